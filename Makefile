@@ -1,0 +1,47 @@
+# Every target sets up .venv by itself; the second time that takes a fraction of a second.
+#   make setup TORCH='torch==2.13.0 --index-url URL'   passes pip's arguments for torch
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test lab lint format notebooks constraints clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup:  ## create or update .venv
+	@$(PYTHON) scripts/setup.py $(if $(TORCH),--torch "$(TORCH)")
+
+reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML report
+	$(BIN)/workbench reproduce --size smoke
+
+test: setup  ## all tests that this machine can run
+	$(BIN)/python -m pytest
+
+lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
+	@mkdir -p notebooks
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 \
+	  --ServerApp.root_dir="$(CURDIR)" --ServerApp.default_url=/lab/tree/notebooks \
+	  --LabApp.news_url= \
+	  --LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate \
+	  $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+
+lint: setup  ## what a review would only repeat: style, spelling, notebooks
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/codespell
+	$(BIN)/python scripts/notebooks.py check
+
+format: setup  ## rewrite the sources in the one style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+notebooks: setup  ## bring each .ipynb up to date with the .py beside it
+	$(BIN)/python scripts/notebooks.py sync
+
+constraints: setup  ## write constraints.txt from what .venv holds
+	$(BIN)/python scripts/constraints.py
+
+clean:  ## remove .venv and caches; results stay
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

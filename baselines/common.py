@@ -1,0 +1,132 @@
+"""What the adapters of other people's systems share: how one of our runs is fed to a library.
+
+A library is compared fairly when nothing but the library differs: the same initial weights, the
+same samples in the same micro-batches, the same decay groups and learning rates, the same clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.model.base import LayeredModel, Whole
+from workbench.model.text import Batches
+from workbench.runs.spec import RunSpec
+
+MANIFEST = "manifest.json"
+KEEP_CHECKPOINTS = 2
+
+
+class MicroBatch(NamedTuple):
+    """A part of a batch, on the device."""
+
+    tokens: Tensor
+    """[B / K, S]"""
+    targets: Tensor
+    """[B / K, S]"""
+    samples: tuple[int, ...]
+    """Global number of each row, the key of its random numbers."""
+
+
+def micro_batches(
+    batches: Batches, spec: RunSpec, step: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """The K equal parts of a step's batch, in order."""
+    samples = batches.samples(step)
+    for start in range(0, spec.batch, spec.microbatch):
+        rows = samples[start : start + spec.microbatch]
+        tokens, targets = batches.rows(rows)
+        yield MicroBatch(tokens.to(device), targets.to(device), rows)
+
+
+def named_units(whole: Whole) -> Iterator[tuple[int, str, nn.Parameter]]:
+    """(unit, local name, parameter) of every parameter once, in the order of the units."""
+    tied = whole.layered.tied()
+    for unit, module in enumerate(whole.units):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if (unit, name) not in tied:
+                yield unit, name, parameter
+
+
+def decay_groups(model: LayeredModel, whole: Whole, weight_decay: float) -> list[dict]:
+    """Parameter groups of an optimizer: those that decay, and those that do not."""
+    decayed, plain = [], []
+    for unit, name, parameter in named_units(whole):
+        (decayed if model.decays(unit, name) else plain).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def cap_device(device: torch.device, budget: int | None) -> None:
+    """Let this process have `budget` bytes of the GPU."""
+    if budget is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+
+
+def now_s(device: torch.device) -> float:
+    """The clock, read when the device has done all that it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@dataclass
+class Progress:
+    """How far a run has come: what a checkpoint remembers besides the library's own state."""
+
+    next_step: int = 0
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+    def done(self, loss: float, seconds: float, grad_norm: float | None, *, skipped: bool) -> None:
+        """Enter a step."""
+        self.losses.append(loss)
+        self.step_seconds.append(seconds)
+        self.grad_norms.append(grad_norm)
+        if skipped:
+            self.skipped.append(self.next_step)
+        self.next_step += 1
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the manifest, the last file of a checkpoint: it says that the others are whole.
+
+        Older checkpoints than the last but one are removed.
+        """
+        partial = checkpoint / "manifest.partial"
+        partial.write_text(json.dumps(asdict(self)) + "\n")
+        os.replace(partial, checkpoint / MANIFEST)
+        for old in sorted(checkpoint.parent.glob("step-*"))[:-KEEP_CHECKPOINTS]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    @classmethod
+    def load(cls, checkpoint: Path) -> Progress:
+        return cls(**json.loads((checkpoint / MANIFEST).read_text()))
+
+
+def new_checkpoint(folder: Path, next_step: int) -> Path:
+    """An empty folder for a checkpoint of the run in `folder`."""
+    path = folder / "checkpoints" / f"step-{next_step:08d}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint of the run in `folder`."""
+    whole = sorted((folder / "checkpoints").glob(f"step-*/{MANIFEST}"))
+    return whole[-1].parent if whole else None

@@ -1,0 +1,40 @@
+"""L2L (Pudipeddi et al., arXiv 2002.05645): one layer on the device at a time.
+
+The published algorithm, not the variant of the STRONGHOLD artifact: the loop over layers is outside
+and the loop over micro-batches inside, so one transfer serves the whole batch; each micro-batch's
+input of a layer is stashed; the backward pass recomputes from it; gradients go to the host as soon as
+a layer's are complete, and the host updates eagerly while the device goes on. With one weight buffer
+a load starts only when the layer before is done: nothing hides it, which is the method's price.
+
+Two deviations, both for exactness: clipping, where asked for, is by the global norm (L2L's server
+clips each layer), which defers the updates to the end of the backward pass; and the stash is on the
+device, L2L's first variant, unless activations are set to ``host``, its constant-memory one.
+"""
+
+from __future__ import annotations
+
+from workbench.methods.evaluate import Budgets, as_plan, evaluate
+from workbench.methods.plan import Plan
+from workbench.methods.program import Layout
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The one layout of L2L: a single weight buffer and a single gradient buffer."""
+    budgets = Budgets.of(spec, profile)
+    head = len(profile.units) - 1
+    layout = Layout(
+        method="l2l",
+        resident=frozenset({0, head}),
+        slots=1,
+        gradient_slots=1,
+        microbatches=spec.microbatches,
+        activations="host" if spec.activations == "host" else "recompute",
+        deferred=spec.clip is not None,
+        optimizer_tier=spec.optimizer_tier,
+        host_workers=spec.host_workers,
+    )
+    settings = {"activations": layout.activations, "deferred_updates": layout.deferred}
+    candidate = evaluate(layout, profile, budgets, settings)
+    return as_plan(candidate, budgets, method="l2l", window=1, resident=0)

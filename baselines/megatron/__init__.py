@@ -1,0 +1,6 @@
+"""Megatron-LM on one device (Shoeybi et al., 2019; Narayanan et al., SC 2021)."""
+
+from baselines.megatron.planner import plan
+from baselines.megatron.run import train
+
+__all__ = ["plan", "train"]

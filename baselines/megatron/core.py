@@ -1,0 +1,228 @@
+"""Train megatron-core's GPTModel on one device, everything resident.
+
+What Megatron-LM does with one GPU (SC'22 artifact: no tensor or pipeline parallelism, every layer
+recomputed), at its best without Transformer Engine: fused attention, fused bias and GELU, and
+torch's fused AdamW, which Megatron itself falls back to. With bf16 the fp32 master weights live
+beside the working weights.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from torch import Tensor
+
+from baselines.common import (
+    Progress,
+    cap_device,
+    latest_checkpoint,
+    micro_batches,
+    new_checkpoint,
+    now_s,
+)
+from baselines.megatron import gpt
+from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.model import make_model
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.threads import use_device_threads
+
+STATE_FILE = "state.pt"
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with megatron-core. Recomputation needs CUDA."""
+    run = Training(spec, report, folder)
+    run.run()
+    return run.outcome()
+
+
+class Training:
+    """One training by megatron-core."""
+
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device = resolve_device(spec.device)
+        use_device_threads(self.device.type)
+        _single_rank(self.device, spec.seed)
+        if self.device.type == "cuda":
+            cap_device(self.device, spec.device_memory)
+        self.ours = make_model(spec.model)
+        self.batches = load_batches(spec, self.ours, folder / "cache")
+        self.model = gpt.build(
+            spec.model,
+            device=self.device,
+            dtype=DTYPES[spec.dtype],
+            recompute=spec.activations == "recompute",
+        )
+        self.optimizer = _MasterAdamW(self.model, self._groups(), spec)
+        self.positions = torch.arange(spec.model.seq, device=self.device)
+        self.progress = Progress()
+
+    def _groups(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Initial weights by megatron-core's names: those that decay, and the others."""
+        decayed: dict[str, Tensor] = {}
+        plain: dict[str, Tensor] = {}
+        weights = gpt.initial_weights(self.ours, self.spec.model.heads, seed=self.spec.seed)
+        for name, value, decays in weights:
+            (decayed if decays else plain)[name] = value.to(self.device)
+        return decayed, plain
+
+    def run(self) -> None:
+        """All steps that are left."""
+        self._resume()
+        spec, progress = self.spec, self.progress
+        for step in range(progress.next_step, spec.steps):
+            begun_s = now_s(self.device)
+            loss = self._gradients(step)
+            norm = self.optimizer.step(spec.learning_rate(step), spec.clip)
+            seconds = now_s(self.device) - begun_s
+            skipped = norm is None
+            progress.done(loss, seconds, norm, skipped=skipped)
+            if skipped:
+                self.report.event("skipped", step=step)
+            self.report.step(step, loss, seconds)
+            if spec.save_every and progress.next_step % spec.save_every == 0:
+                self._save()
+
+    def _gradients(self, step: int) -> float:
+        """Accumulate a step's gradients; returns its mean loss."""
+        total = torch.zeros((), device=self.device)
+        for tokens, targets, _ in micro_batches(self.batches, self.spec, step, self.device):
+            positions = self.positions.expand_as(tokens)
+            loss = self.model(tokens, positions, None, labels=targets).mean()
+            (loss / self.spec.microbatches).backward()
+            total += loss.detach()
+        return float(total) / self.spec.microbatches
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the fp32 weights by our names, in our layout."""
+        masters, heads = self.optimizer.masters, self.spec.model.heads
+        return {
+            self.ours.state_name(unit, name): gpt.our_layout(
+                name, masters[gpt.their_name(self.ours, unit, name)].detach(), heads
+            ).clone()
+            for unit in range(self.ours.num_units)
+            for name in self.ours.shapes(unit)
+        }
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        progress, on_gpu = self.progress, self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
+        return Outcome(
+            losses=progress.losses,
+            step_seconds=progress.step_seconds,
+            peak_bytes={"device": peak, "host": 0, "disk": 0},
+            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
+            parameters=self.ours.parameters_count(),
+            skipped_steps=progress.skipped,
+            grad_norms=progress.grad_norms,
+            engine=f"megatron-core {importlib.metadata.version('megatron-core')}",
+            notes=[
+                "device peak: torch's allocator"
+                if on_gpu
+                else "device peak: not measured on a CPU",
+                "nothing of size is on the host or crosses the link: tokens and losses only",
+            ],
+        )
+
+    def _save(self) -> None:
+        path = new_checkpoint(self.folder, self.progress.next_step)
+        torch.save(self.optimizer.state_dict(), path / STATE_FILE)
+        self.progress.save(path)
+        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+
+    def _resume(self) -> None:
+        path = latest_checkpoint(self.folder) if self.spec.save_every else None
+        if path is not None:
+            self.optimizer.load_state_dict(torch.load(path / STATE_FILE, weights_only=True))
+            self.progress = Progress.load(path)
+            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+
+
+class _MasterAdamW:
+    """AdamW on fp32 weights, global clipping, and working weights of the model's dtype.
+
+    A step with a gradient that is not finite is left out, moments and step number included.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        groups: tuple[dict[str, Tensor], dict[str, Tensor]],
+        spec: RunSpec,
+    ) -> None:
+        """`groups` are the initial fp32 weights by name: those that decay, and the others."""
+        self.working = dict(model.named_parameters())
+        self.masters: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, value in (groups[0] | groups[1]).items():
+                weight = self.working[name]
+                weight.copy_(value)
+                self.masters[name] = weight if weight.dtype == value.dtype else value
+        assert self.masters.keys() == self.working.keys()
+        self.inner = torch.optim.AdamW(
+            [
+                {"params": [self.masters[name] for name in group], "weight_decay": decay}
+                for group, decay in zip(groups, (spec.weight_decay, 0.0), strict=True)
+            ],
+            lr=spec.lr,
+            betas=(spec.beta1, spec.beta2),
+            eps=spec.eps,
+            fused=True,
+        )
+
+    def step(self, lr: float, clip: float | None) -> float | None:
+        """Update and clear the gradients; returns their norm, or None when it is not finite."""
+        for name, master in self.masters.items():
+            weight = self.working[name]
+            if weight is not master:
+                master.grad, weight.grad = weight.grad.float(), None
+        masters = list(self.masters.values())
+        norm = torch.nn.utils.get_total_norm([master.grad for master in masters])
+        finite = bool(norm.isfinite())
+        if finite:
+            if clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(masters, clip, norm)
+            for group in self.inner.param_groups:
+                group["lr"] = lr
+            self.inner.step()
+            self._narrow()
+        self.inner.zero_grad()
+        return float(norm) if finite else None
+
+    def state_dict(self) -> dict:
+        return {"masters": dict(self.masters), "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        with torch.no_grad():
+            for name, value in state["masters"].items():
+                self.masters[name].copy_(value)
+        self.inner.load_state_dict(state["inner"])
+        self._narrow()
+
+    @torch.no_grad()
+    def _narrow(self) -> None:
+        """Working weights from masters."""
+        for name, master in self.masters.items():
+            if self.working[name] is not master:
+                self.working[name].copy_(master)
+
+
+def _single_rank(device: torch.device, seed: int) -> None:
+    """Megatron's process groups, of this process alone: no launcher and no port."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+    if device.type == "cuda":
+        tensor_parallel.model_parallel_cuda_manual_seed(seed)

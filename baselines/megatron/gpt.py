@@ -1,0 +1,144 @@
+"""Our GPT as megatron-core's GPTModel: its configuration, and our initial weights under its names.
+
+Megatron-LM and this project build the same GPT (Narayanan et al., SC 2021), so each of our
+parameters has one of theirs. Only the rows of the QKV matrix are in another order: ours are all of
+Q, then K, then V, theirs are Q, K and V of head 0, then of head 1, and so on. With dropout off the
+losses are equal but for rounding.
+
+The transformer layer is megatron-core's own in plain torch modules (its "local" specification, for
+there is no need of Transformer Engine or Apex), with torch's fused attention set at its extension
+point for the core attention: the shipped one writes out all S x S scores and needs CUDA even to
+start.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.model.base import LayeredModel
+from workbench.model.gpt import INIT_STD, NORM_EPS
+from workbench.model.spec import ModelSpec
+
+BLOCK_NAMES = {
+    "ln_1": "input_layernorm",
+    "attn.c_attn": "self_attention.linear_qkv",
+    "attn.c_proj": "self_attention.linear_proj",
+    "ln_2": "pre_mlp_layernorm",
+    "mlp.c_fc": "mlp.linear_fc1",
+    "mlp.c_proj": "mlp.linear_fc2",
+}
+"""Modules of our block -> of a megatron-core layer."""
+OUTER_NAMES = {
+    "wte": "embedding.word_embeddings",
+    "wpe": "embedding.position_embeddings",
+    "ln_f": "decoder.final_layernorm",
+    "lm_head": "output_layer",
+}
+"""Modules of our embedding and head -> of GPTModel."""
+
+
+class FusedAttention(nn.Module):
+    """Causal core attention by torch's fused kernel.
+
+    q, k, v [S, B, heads, d] -> [S, B, heads * d].
+    """
+
+    def __init__(self, config: TransformerConfig, *_: object, **__: object) -> None:
+        super().__init__()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.permute(2, 0, 1, 3).flatten(2)
+
+
+def build(
+    spec: ModelSpec, *, device: torch.device, dtype: torch.dtype, recompute: bool
+) -> GPTModel:
+    """megatron-core's GPT of the spec's sizes; its weights are yet to be set.
+
+    `recompute` is its own full recomputation of every layer, which needs CUDA.
+    """
+    on_gpu = device.type == "cuda"
+    config = TransformerConfig(
+        num_layers=spec.layers,
+        hidden_size=spec.hidden,
+        num_attention_heads=spec.heads,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        layernorm_epsilon=NORM_EPS,
+        init_method_std=INIT_STD,
+        # The fused bias and GELU computes the tanh form; without it that form must be asked for.
+        activation_func=F.gelu if on_gpu else partial(F.gelu, approximate="tanh"),
+        bias_activation_fusion=on_gpu,
+        bias_dropout_fusion=on_gpu,
+        # These need Apex or Transformer Engine.
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+    )
+    model = GPTModel(
+        config,
+        _layer(),
+        vocab_size=spec.vocab,
+        max_sequence_length=spec.seq,
+        share_embeddings_and_output_weights=spec.tied,
+    )
+    return model.to(device, dtype)
+
+
+def initial_weights(
+    ours: LayeredModel, heads: int, *, seed: int
+) -> Iterator[tuple[str, Tensor, bool]]:
+    """(megatron-core's name, fp32 value on the CPU, whether it decays) of every initial weight."""
+    for unit in range(ours.num_units):
+        module = ours.build(unit, seed=seed)
+        for name, parameter in module.named_parameters():
+            if (unit, name) not in ours.tied():
+                value = their_layout(name, parameter.detach(), heads)
+                yield their_name(ours, unit, name), value, ours.decays(unit, name)
+
+
+def their_name(ours: LayeredModel, unit: int, name: str) -> str:
+    """megatron-core's name of a parameter of a unit."""
+    module, _, leaf = name.rpartition(".")
+    if 0 < unit < ours.head:
+        return f"decoder.layers.{unit - 1}.{BLOCK_NAMES[module]}.{leaf}"
+    return f"{OUTER_NAMES[module]}.{leaf}"
+
+
+def their_layout(name: str, parameter: Tensor, heads: int) -> Tensor:
+    """A parameter of ours as megatron-core has it: rows of QKV [3, heads, d] -> [heads, 3, d]."""
+    if not name.startswith("attn.c_attn."):
+        return parameter
+    return parameter.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def our_layout(name: str, parameter: Tensor, heads: int) -> Tensor:
+    """Inverse of `their_layout`."""
+    if not name.startswith("attn.c_attn."):
+        return parameter
+    return parameter.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _layer() -> ModuleSpec:
+    layer = copy.deepcopy(get_gpt_layer_local_spec())
+    layer.submodules.self_attention.submodules.core_attention = FusedAttention
+    return layer

@@ -1,0 +1,294 @@
+"""DeepSpeed's ZeRO on one device: how a run of ours is trained by the real library.
+
+Both adapters, ZeRO-Offload (Ren et al., USENIX ATC 2021) and ZeRO-Infinity (Rajbhandari et al., SC
+2021), are this file under two configurations. It runs in the worker's process without a launcher:
+one rank, a process group that needs no port, DeepSpeed's accelerator set for this process.
+
+What DeepSpeed is given is what every method gets (`common`): initial weights of the same seed,
+batches, micro-batches, decay groups, and before every step the learning rate of the spec. With bf16
+its fp32 master weights are set to the fp32 initial weights, which DeepSpeed alone would take from
+the rounded ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baselines import deepspeed_ops
+from baselines.common import (
+    Progress,
+    cap_device,
+    decay_groups,
+    latest_checkpoint,
+    micro_batches,
+    named_units,
+    new_checkpoint,
+    now_s,
+)
+from baselines.zero_memory import Account, tell_deepspeed_the_cap
+from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.model import make_model
+from workbench.model.base import LayeredModel, Whole, set_parameter
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.threads import use_device_threads
+from workbench.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """What tells the two methods apart."""
+
+    label: str
+    settings: Callable[[RunSpec, int], dict[str, Any]]
+    """DeepSpeed's configuration from the spec and the elements of one block."""
+    sharded: bool = False
+    """Whether parameters are born where they are offloaded to (ZeRO-3)."""
+    scratch: Path | None = None
+    """Folder for what goes to the disk."""
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Outcome:
+    """Train with DeepSpeed under the adapter's configuration.
+
+    Raises ValueError for what DeepSpeed does not offer, OutOfMemory when a budget was passed.
+    """
+    with training(spec, report, folder, adapter) as run:
+        run.run()
+        return run.outcome()
+
+
+@contextmanager
+def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Iterator[Training]:
+    """A run ready to start; what it put on the disk is removed at the end, however it ends.
+
+    DeepSpeed itself is left standing: tearing it down has been seen to abort the process, and the
+    process is the worker's, which ends anyway once its record is written.
+    """
+    _refuse(spec, adapter)
+    device = resolve_device(spec.device)
+    use_device_threads(device.type)
+    _operators(report, device, adapter)
+    _single_rank(device)
+    if adapter.scratch is not None:
+        shutil.rmtree(adapter.scratch, ignore_errors=True)
+        adapter.scratch.mkdir(parents=True)
+    try:
+        yield Training(spec, report, folder, adapter, device)
+    finally:
+        if adapter.scratch is not None:
+            shutil.rmtree(adapter.scratch, ignore_errors=True)
+
+
+def base_config(spec: RunSpec) -> dict[str, Any]:
+    """The part of DeepSpeed's configuration that is the experiment's and not the method's."""
+    return {
+        "train_batch_size": spec.batch,
+        "train_micro_batch_size_per_gpu": spec.microbatch,
+        "gradient_accumulation_steps": spec.microbatches,
+        "gradient_clipping": spec.clip or 0.0,
+        "bf16": {"enabled": spec.dtype == "bf16"},
+        "optimizer": {
+            "type": "AdamW",  # with an offloaded optimizer this is DeepSpeedCPUAdam
+            "params": {
+                "lr": spec.lr,
+                "betas": (spec.beta1, spec.beta2),
+                "eps": spec.eps,
+                "weight_decay": spec.weight_decay,
+            },
+        },
+    }
+
+
+class Training:
+    """One training by DeepSpeed."""
+
+    def __init__(
+        self, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter, device: torch.device
+    ) -> None:
+        import deepspeed
+
+        self.spec, self.report, self.folder = spec, report, folder
+        self.adapter, self.device = adapter, device
+        self.model = make_model(spec.model)
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        if device.type == "cuda":
+            cap_device(device, spec.device_memory)
+            tell_deepspeed_the_cap(device, spec.device_memory)
+        config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
+        report.phase(f"starting DeepSpeed {deepspeed.__version__}")
+        self.whole = _build(self.model, spec, config if adapter.sharded else None)
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=self.whole,
+            model_parameters=decay_groups(self.model, self.whole, spec.weight_decay),
+            config=config,
+        )
+        if spec.dtype != "fp32":
+            _set_masters(self.model, self.whole, spec.seed)
+        self.account = Account(
+            spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
+        )
+        self.progress = Progress()
+
+    def run(self) -> None:
+        """All steps that are left."""
+        self._resume()
+        spec, progress = self.spec, self.progress
+        for step in range(progress.next_step, spec.steps):
+            begun_s = now_s(self.device)
+            with self.account.watching(step):
+                loss = self._step(step)
+            seconds = now_s(self.device) - begun_s
+            skipped, norm = self.optimizer.overflow, self.engine.get_global_grad_norm()
+            progress.done(loss, seconds, None if norm is None else float(norm), skipped=skipped)
+            if skipped:
+                self.report.event("skipped", step=step)
+            self.report.step(step, loss, seconds)
+            self.account.close_step(step)
+            if spec.save_every and progress.next_step % spec.save_every == 0:
+                self._save()
+
+    def _step(self, step: int) -> float:
+        """One optimizer step; returns its mean loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.spec.learning_rate(step)
+        total = torch.zeros((), device=self.device)
+        for tokens, targets, samples in micro_batches(self.batches, self.spec, step, self.device):
+            loss = self.engine(tokens, targets, step=step, samples=samples)
+            self.engine.backward(loss)
+            self.engine.step()
+            total += loss.detach()
+        return float(total) / self.spec.microbatches
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the fp32 weights by their names in the whole model."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {
+            self.model.state_name(unit, name): safe_get_full_fp32_param(parameter).clone()
+            for unit, name, parameter in named_units(self.whole)
+        }
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        import deepspeed
+
+        progress, rss = self.progress, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Outcome(
+            losses=progress.losses,
+            step_seconds=progress.step_seconds,
+            peak_bytes=self.account.peak_bytes,
+            moved_bytes=self.account.moved_bytes,
+            parameters=self.model.parameters_count(),
+            skipped_steps=progress.skipped,
+            grad_norms=progress.grad_norms,
+            engine=f"deepspeed {deepspeed.__version__}",
+            notes=[
+                *self.account.notes,
+                f"the process's resident memory peaked at {format_bytes(rss)}, libraries included",
+            ],
+        )
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """DeepSpeed's own checkpoint, with our manifest."""
+        path = new_checkpoint(self.folder, self.progress.next_step)
+        self.engine.save_checkpoint(str(path.parent), tag=path.name)
+        self.progress.save(path)
+        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+
+    def _resume(self) -> None:
+        """Continue from the newest whole checkpoint of the run's folder."""
+        path = latest_checkpoint(self.folder) if self.spec.save_every else None
+        if path is not None:
+            self.engine.load_checkpoint(str(path.parent), tag=path.name)
+            self.progress = Progress.load(path)
+            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+
+
+def _refuse(spec: RunSpec, adapter: Adapter) -> None:
+    if spec.activations == "host":
+        raise ValueError(
+            f"{adapter.label} keeps or recomputes activations; activations cannot be 'host', "
+            "use 'recompute' or 'keep'"
+        )
+    if spec.save_every and adapter.scratch is not None:
+        raise ValueError(
+            f"{adapter.label} cannot save checkpoints while optimizer states are on the disk "
+            f"(DeepSpeed refuses the second one); save_every is {spec.save_every}, use 0, or "
+            "optimizer_tier 'host'"
+        )
+
+
+def _operators(report: Reporter, device: torch.device, adapter: Adapter) -> None:
+    """DeepSpeed's native operators: built before the clock starts, and said so."""
+    disk = adapter.scratch is not None
+    wanted = deepspeed_ops.required(disk=disk, device=device.type)
+    absent = deepspeed_ops.missing(wanted, device.type)
+    if absent:
+        report.phase(f"building DeepSpeed operators: {', '.join(absent)}")
+        failed = deepspeed_ops.build(absent, echo=report.phase, device=device.type)
+        if failed:
+            why = deepspeed_ops.why_not(failed[0]) or "see build.log beside it"
+            raise ValueError(f"{adapter.label} needs DeepSpeed's operator {failed[0]}: {why}")
+    deepspeed_ops.activate(device.type)
+
+
+def _single_rank(device: torch.device) -> None:
+    """A process group of this process alone, in memory: no launcher and no port."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    from deepspeed.utils.logging import logger
+
+    logger.setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def _build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:
+    """The whole model with everyone's initial weights.
+
+    With a ZeRO-3 configuration each unit moves to where it is offloaded as soon as it is made, so a
+    model is never in memory twice.
+    """
+    dtype, checkpoint = DTYPES[spec.dtype], spec.activations == "recompute"
+    if shard_by is None:
+        return model.whole(seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
+    import deepspeed
+
+    units: list[torch.nn.Module] = []
+    for unit in range(model.num_units):
+        module = model.build(unit, seed=spec.seed, dtype=dtype)
+        for (tied, name), (owner, owner_name) in model.tied().items():
+            if tied == unit:
+                set_parameter(module, name, units[owner].get_parameter(owner_name))
+        deepspeed.zero.Init(module=module, config_dict_or_path=shard_by, dtype=dtype)
+        units.append(module)
+    return Whole(model, units, seed=spec.seed, checkpoint=checkpoint)
+
+
+def _set_masters(model: LayeredModel, whole: Whole, seed: int) -> None:
+    """Give the fp32 master weights the digits that bf16 had no room for."""
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    built, exact = None, None
+    for unit, name, parameter in named_units(whole):
+        if unit != built:
+            built, exact = unit, model.build(unit, seed=seed)
+        safe_set_full_fp32_param(parameter, exact.get_parameter(name).detach())

@@ -1,0 +1,6 @@
+"""ZeRO-Infinity by DeepSpeed (Rajbhandari et al., SC 2021)."""
+
+from baselines.zero_infinity.planner import plan
+from baselines.zero_infinity.run import train
+
+__all__ = ["plan", "train"]

@@ -1,0 +1,102 @@
+"""ZeRO-Infinity: weights, gradients and optimizer states on the host (or states on the disk).
+
+Rajbhandari et al., SC 2021, section 5 (infinity offload engine) and 6.1 (prefetching, overlap). See
+README.md for the settings and why. Imports neither torch nor DeepSpeed until a run starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from baselines.zero import Adapter
+
+LABEL = "ZeRO-Infinity"
+BUCKET_ELEMENTS = 50_000_000
+"""Prefetched, reduced and updated at once: one layer of hidden size 2048 (the published runs: 5e7,
+9e7 and 1e8; smaller takes less memory and gives the disk tier more to overlap)."""
+LIVE_ELEMENTS = 1_000_000_000
+"""Fetched parameters that may stay on the device, as in the published runs."""
+LIVE_SHARE = 4
+"""They take at most one part in four of the device budget."""
+STATES = 4
+"""Master weights, gradients and two moments: what the disk tier stages of a tile."""
+
+
+def settings(spec: RunSpec, block_elements: int, scratch: Path | None = None) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters.
+
+    With `scratch` the optimizer states go to the disk, into that folder.
+    """
+    bucket = min(BUCKET_ELEMENTS, block_elements)
+    live = live_elements(spec, block_elements)
+    zero: dict[str, Any] = {
+        "stage": 3,
+        "offload_param": {"device": "cpu", "pin_memory": True},
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_param_persistence_threshold": persistent_elements(spec),
+        "sub_group_size": bucket,
+    }
+    if scratch is None:
+        return {"zero_optimization": zero}
+    zero["offload_optimizer"] |= {
+        "device": "nvme",
+        "nvme_path": str(scratch),
+        "pipeline_read": True,
+        "pipeline_write": True,
+        # The tile being updated, the one being read and the one being written.
+        "buffer_count": 3 * STATES,
+    }
+    aio = {
+        "block_size": 1 << 20,
+        "queue_depth": 32,
+        "intra_op_parallelism": 1,
+        "single_submit": False,
+        "overlap_events": True,
+    }
+    return {"zero_optimization": zero, "aio": aio}
+
+
+def live_elements(spec: RunSpec, block_elements: int) -> int:
+    """Bound on fetched parameters: the published one, or less where the device budget is small."""
+    if spec.device_memory is None:
+        return LIVE_ELEMENTS
+    weight_bytes = 4 if spec.dtype == "fp32" else 2
+    affordable = spec.device_memory // (LIVE_SHARE * weight_bytes)
+    return min(LIVE_ELEMENTS, max(block_elements, affordable))
+
+
+def persistent_elements(spec: RunSpec) -> int:
+    """Smaller parameters stay on the device: norms and biases do, matrices never, at any width."""
+    return 4 * spec.model.hidden + 1
+
+
+def adapter(spec: RunSpec, folder: Path) -> Adapter:
+    """How DeepSpeed runs this spec."""
+    from baselines.zero import Adapter
+
+    scratch = folder / "zero-infinity-scratch" if spec.optimizer_tier == "disk" else None
+    return Adapter(
+        label=LABEL,
+        settings=lambda spec, elements: settings(spec, elements, scratch),
+        sharded=True,
+        scratch=scratch,
+    )
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with DeepSpeed; the states on the disk, if any, are gone when it returns or raises."""
+    from baselines.zero import train as train_zero
+
+    return train_zero(spec, report, folder, adapter(spec, folder))

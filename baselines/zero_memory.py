@@ -1,0 +1,190 @@
+"""What a DeepSpeed run has on each tier and moves between them, and the budgets it must keep.
+
+On a GPU: the device tier is what torch's allocator had, capped for the process; the host tier is
+what DeepSpeed's optimizer owns in CPU memory. On a CPU alone the tiers are told apart by ownership
+(`ledger`): what DeepSpeed's offloaded optimizer owns is the host's, everything else is the
+device's. Two things need help there. DeepSpeed's fetch of a ZeRO-3 parameter is a copy on a GPU but
+an alias on a CPU, so its memory and its transfer are entered by the size of the parameter. And
+nothing stops an allocation on the spot, so budgets are enforced when a step's books are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baselines.ledger import Ledger, bytes_of, tensors_in
+from workbench.model.base import Whole
+from workbench.runs.spec import RunSpec
+from workbench.runtime.tiers import OutOfMemory
+from workbench.units import format_bytes
+
+HOST_STATE = (
+    # ZeRO-2: masters with their gradients, staging of weights, of gradients, accumulated gradients
+    "single_partition_of_fp32_groups",
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "temp_grad_buffer_for_cpu_offload",
+    "accumulated_grads_in_cpu",
+    # ZeRO-3: masters with their gradients, offloaded weights, gradients, buffers of the disk tier
+    "fp32_partitioned_groups_flat",
+    "param_groups_fp16_flat_cpu_memory",
+    "grad_partitions_flat_buffer",
+    "optimizer_swapper",
+)
+"""Where DeepSpeed's ZeRO optimizers keep what is offloaded; the inner optimizer has the moments."""
+DISK_BUFFERS = ("deepspeed.runtime.swap_tensor",)
+COUNTED_STEP = 1
+"""On a GPU copies are counted in one step only, the second, since counting costs a little time."""
+
+
+class Account:
+    """Peaks and traffic of one run, and its budgets."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        optimizer: Any,
+        whole: Whole,
+        device: torch.device,
+        *,
+        label: str,
+        scratch: Path | None,
+    ) -> None:
+        """`optimizer` is DeepSpeed's wrapper around the inner one.
+
+        Raises OutOfMemory if what is there before the first step is too much already.
+        """
+        self.spec, self.label = spec, label
+        self._optimizer, self._device, self._scratch = optimizer, device, scratch
+        self._emulated = device.type == "cpu"
+        self._counted = min(COUNTED_STEP, spec.steps - 1)
+        self._ledger = Ledger()
+        self.peak_bytes: dict[str, int | None] = {"device": 0, "host": 0, "disk": 0}
+        self.moved_bytes: dict[str, int | None] = dict.fromkeys(("load", "store", "read", "write"))
+        if scratch is None:
+            self.moved_bytes |= {"read": 0, "write": 0}
+        if self._emulated:
+            if hasattr(next(whole.parameters()), "ds_id"):
+                _observe_fetches(whole, self._ledger)
+            everything = tensors_in(vars(optimizer), inside=("deepspeed.runtime",))
+            self._ledger.adopt([*everything, *tensors_in(list(whole.parameters()))])
+        self.close_step(None)
+
+    @contextmanager
+    def watching(self, step: int) -> Iterator[None]:
+        """Around the work of a step."""
+        io = _storage_io() if self._scratch is not None else None
+        if self._emulated or step == self._counted:
+            with self._ledger:
+                yield
+        else:
+            yield
+        if io is not None and step >= self._counted:
+            now = _storage_io()
+            self.moved_bytes |= {way: now[way] - io[way] for way in io}
+
+    def close_step(self, step: int | None) -> None:
+        """Enter a step that is done (None: the start); raises OutOfMemory if it passed a budget."""
+        host = [tensor for tensor in self._host_tensors() if tensor.device.type == "cpu"]
+        books = self._ledger.close_step(host if self._emulated else None)
+        if step is not None and step >= self._counted and (self._emulated or step == self._counted):
+            self.moved_bytes |= {"load": books.load_bytes, "store": books.store_bytes}
+        if self._emulated:
+            self._enter("device", books.device_peak_bytes, books.device_bytes)
+        else:
+            self._enter("device", torch.cuda.max_memory_allocated(self._device))
+        self._enter("host", bytes_of(host))
+        if self._scratch is not None:
+            files = [path for path in self._scratch.rglob("*") if path.is_file()]
+            self._enter("disk", sum(path.stat().st_size for path in files))
+
+    @property
+    def notes(self) -> list[str]:
+        """How the figures were obtained."""
+        told = [
+            "host peak: tensors that DeepSpeed's offloaded optimizer owns, at the end of any step"
+        ]
+        if self._emulated:
+            told += [
+                "device peak: storages alive in a step that the offloaded optimizer does not own, "
+                "held against the budget after the step",
+                "weights that ZeRO-3 fetches are aliases on a CPU, counted as the copies of a GPU; "
+                "its gradients, which go back and forth on a GPU, are counted as they moved here",
+            ]
+        else:
+            reserved = format_bytes(torch.cuda.max_memory_reserved(self._device))
+            told.append(f"device peak: torch's allocator, which had reserved {reserved}")
+        if self._scratch is not None:
+            told.append("bytes read and written: the kernel's account of this process's storage")
+        return told
+
+    def _enter(self, tier: str, nbytes: int, before: int = 0) -> None:
+        """A tier had `nbytes` in use, `before` of them when the step began."""
+        self.peak_bytes[tier] = max(self.peak_bytes[tier], nbytes)
+        budget = getattr(self.spec, f"{tier}_memory")
+        if budget is not None and nbytes > budget:
+            raise OutOfMemory(
+                tier=tier,
+                what=f"training by {self.label}",
+                asked=nbytes - before,
+                in_use=before,
+                budget=budget,
+            )
+
+    def _host_tensors(self) -> list[Tensor]:
+        optimizer = self._optimizer
+        owned = [getattr(optimizer, name, None) for name in HOST_STATE]
+        return list(tensors_in(*owned, optimizer.optimizer.state, inside=DISK_BUFFERS))
+
+
+def tell_deepspeed_the_cap(device: torch.device, budget: int | None) -> None:
+    """DeepSpeed flattens the weights on the GPU if twice their size is free there by the driver's
+    word, which knows no cap of the process; without this a model that fits would fail."""
+    if budget is not None:
+        from deepspeed.accelerator import get_accelerator
+
+        free = get_accelerator().available_memory
+        get_accelerator().available_memory = lambda index=None: min(
+            free(index), budget - torch.cuda.memory_allocated(device)
+        )
+
+
+def _observe_fetches(whole: Whole, ledger: Ledger) -> None:
+    """Enter the fetches and releases of ZeRO-3 parameters in the ledger, as they happen."""
+    parameters = list(whole.parameters())
+    ledger.alias(_fetched_bytes(parameters), loaded=False)
+    for parameter in parameters:
+        for name in ("all_gather", "all_gather_coalesced", "partition"):
+            method = getattr(parameter, name)
+            setattr(parameter, name, partial(_observed, ledger, parameter, method))
+
+
+def _observed(ledger: Ledger, owner: Tensor, method: Callable, *args: Any, **kwargs: Any) -> Any:
+    params = args[0] if args else kwargs.get("param_list")
+    params = [owner] if params is None else params
+    before = _fetched_bytes(params)
+    result = method(*args, **kwargs)
+    change = _fetched_bytes(params) - before
+    ledger.alias(change, loaded=change > 0)
+    return result
+
+
+def _fetched_bytes(parameters: Iterable[Tensor]) -> int:
+    """Bytes of those parameters that are on the device, or on their way to it."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    away = ZeroParamStatus.NOT_AVAILABLE
+    return sum(p.ds_numel * p.element_size() for p in parameters if p.ds_status != away)
+
+
+def _storage_io() -> dict[str, int]:
+    """Bytes this process has read from and written to storage, by the kernel's account (Linux)."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    counts = dict(line.split(": ") for line in lines)
+    return {"read": int(counts["read_bytes"]), "write": int(counts["write_bytes"])}

@@ -1,0 +1,57 @@
+"""ZeRO-Offload: weights on the device, gradients to the host as they come, DeepSpeedCPUAdam there.
+
+Ren et al., USENIX ATC 2021, section 4 (offload strategy) and 5 (optimized CPU execution). See
+README.md for the settings and why. Imports neither torch nor DeepSpeed until a run starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from baselines.zero import Adapter
+
+LABEL = "ZeRO-Offload"
+BUCKET_ELEMENTS = 50_000_000
+"""Of the published runs (SC'22 artifact): one layer of hidden size 2048."""
+
+
+def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters."""
+    bucket = min(BUCKET_ELEMENTS, block_elements)
+    bucket += bucket % 2  # NCCL's alignment
+    return {
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        }
+    }
+
+
+def adapter(spec: RunSpec, folder: Path) -> Adapter:
+    """How DeepSpeed runs this spec; raises ValueError for what ZeRO-Offload does not have."""
+    if spec.optimizer_tier == "disk":
+        raise ValueError(
+            f"{LABEL} has no disk tier: optimizer_tier is 'disk', use 'host', or zero-infinity"
+        )
+    from baselines.zero import Adapter
+
+    return Adapter(label=LABEL, settings=settings)
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with DeepSpeed."""
+    chosen = adapter(spec, folder)
+    from baselines.zero import train as train_zero
+
+    return train_zero(spec, report, folder, chosen)

@@ -1,0 +1,290 @@
+"""What DeepSpeed's ZeRO does in one step on one device, as a schedule, and what it keeps where.
+
+ZeRO-Offload (Ren et al., USENIX ATC 2021) and ZeRO-Infinity (Rajbhandari et al., SC 2021) differ in
+where the weights are. Of both:
+
+* gradients leave for the host as the backward pass makes them;
+* with clipping on, the host optimizer starts when the last gradient is there and the norm is known,
+  and nothing else runs meanwhile: its whole time is exposed (in every release, 0.19 included);
+* then ZeRO-Offload copies all weights back, before the next forward pass. ZeRO-Infinity copies
+  nothing: each unit's weights are fetched when the forward and the backward pass come to it.
+
+The library trains by itself, so this schedule is simulated and never executed. What belongs to a
+release rather than to ZeRO (does a fetch run beside compute, how fast is its Adam, what does its
+allocator hold on to) stands in a `Release`: `releases.json` for today's, the constants of a published
+machine for what its paper ran.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from workbench.methods.evaluate import Budgets
+from workbench.methods.outside import plan_of
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+from workbench.schedule import buffers as name
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
+from workbench.schedule.action import format_name as act
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer, Schedule
+
+F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
+L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
+STATE_BYTES = 12
+"""fp32 masters and two moments: what the optimizer owns of a parameter, whatever the weights are."""
+GRADIENT_BYTES = 4
+"""fp32 gradient on the host."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """What is known of one release of the library, and not of ZeRO."""
+
+    name: str
+    adam_params_per_s: float | None = None
+    """Rate of its host optimizer step; None where it is known relative to ours only."""
+    adam_share: float = 1.0
+    """The same as a share of the machine's fused one-pass AdamW."""
+    overlap_loads: bool = True
+    """Whether the next unit's weights are fetched beside compute."""
+    overlap_gradients: bool = True
+    """Whether gradients leave beside compute."""
+    device_fixed_bytes: int = 0
+    """Buckets and buffers on the device, whatever the model."""
+    held_weight_copies: float = 0.0
+    """Copies of the weights that the allocator of the device still holds from the start."""
+    host_weight_copies: float = 1.0
+    """Copies of the working weights in host memory, staging included."""
+    host_factor: float = 1.0
+    """Host memory used over what the formula counts."""
+
+    @classmethod
+    def current(cls, method: str) -> Release:
+        """Today's release under one of our method names."""
+        return cls(**{key: constant["value"] for key, constant in _current()[method].items()})
+
+
+@cache
+def _current() -> dict:
+    return json.loads((Path(__file__).resolve().parent / "releases.json").read_text())
+
+
+def plan(spec: RunSpec, profile: Profile, release: Release, *, offload_weights: bool) -> Plan:
+    """The plan of one ZeRO system: ZeRO-Infinity when the weights are offloaded too."""
+    profile = _with_its_optimizer(profile, release)
+    if profile.hardware.device == "cpu":  # without streams nothing runs beside compute
+        release = replace(release, overlap_loads=False, overlap_gradients=False)
+    builder = _Builder(spec, profile, release, offload_weights)
+    weights = sum(unit.parameters for unit in profile.units) * profile.weight_bytes
+    return plan_of(
+        builder.schedule(),
+        profile,
+        Budgets.of(spec, profile),
+        method=spec.method,
+        held_device_bytes=round(release.held_weight_copies * weights),
+        settings={"release": release.name},
+        notes=(f"predicted from what is known of {release.name}; the library plans for itself",),
+    )
+
+
+def _with_its_optimizer(profile: Profile, release: Release) -> Profile:
+    hardware = profile.hardware
+    rate = release.adam_params_per_s or release.adam_share * hardware.host_adam_params_per_s
+    return replace(profile, hardware=replace(hardware, host_adam_params_per_s=rate))
+
+
+class _Builder:
+    """Collects one step's actions and buffers."""
+
+    def __init__(
+        self, spec: RunSpec, profile: Profile, release: Release, offload_weights: bool
+    ) -> None:
+        self.spec, self.profile, self.release = spec, profile, release
+        self.fetched = offload_weights
+        self.on_disk = spec.optimizer_tier == DISK
+        self.head = len(profile.units) - 1
+        self.units = range(len(profile.units))
+        self.micros = range(spec.microbatches)
+        self.parameters = sum(unit.parameters for unit in profile.units)
+        self.actions: list[Action] = []
+        self.buffers: dict[str, Buffer] = {}
+
+    def schedule(self) -> Schedule:
+        self._permanent()
+        if not self.fetched:
+            self._weights_back()
+        for micro in self.micros:
+            for unit in self.units:
+                self._forward(unit, micro)
+            for unit in reversed(self.units):
+                self._backward(unit, micro)
+        self._optimizer()
+        return Schedule(
+            name=self.spec.method,
+            num_units=len(self.units),
+            num_microbatches=len(self.micros),
+            actions=tuple(self.actions),
+            buffers=self.buffers,
+        )
+
+    # -- what is there all the time -------------------------------------------------------------
+
+    def _permanent(self) -> None:
+        release, weights = self.release, self.parameters * self.profile.weight_bytes
+        self._buffer("library", DEVICE, release.device_fixed_bytes, permanent=True)
+        on_host = GRADIENT_BYTES + (0 if self.on_disk else STATE_BYTES)
+        counted = on_host * self.parameters + release.host_weight_copies * weights
+        self._buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
+        if self.on_disk:
+            self._buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)
+            largest = max(unit.parameters for unit in self.profile.units)
+            self._buffer("swap", HOST_TIER, 2 * STATE_BYTES * largest, permanent=True)
+
+    def _weights_back(self) -> None:
+        """ZeRO-Offload: the weights of the last step's update, each to its place, all at once."""
+        for unit in self.units:
+            nbytes = self._weight_bytes(unit)
+            label = self._buffer(name.weights(unit), DEVICE, nbytes, slot=f"weights {unit}")
+            after = [act(U, self.head, step=-1)]
+            self._add(L, unit, H2D, after=after, nbytes=nbytes, takes=[label])
+
+    # -- forward and backward -------------------------------------------------------------------
+
+    def _forward(self, unit: int, micro: int) -> None:
+        cost = self.profile.units[unit]
+        takes, frees = [self._scratch(F, unit, micro, cost.forward_scratch_bytes)], []
+        after = [act(F, unit - 1, micro)] if unit else [self._begin(micro)]
+        if self.fetched:
+            behind = (
+                act(F, unit - 2, micro) if self.release.overlap_loads and unit > 1 else after[0]
+            )
+            after.append(self._fetch(unit, micro, turn=0, behind=behind))
+            if unit < self.head:
+                frees.append(self._weights(unit, micro, 0))
+        if unit < self.head:
+            takes.append(self._buffer(name.activation(unit + 1, micro), DEVICE, cost.output_bytes))
+        if unit == self.head or self._keeps(unit):
+            takes.append(self._buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
+        uses = [self._weights(unit, micro, 0)]
+        self._add(F, unit, COMPUTE, micro, after=after, takes=takes, uses=uses, frees=frees)
+
+    def _backward(self, unit: int, micro: int) -> None:
+        cost = self.profile.units[unit]
+        takes, frees, after = [self._scratch(B, unit, micro, cost.backward_scratch_bytes)], [], []
+        if unit < self.head:
+            after.append(act(B, unit + 1, micro))
+            frees.append(name.output_gradient(unit, micro))
+            behind = unit + (2 if self.release.overlap_gradients else 1)  # two buckets, or one
+            if behind <= self.head:
+                after.append(act(G, behind, micro))
+        if self.fetched and unit < self.head:
+            early = self.release.overlap_loads and unit + 2 <= self.head
+            behind = act(B, unit + 2, micro) if early else after[-1]
+            after.append(self._fetch(unit, micro, turn=1, behind=behind))
+        weights = self._weights(unit, micro, 0 if unit == self.head else 1)
+        if unit == self.head or self._keeps(unit):
+            after.append(act(F, unit, micro))
+            frees.append(name.kept(unit, micro))
+        elif cost.kept_bytes:
+            kept = self._buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
+            scratch = self._scratch(R, unit, micro, cost.recompute_scratch_bytes)
+            self._add(R, unit, COMPUTE, micro, after=after, takes=[kept, scratch], uses=[weights])
+            after = [act(R, unit, micro)]
+            frees.append(kept)
+        if unit:
+            frees.append(name.activation(unit, micro))
+            label = name.output_gradient(unit - 1, micro)
+            takes.append(self._buffer(label, DEVICE, cost.input_bytes))
+        if self.fetched or micro == self.micros[-1]:
+            frees.append(weights)
+        gradients = f"{name.gradients(unit)}.{micro}"
+        takes.append(self._buffer(gradients, DEVICE, self._weight_bytes(unit)))
+        self._add(B, unit, COMPUTE, micro, after=after, takes=takes, uses=[weights], frees=frees)
+        after, nbytes = [act(B, unit, micro)], self._weight_bytes(unit)
+        self._add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=[gradients])
+
+    def _fetch(self, unit: int, micro: int, *, turn: int, behind: str) -> str:
+        """A unit's weights to the device, once `behind` is done; a tied head brings its matrix."""
+        nbytes = self._weight_bytes(unit)
+        if unit == self.head and self.spec.model.tied:
+            model = self.spec.model
+            nbytes += model.vocab * model.hidden * self.profile.weight_bytes
+        label = self._buffer(self._weights(unit, micro, turn), DEVICE, nbytes)
+        self._add(L, unit, H2D, micro, turn=turn, after=[behind], nbytes=nbytes, takes=[label])
+        return act(L, unit, micro, turn=turn)
+
+    # -- optimizer ------------------------------------------------------------------------------
+
+    def _optimizer(self) -> None:
+        last = self.micros[-1]
+        self._add(Kind.NORM, 0, HOST, after=[act(G, 0, last), act(B, 0, last)])
+        for unit in self.units:
+            after = [act(Kind.NORM, 0)]
+            if self.on_disk:
+                nbytes = STATE_BYTES * self.profile.units[unit].parameters
+                behind = act(Kind.SPILL, unit - 1) if unit else act(Kind.NORM, 0)
+                self._add(Kind.READ, unit, DISK_IN, after=[behind], nbytes=nbytes)
+                after.append(act(Kind.READ, unit))
+            self._add(U, unit, HOST, after=after)
+            if self.on_disk:
+                self._add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
+
+    def _begin(self, micro: int) -> str:
+        """What the first unit waits for: the micro-batch before, or the optimizer of the last step."""
+        if micro:
+            return act(B, 0, micro - 1)
+        return act(U, self.head, step=-1) if self.fetched else act(L, self.head)
+
+    # -- small answers --------------------------------------------------------------------------
+
+    def _keeps(self, unit: int) -> bool:
+        return self.spec.activations == "keep" and self.profile.units[unit].kept_bytes > 0
+
+    def _weight_bytes(self, unit: int) -> int:
+        return self.profile.units[unit].parameters * self.profile.weight_bytes
+
+    def _weights(self, unit: int, micro: int, turn: int) -> str:
+        """The buffer of a unit's weights: its own for good, or one a fetch."""
+        return f"{name.weights(unit, turn)}.{micro}" if self.fetched else name.weights(unit)
+
+    def _buffer(self, label: str, tier: str, nbytes: int, **kw) -> str:
+        self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, **kw)
+        return label
+
+    def _scratch(self, kind: Kind, unit: int, micro: int, nbytes: int) -> str:
+        return self._buffer(name.scratch(act(kind, unit, micro)), DEVICE, nbytes)
+
+    def _add(
+        self,
+        kind: Kind,
+        unit: int,
+        lane: str,
+        micro: int | None = None,
+        *,
+        after: list[str],
+        turn: int = 0,
+        nbytes: int = 0,
+        takes: list[str] | None = None,
+        uses: list[str] | None = None,
+        frees: list[str] | None = None,
+    ) -> None:
+        takes = takes or []
+        scratch = [label for label in takes if label == name.scratch(act(kind, unit, micro))]
+        self.actions.append(
+            Action(
+                kind=kind,
+                unit=unit,
+                lane=lane,
+                microbatch=micro,
+                turn=turn,
+                after=tuple(after),
+                nbytes=nbytes,
+                takes=tuple(takes),
+                uses=tuple(uses or []),
+                frees=(*(frees or []), *scratch),
+            )  # fmt: skip
+        )

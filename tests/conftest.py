@@ -1,0 +1,72 @@
+"""What every test may use, and why a test cannot run here.
+
+A test that needs something this machine lacks carries a marker and is skipped with the reason; it
+never passes by doing nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """Published numbers and logs kept beside the checkout, where there are any."""
+    folder = ROOT.parent / "shared" / "reference"
+    if not folder.is_dir():
+        pytest.skip(f"the reference data is not there: {folder}")
+    return folder
+
+
+@cache
+def _no_gpu() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+@cache
+def _no_browser() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    found = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    return None if found else "no Chromium on the PATH"
+
+
+@cache
+def _no_deepspeed() -> str | None:
+    from baselines import deepspeed_ops
+
+    reason = deepspeed_ops.why_not("cpu_adam")
+    if reason is not None:
+        return reason
+    absent = deepspeed_ops.missing(deepspeed_ops.required())
+    return f"operators not built: {', '.join(absent)}; run `make setup`" if absent else None
+
+
+UNAVAILABLE: dict[str, Callable[[], str | None]] = {
+    "gpu": _no_gpu,
+    "browser": _no_browser,
+    "deepspeed": _no_deepspeed,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker, unavailable in UNAVAILABLE.items():
+            if item.get_closest_marker(marker) and (reason := unavailable()):
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,64 @@
+"""Run a method in this process, without worker or store, and compare it with plain training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from torch import Tensor
+
+from tests.methods.plain import judge, made_up_profile
+from workbench.methods.train import Training
+from workbench.runs.spec import RunSpec
+from workbench.runtime.executor import Perturb
+
+LOSS_TOLERANCE = 1e-6
+"""Relative."""
+PARAMETER_TOLERANCE = 1e-5
+
+
+class Silent:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict]] = []
+
+    def phase(self, text: str) -> None:
+        self.event("phase", text=text)
+
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        self.event("step", step=step, loss=loss, seconds=seconds)
+
+    def event(self, kind: str, **values) -> None:
+        self.events.append((kind, values))
+
+
+def start(
+    method: ModuleType, spec: RunSpec, folder: Path, *, perturb: Perturb | None = None
+) -> Training:
+    """A training ready to run under the method's plan for a made-up profile."""
+    return Training(spec, method.plan(spec, made_up_profile(spec)), folder, perturb=perturb)
+
+
+def run(
+    method: ModuleType, spec: RunSpec, folder: Path, *, perturb: Perturb | None = None
+) -> tuple[Training, dict[str, Tensor]]:
+    """Train to the end; the training (closed) and the final parameters."""
+    training = start(method, spec, folder, perturb=perturb)
+    try:
+        training.run(Silent())
+        return training, training.parameters()
+    finally:
+        training.close()
+
+
+def assert_equals_plain(spec: RunSpec, training: Training, parameters: dict[str, Tensor]) -> None:
+    """Losses and parameters are those of plain training."""
+    losses, expected = judge(spec)
+    assert len(training.losses) == spec.steps
+    for step, (ours, plain) in enumerate(zip(training.losses, losses, strict=True)):
+        assert abs(ours - plain) <= LOSS_TOLERANCE * abs(plain), (step, ours, plain)
+    assert parameters.keys() == expected.keys()
+    for name, value in expected.items():
+        worst = float((parameters[name] - value).abs().max())
+        assert worst <= PARAMETER_TOLERANCE, (name, worst)

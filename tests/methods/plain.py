@@ -1,0 +1,143 @@
+"""Plain training, written as anybody would: the judge of every method's exactness.
+
+It shares the model's arithmetic and the data with the methods, and nothing else: torch's AdamW with
+decay groups, torch's clipping, one module, one device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from workbench.methods.train import load_batches
+from workbench.model import make_model
+from workbench.model.spec import ModelSpec
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.runs.spec import RunSpec
+
+MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
+
+
+def spec_for(**changes) -> RunSpec:
+    """20 steps with everything on: dropout, decay groups, a learning-rate schedule with warm-up."""
+    values = {
+        "method": "stronghold",
+        "model": MODEL,
+        "batch": 4,
+        "steps": 20,
+        "device": "cpu",
+        "lr": 1e-3,
+        "min_lr": 1e-4,
+        "warmup_steps": 3,
+        "weight_decay": 0.1,
+        "clip": 0.5,
+    }
+    return RunSpec(**{**values, **changes})
+
+
+def train(spec: RunSpec, device: str = "cpu") -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of every step and the final parameters."""
+    model = make_model(spec.model)
+    net = model.whole(seed=spec.seed, device=device)
+    decays = {
+        model.state_name(unit, name): model.decays(unit, name)
+        for unit in range(model.num_units)
+        for name in model.shapes(unit)
+    }
+    groups = [
+        {
+            "params": [p for n, p in net.named_parameters() if decays[n] == decaying],
+            "weight_decay": spec.weight_decay if decaying else 0.0,
+        }
+        for decaying in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(
+        groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False
+    )
+    batches = load_batches(spec, model)
+    losses = []
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.zero_grad()
+        tokens, targets = (t.to(device) for t in batches.batch(step))
+        samples = batches.samples(step)
+        total = 0.0
+        for micro in range(spec.microbatches):
+            rows = slice(micro * spec.microbatch, (micro + 1) * spec.microbatch)
+            loss = net(tokens[rows], targets[rows], step=step, samples=samples[rows])
+            (loss / spec.microbatches).backward()
+            total += float(loss.detach()) / spec.microbatches
+        if spec.clip is not None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+        optimizer.step()
+        losses.append(total)
+    return losses, {name: p.detach().cpu().clone() for name, p in net.named_parameters()}
+
+
+@cache
+def plain(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
+    """`train`, once per distinct computation: window, tiers and workers make no difference to it."""
+    return train(spec)
+
+
+def judge(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
+    """What plain training gives for a spec."""
+    return plain(
+        spec.with_(
+            window="auto",
+            resident="auto",
+            activations="recompute",
+            optimizer_tier="host",
+            host_workers=1,
+            save_every=0,
+            device_memory=None,
+            host_memory=None,
+        )
+    )
+
+
+def made_up_profile(spec: RunSpec) -> Profile:
+    """Sizes of the spec's model with invented times, for tests that need a plan but no prediction."""
+    model = make_model(spec.model)
+    activation = spec.microbatch * spec.model.seq * spec.model.hidden * 4
+    hardware = Hardware(
+        name="made up",
+        source="published",
+        device="cpu",
+        cores=2,
+        device_bytes=1 << 30,
+        host_bytes=1 << 30,
+        h2d_bytes_per_s=1e9,
+        d2h_bytes_per_s=1e9,
+        host_adam_params_per_s=1e8,
+        device_adam_params_per_s=1e9,
+        matmul_flops_per_s=1e10,
+        disk_read_bytes_per_s=1e8,
+        disk_write_bytes_per_s=1e8,
+    )
+    units = tuple(
+        UnitCost(
+            kind=model.kind(unit),
+            parameters=model.unit_parameters(unit),
+            forward_s=1e-3,
+            recompute_s=1e-3,
+            backward_s=2e-3,
+            input_bytes=activation if unit else 0,
+            output_bytes=activation,
+            kept_bytes=16 * activation,
+            forward_scratch_bytes=8 * activation,
+            recompute_scratch_bytes=8 * activation,
+            backward_scratch_bytes=8 * activation,
+        )
+        for unit in range(model.num_units)
+    )
+    return Profile(
+        hardware=hardware,
+        units=units,
+        microbatch=spec.microbatch,
+        seq=spec.model.seq,
+        weight_bytes=4 if spec.dtype == "fp32" else 2,
+    )

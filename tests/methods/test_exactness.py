@@ -1,0 +1,100 @@
+"""Every synchronous method, under every setting, is plain training: the contract of the house."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+
+from baselines import l2l
+from tests.methods.harness import assert_equals_plain, run
+from tests.methods.plain import MODEL, spec_for
+from workbench.methods import resident, stronghold
+
+WINDOWS = range(2, MODEL.layers + 1)
+TIERS = ("host", "disk")
+POLICIES = ("recompute", "host", "keep")
+
+
+def grid():
+    """All windows, tiers and policies; workers, residency, accumulation and clipping take turns."""
+    turns = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
+    for window, tier, policy in itertools.product(WINDOWS, TIERS, POLICIES):
+        workers, residents, micro, clip = next(turns)
+        for _ in range(4):  # coprime with the cycle's length, so that all combinations come round
+            next(turns)
+        yield window, tier, policy, workers, residents, micro, clip
+
+
+@pytest.mark.parametrize("window,tier,policy,workers,residents,micro,clip", list(grid()))
+def test_stronghold(tmp_path, window, tier, policy, workers, residents, micro, clip):
+    spec = spec_for(
+        window=window,
+        optimizer_tier=tier,
+        activations=policy,
+        host_workers=workers,
+        resident=residents,
+        microbatches=micro,
+        clip=clip,
+    )
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stronghold_with_random_delays(tmp_path, seed):
+    """Whatever the transfers and updates are late by, the result is the same."""
+    choose = random.Random(seed)
+
+    def delay(action, step):
+        if choose.random() < 0.5:
+            time.sleep(choose.random() * 1.5e-3)
+
+    spec = spec_for(
+        window=choose.choice(WINDOWS),
+        optimizer_tier=choose.choice(TIERS),
+        activations=choose.choice(POLICIES),
+        host_workers=choose.choice((1, 2, 3)),
+        resident=choose.choice(("auto", 0)),
+        microbatches=choose.choice((1, 2)),
+        clip=choose.choice((0.5, None)),
+    )
+    training, parameters = run(stronghold, spec, tmp_path, perturb=delay)
+    assert_equals_plain(spec, training, parameters)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+@pytest.mark.parametrize("micro", [1, 4])
+@pytest.mark.parametrize("policy", ["recompute", "host"])
+def test_l2l(tmp_path, clip, micro, policy):
+    spec = spec_for(method="l2l", clip=clip, microbatches=micro, activations=policy)
+    assert_equals_plain(spec, *run(l2l, spec, tmp_path))
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+@pytest.mark.parametrize("policy", ["recompute", "keep"])
+def test_resident(tmp_path, clip, policy):
+    spec = spec_for(method="megatron-lm", clip=clip, microbatches=2, activations=policy)
+    assert_equals_plain(spec, *run(resident, spec, tmp_path))
+
+
+def test_untied_embeddings(tmp_path):
+    model = MODEL.__class__(**{**MODEL.to_dict(), "tied": False})
+    spec = spec_for(model=model, window=3)
+    assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
+
+
+def test_a_clip_that_never_fires_changes_nothing(tmp_path):
+    spec = spec_for(window=2, clip=1e9)
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    assert_equals_plain(spec.with_(clip=None), training, parameters)
+
+
+def test_a_judge_that_can_say_no(tmp_path):
+    """Another learning rate is not plain training, and the comparison says so."""
+    training, parameters = run(stronghold, spec_for(window=2, lr=1.1e-3), tmp_path)
+    with pytest.raises(AssertionError):
+        assert_equals_plain(spec_for(window=2), training, parameters)

@@ -1,0 +1,198 @@
+"""What users rely on beside the losses: bytes moved, overlap, resuming, skipping, running out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import pytest
+import torch
+
+from baselines import l2l
+from tests.methods.harness import Silent, assert_equals_plain, run, start
+from tests.methods.plain import MODEL, made_up_profile, spec_for
+from workbench.methods import resident, stronghold
+from workbench.methods.plan import DoesNotFit
+from workbench.methods.train import Training, train_planned
+from workbench.model import make_model
+from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.action import Kind
+
+BLOCK = make_model(MODEL).unit_parameters(1) * 4
+"""Bytes of one block's fp32 weights."""
+
+
+@pytest.mark.parametrize("window,residents", list(itertools.product((2, 3, 5), (0, 2))))
+def test_transfers_are_the_formula(tmp_path, window, residents):
+    """Streamed layers are loaded forward, again backward unless still there; gradients leave once."""
+    spec = spec_for(window=window, resident=residents, steps=3)
+    training, _ = run(stronghold, spec, tmp_path)
+    streamed = MODEL.layers - residents
+    again = max(0, streamed - min(window, streamed))
+    moved = training.outcome("test").moved_bytes
+    assert moved == {
+        "load": (streamed + again) * BLOCK,
+        "store": streamed * BLOCK,
+        "read": 0,
+        "write": 0,
+    }
+    assert moved == training.plan.moved_bytes
+
+
+def test_disk_traffic_is_the_formula(tmp_path):
+    """Both moments are read and written once per step and streamed layer."""
+    spec = spec_for(window=2, resident=0, steps=3, optimizer_tier="disk")
+    training, _ = run(stronghold, spec, tmp_path)
+    moved = training.outcome("test").moved_bytes
+    assert moved["read"] == moved["write"] == MODEL.layers * BLOCK * 2
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_no_weights_are_written_back(tmp_path):
+    training, _ = run(stronghold, spec_for(window=2, steps=2), tmp_path)
+    kinds = {event.kind for event in training.executor.events}
+    assert Kind.EVICT.value not in kinds
+    assert Kind.GRAD_OUT.value in kinds
+
+
+@pytest.mark.parametrize("method", [stronghold, l2l, resident])
+def test_every_parameter_moves_in_one_step(tmp_path, method):
+    spec = spec_for(window=2, steps=1, warmup_steps=0)
+    model = make_model(spec.model)
+    before = dict(model.whole(seed=spec.seed).named_parameters())
+    _, after = run(method, spec, tmp_path)
+    for name, value in before.items():
+        moved = (after[name] != value.detach()).float().mean()
+        # Rows of the embedding for tokens that did not occur move by weight decay alone.
+        assert moved > 0.95, (name, float(moved))
+
+
+def test_updates_of_different_layers_overlap_and_of_one_never(tmp_path):
+    def slow_updates(action, step):
+        if action.kind is Kind.UPDATE:
+            time.sleep(3e-3)
+
+    spec = spec_for(window=2, resident=0, host_workers=2, steps=4)
+    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
+    updates = [e for e in training.executor.events if e.kind == Kind.UPDATE.value]
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(updates, 2)
+        if a.start_s < b.end_s and b.start_s < a.end_s
+    ]
+    assert any(a.unit != b.unit for a, b in pairs)
+    assert not [(a, b) for a, b in pairs if a.unit == b.unit]
+
+
+def test_updates_overlap_the_next_forward_pass(tmp_path):
+    """Exact clipping defers updates, and they still run beside compute."""
+
+    def slow_updates(action, step):
+        if action.kind is Kind.UPDATE and action.lane != "compute":
+            time.sleep(2e-3)
+
+    spec = spec_for(window=2, resident=2, steps=4)
+    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
+    events = training.executor.events
+    host = [e for e in events if e.kind == Kind.UPDATE.value and e.lane == "host"]
+    forward = [e for e in events if e.kind == Kind.FORWARD.value]
+    assert any(
+        u.start_s < f.end_s and f.start_s < u.end_s and f.step == u.step + 1
+        for u in host
+        for f in forward
+    )
+
+
+@pytest.mark.parametrize("method", [stronghold, l2l, resident])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_resuming_continues_identically(tmp_path, method, tier):
+    spec = spec_for(window=2, optimizer_tier=tier, save_every=4, steps=12)
+    whole, expected = run(method, spec, tmp_path / "whole")
+    assert_equals_plain(spec, whole, expected)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(action, step):
+        if step == 9 and action.kind is Kind.BACKWARD:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(method, spec, tmp_path / "killed", perturb=kill)
+    resumed, parameters = run(method, spec, tmp_path / "killed")
+    assert resumed.executor.step_numbers[0] == 8
+    assert resumed.losses == whole.losses
+    for name, value in expected.items():
+        assert torch.equal(parameters[name], value), name
+
+
+def test_resuming_under_another_plan(tmp_path):
+    """A checkpoint says nothing of windows: what one method saved another continues."""
+    spec = spec_for(window=2, save_every=5, steps=5, lr_decay_steps=10)
+    run(stronghold, spec, tmp_path)
+    longer = spec.with_(steps=10, window=4, optimizer_tier="disk")
+    training, parameters = run(stronghold, longer, tmp_path)
+    assert training.executor.step_numbers == [5, 6, 7, 8, 9]
+    assert_equals_plain(longer, training, parameters)
+
+
+def test_a_torn_checkpoint_is_passed_over(tmp_path):
+    spec = spec_for(window=2, save_every=3, steps=6)
+    run(stronghold, spec, tmp_path)
+    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
+    (newest / "manifest.json").write_text('{"next_st')
+    again, parameters = run(stronghold, spec, tmp_path)
+    assert again.executor.step_numbers[0] == 3
+    assert_equals_plain(spec, again, parameters)
+
+
+def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(tmp_path):
+    spec = spec_for(window=2, steps=3)
+    training = start(stronghold, spec, tmp_path)
+
+    def poison(action, step):
+        if action.name == "B4.0" and step == 1 and (4, 0) in training.engine._output_grads:
+            training.engine._output_grads[4, 0].fill_(float("nan"))
+
+    training.executor._perturb = poison
+    report = Silent()
+    training.run(report)
+    after = training.parameters()
+    training.close()
+    assert training.skipped == [1]
+    assert training.engine.updates_done == 2
+    assert ("skipped", {"step": 1, "grad_norm": "nan"}) in report.events
+    assert all(torch.isfinite(value).all() for value in after.values())
+    # The steps around it are exactly those of a run that lost nothing: step 1 saw the same weights.
+    whole, _ = run(stronghold, spec, tmp_path / "whole")
+    assert training.losses[:2] == whole.losses[:2]
+    assert training.losses[2] != whole.losses[2]
+
+
+def test_the_timeline_is_recorded(tmp_path):
+    spec = spec_for(window=2, steps=4)
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    train_planned(spec, plan, Silent(), tmp_path)
+    events = json.loads((tmp_path / "timeline.json").read_text())["events"]
+    per_step = len(plan.schedule.actions)
+    assert len(events) == 3 * per_step
+    assert all(event["end_s"] >= event["start_s"] for event in events)
+
+
+def test_a_budget_nothing_fits_in(tmp_path):
+    spec = spec_for(window=2, device_memory=10_000)
+    with pytest.raises(DoesNotFit, match="device memory"):
+        start(stronghold, spec, tmp_path)
+    spec = spec_for(window=2, host_memory=10_000)
+    with pytest.raises(DoesNotFit, match="host memory"):
+        start(stronghold, spec, tmp_path)
+
+
+def test_running_out_of_a_tier_that_the_plan_overrated(tmp_path):
+    """The ledger says no even when the plan said yes."""
+    spec = spec_for(window=2)
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    with pytest.raises(OutOfMemory, match="host") as caught:
+        Training(spec.with_(host_memory=10_000), plan, tmp_path)
+    assert caught.value.tier == "host"

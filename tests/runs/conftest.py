@@ -1,0 +1,29 @@
+"""A method that misbehaves on demand, and a store in which nothing may stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.helpers import HERE, left_behind
+from workbench.runs import methods
+from workbench.runs.store import Store
+
+
+@pytest.fixture(autouse=True)
+def fake_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method ``fake`` stands in the table, where workers learn the module to import."""
+    fake = methods.Method(name="fake", label="Fake", module="fake_method", summary="tests")
+    monkeypatch.setitem(methods.METHODS, "fake", fake)
+    monkeypatch.setattr(methods, "code_version", lambda name: "code")
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A results folder; at the end of the test no process that belongs to it is alive."""
+    store = Store(tmp_path / "results")
+    yield store
+    assert left_behind(store.root, patience_s=5) == []

@@ -1,0 +1,12 @@
+"""The command line with the fake method in its table, for tests that kill it from outside."""
+
+import sys
+
+from workbench.cli import main
+from workbench.runs import methods
+
+methods.METHODS["fake"] = methods.Method(
+    name="fake", label="Fake", module="fake_method", summary="for tests"
+)
+methods.code_version = lambda name: "code"
+sys.exit(main())

@@ -1,0 +1,79 @@
+"""What the process tests share: specs for the fake method, and eyes for processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from workbench.runs.overrides import make_spec
+from workbench.runs.processes import MARK
+from workbench.runs.spec import RunSpec
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def fake_spec(text: str, **changes: object) -> RunSpec:
+    """A run of the fake method that does what `text` says."""
+    return make_spec({"method": "fake", "layers": 4, "steps": 3, "text": text, **changes})
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Every living process of any run in the results folder, by the mark it inherited."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK, "")
+            if mark.startswith(str(root)) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def role(name: str, root: Path) -> list[psutil.Process]:
+    """The guards or the workers among them."""
+    found = []
+    for process in processes_of(root):
+        with suppress(psutil.Error):  # it ended meanwhile
+            if f"workbench.runs.{name}" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def left_behind(root: Path, *, patience_s: float) -> list[str]:
+    """Command lines of what is still alive after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while (alive := processes_of(root)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [str(process) for process in alive]
+
+
+def workbench(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command line, as a user starts it."""
+    command = [sys.executable, "-m", "workbench.cli", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+
+
+def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
+    """A command line that knows the fake method (driver.py), running in the background."""
+    command = [sys.executable, str(HERE / "driver.py"), *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def wait_for(condition: Callable[[], object], patience_s: float = 20) -> object:
+    deadline = time.monotonic() + patience_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return value

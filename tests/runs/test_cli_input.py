@@ -1,0 +1,145 @@
+"""Bad input on the command line: exit code 2, one sentence, no traceback, nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs.helpers import HERE, ROOT, start_driver, workbench
+
+SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", "256")
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """The sentence, after seeing that it is all there is."""
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("workbench: ")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run", "-m", "nonesuch"], "unknown method 'nonesuch'; known: megatron-lm, l2l"),
+        (["run"], "which method?"),
+        (["run", "-m", "stronghold", *SMALL, "-w", "1"], "a window of 1 layers is out of range"),
+        (["run", "-m", "stronghold", *SMALL, "-w", "5"], "it must be 2 to 4, or auto"),
+        (["run", "-m", "l2l", *SMALL, "-b", "4", "--microbatches", "3"], "does not divide into 3"),
+        (["run", "-m", "l2l", *SMALL, "-b", "four"], "batch is 'four'; it must be a whole number"),
+        (["run", "-m", "l2l", "-l", "0"], "layers is 0; it must be at least 1"),
+        (["run", "-m", "l2l", "--heads", "7"], "7 heads do not divide"),
+        (["run", "-m", "l2l", "--lr", "nan"], "lr is 'nan'; it must be a number"),
+        (["run", "-m", "l2l", "--device", "cuda"], "device is cuda, but"),
+        (["run", "-m", "l2l", "--device-memory", "32G"], "'32G' is not an amount of memory"),
+        (["run", "-m", "l2l", "--timeout", "-1"], "the time limit is -1.0 seconds"),
+        (["run", "-m", "l2l", "--lay", "4"], "unrecognized arguments: --lay"),
+        (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),
+        (["run", "-m", "l2l", "--set", "dtype"], "'dtype' is not a setting"),
+        (["run", "--spec", "missing.json"], "the spec missing.json cannot be read"),
+        (["sweep", "missing.json"], "the sweep missing.json cannot be read"),
+        (["jump"], "invalid choice: 'jump'"),
+        ([], "the following arguments are required: VERB"),
+    ],
+)
+def test_bad_flags(words: list[str], sentence: str, tmp_path: Path) -> None:
+    if words and words[0] in ("run", "sweep"):
+        words = [*words, "--results", str(tmp_path / "results")]
+
+    assert sentence in complaint(workbench(*words))
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"method": "l2l", "batch": "4"}', "batch is '4'; it must be a whole number"),
+        ('{"method": "l2l", "layer": 4}', "unknown field 'layer'"),
+        ('{"method": "l2l", "model": {"lr": 4}}', "unknown field 'lr' in a model"),
+        ('{"method": 3}', "unknown method 3"),
+        ('{"method": "l2l", "clip": -1}', "clip is -1.0; it must be positive, or none"),
+    ],
+)
+def test_malformed_specs(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(text)
+
+    done = workbench("run", "--spec", file, "--results", tmp_path / "results")
+
+    assert sentence in complaint(done)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ({"base": {"method": "l2l"}, "grids": {}}, "unknown field 'grids'"),
+        ({"base": {"method": "l2l"}, "grid": {"window": []}}, "the axis window is []"),
+        ({"base": {"method": "l2l"}, "grid": {"windo": [2]}}, "unknown field 'windo'"),
+        ({"base": {"method": "stronghold"}, "grid": {"window": [2, 99]}}, "a window of 99 layers"),
+        ({"base": {"method": "nonesuch"}}, "unknown method 'nonesuch'"),
+        ({"base": {"method": "l2l"}, "timeout": 0}, "timeout is 0"),
+    ],
+)
+def test_malformed_sweeps(sweep: dict, sentence: str, tmp_path: Path) -> None:
+    """The last bad point of a grid stops the sweep before its first good one."""
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({**sweep, "results": "results"}))
+
+    assert sentence in complaint(workbench("sweep", file))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("results", ["/proc/results", "file/results"])
+def test_a_results_folder_that_cannot_be_written(results: str, tmp_path: Path) -> None:
+    """Found by writing, so that it holds for root, network folders and read-only mounts alike."""
+    (tmp_path / "file").write_text("not a folder")
+
+    driver = start_driver(
+        "run", "-m", "fake", "--text", "steps", "--results", tmp_path / results, "-l", "4"
+    )
+    _, said = driver.communicate(timeout=60)
+
+    *_, last = said.decode().splitlines()
+    assert driver.returncode == 2
+    assert last.startswith("workbench: the results folder ")
+    assert "cannot be written" in last
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("steps", 0), ("value_error", 2), ("does_not_fit", 2), ("bug", 3)]
+)
+def test_exit_codes_and_json(text: str, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, HERE / "driver.py", "run", "-m", "fake", "-l", "4", "--text", text]
+    done = subprocess.run(
+        [*command, "--json", "--results", tmp_path],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    record = json.loads(done.stdout)
+    assert done.returncode == code
+    assert (record["status"] == "ok") == (code == 0)
+    assert "Traceback" not in done.stderr
+    expected = (
+        "status method losses step_seconds samples_per_second peak_bytes moved_bytes parameters"
+    )
+    assert set(expected.split()) <= record.keys()
+
+
+def test_help_is_quick_and_torch_is_not_imported() -> None:
+    code = "import sys, workbench.cli; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    done = workbench("run", "--help")
+    assert done.returncode == 0
+    assert "--device-memory" in done.stdout

@@ -1,0 +1,138 @@
+"""A sweep that is killed again and again loses nothing, and ends whole."""
+
+import json
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs.helpers import (
+    fake_spec,
+    left_behind,
+    processes_of,
+    role,
+    start_driver,
+    wait_for,
+)
+from workbench.runs.store import Store
+from workbench.runs.sweep import Sweep
+
+KILLS = 20
+POINTS = 12
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    file = tmp_path / "sweep.json"
+    file.write_text(
+        json.dumps(
+            {
+                "base": {"method": "fake", "text": "steps 0.04", "steps": 10, "save_every": 2},
+                "grid": {"layers": [2, 4], "seed": list(range(POINTS // 2))},
+                "results": "results",
+            }
+        )
+    )
+    return file
+
+
+def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
+    """SIGKILL in turn of the sweep, the worker and the guard."""
+    dice = random.Random(2)
+    finished: dict[str, str] = {}
+    sweep = start_driver("sweep", sweep_file)
+    for turn in range(KILLS):
+        time.sleep(dice.uniform(0.0, 0.5))
+        victim = ("sweep", "worker", "guard")[turn % 3]
+        if victim == "sweep":
+            sweep.kill()
+        else:
+            for process in role(victim, store.root):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        if sweep.poll() is not None or victim == "sweep":
+            sweep.wait(20)
+            sweep.stderr.close()
+            assert left_behind(store.root, patience_s=5) == []
+            sweep = start_driver("sweep", sweep_file, "--retry-failed")
+        now = {record.key: record.started for record in store.records() if record.status == "ok"}
+        assert store.problems == {}
+        assert finished.items() <= now.items()
+        finished = now
+    sweep.communicate(timeout=60)
+    if sweep.returncode:  # the last kills were of workers, whose runs are errors until retried
+        sweep = start_driver("sweep", sweep_file, "--retry-failed")
+        _, said = sweep.communicate(timeout=60)
+        assert sweep.returncode == 0, said.decode()
+
+    records = store.records()
+    assert [record.status for record in records] == ["ok"] * POINTS
+    assert all(len(record.losses) == 10 for record in records)
+    assert finished.items() <= {record.key: record.started for record in records}.items()
+
+
+def test_cancel_in_the_middle_and_go_on(store: Store) -> None:
+    specs = [fake_spec("steps 0.1", seed=seed) for seed in range(4)]
+    sweep = Sweep(specs, store)
+    wait_for(lambda: sweep.poll() or sweep.counts()["done"] == 1)
+    wait_for(lambda: sweep.poll() or len(processes_of(store.root)) == 2)
+    assert sweep.counts() == {"done": 1, "running": 1, "pending": 2}
+
+    sweep.cancel()
+    wait_for(lambda: sweep.poll() or sweep.ended)
+
+    assert left_behind(store.root, patience_s=0) == []
+    assert [record.status for record in store.records()] == ["ok", "cancelled"]
+    again = Sweep(specs, store)
+    assert again.counts() == {"done": 1, "pending": 3}
+    records = again.run()
+    assert [record.status for record in records] == ["ok"] * 4
+    assert [point.cached for point in again.points] == [True, False, False, False]
+
+
+def test_failed_runs_are_retried_only_when_asked(store: Store) -> None:
+    specs = [fake_spec("bug"), fake_spec("does_not_fit"), fake_spec("steps")]
+    first = Sweep(specs, store)
+    first.run()
+    assert first.counts() == {"failed": 1, "done": 2}
+
+    assert Sweep(specs, store).ended
+    assert Sweep(specs, store, retry_failed=True).counts() == {"pending": 1, "done": 2}
+    assert Sweep(specs, store, force=True).counts() == {"pending": 3}
+
+
+def test_time_left_shrinks_as_points_finish(store: Store) -> None:
+    sweep = Sweep([fake_spec("steps 0.1", seed=seed) for seed in range(3)], store)
+    assert sweep.seconds_left() is None  # nothing is known yet
+    left = []
+    while not sweep.ended:
+        sweep.poll()
+        if any(event["event"] == "point_ended" for event in sweep.new_events()):
+            left.append(sweep.seconds_left())
+        time.sleep(0.01)
+
+    assert left[0] > left[1] > left[2] == 0
+    assert left[1] == pytest.approx(sweep.points[0].record.seconds, rel=0.5)
+
+
+def test_a_corrupt_record_is_run_again_and_kept_aside(store: Store) -> None:
+    specs = [fake_spec("steps", seed=seed) for seed in range(3)]
+    Sweep(specs, store).run()
+    torn, foreign, _ = store.records()
+    torn_path = store.folder(torn.key) / "record.json"
+    torn_path.write_text(torn.to_json()[:200])
+    foreign_path = store.folder(foreign.key) / "record.json"
+    foreign_path.write_text(foreign.to_json().replace(foreign.key, "0" * 16))
+
+    sweep = Sweep(specs, store)
+    assert sweep.counts() == {"done": 1, "pending": 2}
+    assert set(store.problems) == {torn_path, foreign_path}
+    sweep.run()
+
+    assert len(store.records()) == 3
+    assert store.problems == {}
+    aside = torn_path.with_name("record.json.corrupt-1")
+    assert aside.read_text() == torn.to_json()[:200]

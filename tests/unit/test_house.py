@@ -1,0 +1,279 @@
+"""The rules of the house: one list of dependencies, a light import, layers, and a clean tree."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+# -- one list of dependencies ----------------------------------------------------------------
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_constraints_are_exact_versions_and_nothing_else() -> None:
+    for name, version in pins().items():
+        assert name == canonicalize_name(name)
+        assert re.fullmatch(r"\d[\w.]*", version), f"{name}=={version}: no local suffix, no range"
+
+
+def test_every_dependency_is_pinned_to_a_version_it_allows() -> None:
+    wanted = PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra]
+    for requirement in map(Requirement, wanted):
+        version = pins()[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} against =={version}"
+
+
+def test_this_environment_holds_the_pinned_versions() -> None:
+    if Path(sys.prefix) != ROOT / ".venv" or list((ROOT / ".venv").rglob("workbench-outside.pth")):
+        pytest.skip("these tests run outside .venv, or .venv borrows packages from another Python")
+    wrong = {}
+    for name, version in pins().items():
+        if name in ("torch", "megatron-core"):  # one that is already there is kept; CUDA only
+            continue
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found = None
+        if found != version:
+            wrong[name] = (version, found)
+    assert not wrong, "run `make setup`, or `make constraints` if the new versions are right"
+
+
+def test_conda_installs_from_the_same_list() -> None:
+    yaml = pytest.importorskip("yaml")
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    pip = next(entry["pip"] for entry in conda if isinstance(entry, dict))
+    editable = re.fullmatch(r"--editable \.\[([\w,]+)\]", pip[-1])
+    assert pip[:-1] == ["--constraint constraints.txt"]
+    assert editable
+    assert set(editable[1].split(",")) <= set(EXTRAS)
+    names = {re.match(r"[\w-]+", entry)[0] for entry in conda if isinstance(entry, str)}
+    ours = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert not names & ours, "a package of pyproject.toml is listed a second time"
+    python = next(entry for entry in conda if str(entry).startswith("python>"))
+    assert python.startswith(f"python{PROJECT['requires-python']}")
+
+
+def test_containers_install_through_the_same_script() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    base, *later = re.findall(r"^FROM (\S+)(?: AS (\w+))?", dockerfile, re.MULTILINE)
+    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu\d\d\.\d\d", base[0])
+    assert "scripts/setup.py" in dockerfile
+    assert "pip install" not in dockerfile
+    assert re.findall(r"^USER (\S+)", dockerfile, re.MULTILINE)[-1] not in ("root", "0")
+    devcontainer = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert devcontainer["build"]["target"] in {base[1], *(stage for _, stage in later)}
+    assert devcontainer["postCreateCommand"] == "make setup"
+
+
+def test_jupyter_answers_on_this_machine_only_and_wants_its_token() -> None:
+    recipe = (ROOT / "Makefile").read_text()
+    assert "--ServerApp.ip=127.0.0.1" in recipe
+    assert "token=" not in recipe
+    assert "0.0.0.0" not in recipe + (ROOT / "Dockerfile").read_text()
+
+
+# -- a light import --------------------------------------------------------------------------
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_import_takes_less_than_0_3_s_and_leaves_torch_alone() -> None:
+    code = (
+        "import sys, time; a = time.perf_counter(); import workbench; b = time.perf_counter();"
+        "assert 'torch' not in sys.modules; print(b - a)"
+    )
+    assert min(float(run_python(code)) for _ in range(3)) < 0.3
+
+
+def torch_free_modules() -> list[str]:
+    """What lists, plans, draws and reads records, and so has to answer at once."""
+    files = [
+        *(ROOT / "workbench" / "schedule").glob("*.py"),
+        *(ROOT / "workbench" / "published").glob("*.py"),
+        *(ROOT / "workbench" / "methods").glob("*/planner.py"),
+        *(ROOT / "baselines").glob("*/planner.py"),
+        *((ROOT / "workbench" / "runs" / f"{name}.py") for name in VOCABULARY_OF_RUNS),
+        ROOT / "workbench" / "cli.py",
+    ]
+    return sorted(module_name(path) for path in files if path.exists())
+
+
+def test_schedules_records_and_planners_do_not_import_torch() -> None:
+    modules = torch_free_modules()
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        print(name)\n"
+        "        break\n"
+    )
+    assert len(modules) > 10
+    assert run_python(code) == "", "this module is the first to import torch"
+
+
+# -- who may import whom (CONTRIBUTING.md) ---------------------------------------------------
+VOCABULARY_OF_RUNS = ("spec", "record", "report", "machine", "store", "methods")
+PLAIN_DATA = {
+    "workbench.units",
+    "workbench.runs.spec",
+    "workbench.runs.record",
+    "workbench.runs.report",
+    "workbench.runs.machine",
+    "workbench.methods.plan",
+}
+"""Plain data that anybody but `schedule` may import."""
+
+FLOOR = {"schedule", "model", "profile", "runtime"}
+MAY_IMPORT = {
+    "schedule": set(),
+    "model": FLOOR,
+    "profile": FLOOR,
+    "runtime": FLOOR,
+    "methods": FLOOR | {"baselines"},
+    "baselines": FLOOR | {"methods"},
+    "published": {"schedule", "model", "profile", "methods", "baselines"},
+    "figures": {"schedule", "model", "profile", "methods", "baselines", "published", "runs"},
+    "runs": FLOOR | {"published"},
+    "ui": {"runs", "figures", "schedule", "published"},
+}
+"""Package of ours -> packages of ours that it may import, itself aside."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def package(module: str) -> str:
+    """`workbench.runs.spec` -> `runs`, `baselines.l2l` -> `baselines`, `workbench.cli` -> `cli`."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "baselines" or len(parts) == 1 else parts[1]
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of ours that `path` names in an import, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module"
+            inside = (ROOT / Path(*node.module.split("."))).is_dir()
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if inside)
+            found.add(node.module)
+    return {name for name in found if name.split(".")[0] in ("workbench", "baselines", "notebooks")}
+
+
+def exists(module: str) -> bool:
+    base = ROOT / Path(*module.split("."))
+    return base.is_dir() or base.with_suffix(".py").exists()
+
+
+@pytest.mark.parametrize("path", sources("workbench", "baselines"), ids=module_name)
+def test_imports_follow_the_layers(path: Path) -> None:
+    names = {name for name in imported(path) if exists(name)}
+    assert not any(name.startswith("notebooks") for name in names)
+    ours = package(module_name(path))
+    if ours not in MAY_IMPORT:  # the command line and what it calls may use everything
+        return
+    plain = PLAIN_DATA if ours != "schedule" else {"workbench.units"}
+    for name in names:
+        is_package = (ROOT / Path(*name.split("."))).is_dir()
+        if name in plain or (is_package and name in ("workbench", "workbench.runs")):
+            continue
+        assert package(name) in MAY_IMPORT[ours] | {ours}, f"{ours} must not import {name}"
+
+
+# -- a clean tree ----------------------------------------------------------------------------
+def tree() -> list[Path]:
+    """Files that are committed or would be."""
+    answer = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for line in answer.stdout.splitlines() if (path := ROOT / line).is_file()]
+
+
+@pytest.mark.parametrize("path", sources("workbench", "baselines", "scripts"), ids=module_name)
+def test_a_file_is_at_most_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400, "past 400 lines it wants to be two"
+
+
+# Written in pieces, so that this file does not name them either.
+FORBIDDEN = re.compile(
+    r"(?<![\w.])/wo"
+    r"rk/|/tmp/w"
+    r"b\b|pypi\.o"
+    r"rg|pythonho"
+    r"sted|download\.pyto"
+    r"rch"
+    r"|registry\.npm"
+    r"js|deb\.deb"
+    r"ian|conda\.anac"
+    r"onda"
+)
+
+
+def test_no_file_names_a_machine_or_a_package_registry() -> None:
+    found = []
+    for path in tree():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {hit[0]}" for hit in FORBIDDEN.finditer(text)]
+    assert not found
+
+
+def test_outputs_and_environments_are_not_committed() -> None:
+    names = {str(path.relative_to(ROOT)) for path in tree()}
+    prefixes = (".venv/", "results/runs/", "results/reports/", "build/")
+    assert not [name for name in names if name.startswith(prefixes) or "__pycache__" in name]
+    large = [path for path in tree() if path.stat().st_size > 500_000]
+    assert not large, "no committed file is above 500 kB"
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ("ruff", "check", "--output-format=concise"),
+        ("ruff", "format", "--check"),
+        ("codespell_lib",),
+    ],
+    ids=lambda tool: "-".join(tool),
+)
+def test_the_linters_are_content(tool: tuple[str, ...]) -> None:
+    pytest.importorskip(tool[0])
+    answer = subprocess.run(
+        [sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stdout[:4000] + answer.stderr[:1000]

@@ -1,0 +1,289 @@
+"""The command line: ``workbench run | plan | sweep | doctor | figure | reproduce | report``.
+
+It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
+adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing
+is written.
+
+Exit codes: 0 done; 2 the input is wrong, or does not fit the budgets; 3 a run ended, with a record,
+in anything but ok; 130 interrupted (after everything that ran was ended).
+
+Nothing here imports torch: what trains does so in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from workbench import __version__
+from workbench.cli_spec import add_spec_flags, specs_from
+from workbench.runs import methods
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+
+OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
+
+PUBLISHED_WINDOW = 4
+"""The artifact's default, for `run`; `plan` chooses by itself."""
+
+DESCRIPTION = """Train models that do not fit on the GPUs at hand, and compare the methods that
+do it. Exit codes: 0 done; 2 the input is wrong, or does not fit; 3 a run ended in anything but ok;
+130 interrupted."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One sentence instead of a usage text, and no guessing of abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code; never lets a user's mistake become a traceback."""
+    try:
+        # A polite kill of the command line must end what it runs, like Ctrl-C.
+        signal.signal(signal.SIGTERM, _interrupt)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["doctor"]:
+            return import_module("workbench.profile.doctor").main(words[1:])
+        arguments = make_parser().parse_args(words)
+        return arguments.handler(arguments)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # whoever read us has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OK
+        _complain(" ".join(str(error).split()))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        _complain("interrupted; everything that was running has been ended")
+        return INTERRUPTED
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All verbs and flags."""
+    parser = Parser(prog="workbench", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"workbench {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+
+    run = verbs.add_parser(
+        "run",
+        help="train with one method, or with all of them",
+        usage="workbench run -m METHOD [-l LAYERS] [--hidden H] [-b BATCH] [-w WINDOW] [options]",
+    )
+    add_spec_flags(run, "all runs one after the other", window=f"{PUBLISHED_WINDOW}")
+    _add_store_flags(run)
+    run.add_argument("--force", action="store_true", help="run again what has a record")
+    run.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
+    run.set_defaults(handler=_run)
+
+    plan = verbs.add_parser(
+        "plan",
+        help="does it fit, with which method, how fast, what binds",
+        usage="workbench plan [-l LAYERS] [--hidden H] [--device-memory M] [options]",
+    )
+    add_spec_flags(plan, "default: all, recommending one", window="auto")
+    _add_store_flags(plan)
+    plan.add_argument(
+        "--machine", metavar="NAME", help="a published machine, such as v100-32gb, instead of this"
+    )
+    plan.set_defaults(handler=_plan)
+
+    sweep = verbs.add_parser("sweep", help="the runs of a sweep file, resumed where it was left")
+    sweep.add_argument("file", type=Path, metavar="FILE", help="JSON: base, grid, runs, results")
+    _add_store_flags(sweep)
+    sweep.add_argument("--force", action="store_true", help="run again what has a record")
+    sweep.add_argument("--retry-failed", action="store_true", help="run errors and time-outs again")
+    sweep.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
+    sweep.add_argument("--dry-run", action="store_true", help="say what would run")
+    sweep.set_defaults(handler=_sweep)
+
+    # Its flags are the profiler's business; `main` hands them over before they come here.
+    verbs.add_parser("doctor", help="measure this machine, say what can run on it")
+
+    reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
+    reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help="e.g. fig8a")
+    figure = verbs.add_parser("figure", help="run and draw one exhibit")
+    figure.add_argument("only", nargs=1, metavar="EXHIBIT", help="e.g. fig8a")
+    for exhibit in (reproduce, figure):
+        exhibit.add_argument("--size", choices=("smoke", "small", "paper"), default="smoke")
+        exhibit.add_argument(
+            "-p", "--parameter", action="append", default=[], metavar="KEY=VALUE",
+            help="a parameter of the notebooks",
+        )  # fmt: skip
+        exhibit.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
+        exhibit.set_defaults(handler=_reproduce)
+    return parser
+
+
+def _add_store_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help=f"results folder (default {REPOSITORY_RESULTS})"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from workbench.runs.progress import Progress, describe_record, describe_spec
+    from workbench.runs.runner import Job, resolve, run
+
+    if arguments.method is None and arguments.spec is None:
+        raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
+    store = Store(arguments.results or REPOSITORY_RESULTS)
+    specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
+    for spec in specs:  # all of them are seen to be possible before the first one starts
+        Job(spec, store, timeout=arguments.timeout)
+    records = []
+    for spec in specs:
+        progress = Progress(sys.stderr, spec)
+        progress.line(describe_spec(spec))
+        try:
+            record = run(
+                spec,
+                store,
+                force=arguments.force,
+                on_event=progress.on_event,
+                timeout=arguments.timeout,
+            )
+        finally:
+            progress.end()
+        records.append(record)
+        if record.status != "ok":
+            _complain(describe_record(record))
+        elif not arguments.json:
+            print(describe_record(record), flush=True)
+        if not arguments.json:
+            print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
+    if arguments.json:
+        printed = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(printed if arguments.method == "all" else printed[0], indent=1))
+    return max(_code(record) for record in records)
+
+
+def _code(record: Any) -> int:
+    """Exit code of one record."""
+    if record.status == "ok":
+        return OK
+    return BAD_INPUT if record.refused else NOT_OK
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from workbench.runs.planning import answer, recommend
+
+    store = Store(arguments.results or REPOSITORY_RESULTS)
+    specs = specs_from(arguments, window="auto")
+    answers = [answer(spec, store, machine=arguments.machine) for spec in specs]
+    best = recommend(answers)
+    if arguments.json:
+        printed = best.to_dict()
+        if len(answers) > 1:
+            printed["methods"] = [other.to_dict() for other in answers]
+        print(json.dumps(printed, indent=1))
+    else:
+        _print_plans(answers, best)
+    if not best.plan.fits:
+        _complain(f"nothing fits: {best.plan.binding}")
+        return BAD_INPUT
+    return OK
+
+
+def _print_plans(answers: list[Any], best: Any) -> None:
+    from workbench.runs.progress import format_seconds
+    from workbench.units import format_bytes
+
+    spec = best.spec
+    print(
+        f"{spec.model.layers} layers x {spec.model.hidden}, batch {spec.batch}, on {best.hardware} "
+        f"({best.source} costs)"
+    )
+    for each in answers:
+        plan = each.plan
+        mark = "*" if each is best and plan.fits else " "
+        if not plan.fits:
+            print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
+            continue
+        time = format_seconds(plan.step_seconds) if plan.step_seconds else "unknown time"
+        window = f", window {plan.window}" if plan.window is not None else ""
+        peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
+        print(f"{mark} {plan.method:14s} {time} a step{window}; peak {peaks}")
+        print(f"{'':17s}bound by {plan.binding}")
+        for note in plan.notes:
+            print(f"{'':17s}{note}")
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from workbench.runs.progress import Progress, describe_spec
+    from workbench.runs.sweep import Sweep, SweepFile
+
+    file = SweepFile.load(arguments.file)
+    store = Store(arguments.results or file.results)
+    sweep = Sweep(
+        file.specs,
+        store,
+        timeout=arguments.timeout or file.timeout_s,
+        retry_failed=arguments.retry_failed,
+        force=arguments.force,
+    )
+    for path, why in store.problems.items():
+        _complain(f"{path} is not counted: {why}")
+    counts = sweep.counts()
+    progress = Progress(sys.stderr, sweep=sweep)
+    progress.line(
+        f"{len(sweep.points)} runs in {store.root}: {counts['done']} done, "
+        f"{counts['failed']} failed, {counts['pending']} to run"
+    )
+    if arguments.dry_run:
+        for point in sweep.points:
+            print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
+        return OK
+    try:
+        records = sweep.run(progress.on_event)
+    finally:
+        progress.end()
+    if arguments.json:
+        print(json.dumps([json.loads(record.to_json()) for record in records], indent=1))
+    else:
+        progress.line(", ".join(f"{n} {state}" for state, n in sweep.counts().items()))
+    return NOT_OK if sweep.counts()["failed"] else OK
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from workbench.reproduce import reproduce
+
+    parameters = dict(_parameter(text) for text in arguments.parameter)
+    report = reproduce(
+        arguments.size, arguments.results, only=arguments.only, parameters=parameters, echo=print
+    )
+    print(report)
+    return OK
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` with the value as JSON where it is JSON, else as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not a parameter; write KEY=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _complain(sentence: str) -> None:
+    print(f"workbench: {sentence}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The flags of the command line that describe a run, and the specs they make.
+
+Every flag is a field of `RunSpec` or of its model: what a value may be, and its default, come from
+there and are said in ``--help``. Fields too rare for a flag are set by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from workbench.runs import methods
+from workbench.runs.overrides import describe, make_spec, parse_settings, parse_value
+from workbench.runs.spec import RunSpec
+
+SPEC_FLAGS = (
+    (("-l", "--layers"), "layers", "transformer blocks"),
+    (("--hidden",), "hidden", "hidden size"),
+    (("--heads",), "heads", "attention heads"),
+    (("--seq",), "seq", "tokens per sample"),
+    (("--vocab",), "vocab", "rows of the token embedding"),
+    (("--dropout",), "dropout", "probability of dropping"),
+    (("-b", "--batch"), "batch", "samples per optimizer step"),
+    (("--microbatches",), "microbatches", "equal parts the batch is computed in"),
+    (("-w", "--window"), "window", "layers on the device at once (stronghold)"),
+    (("--resident",), "resident", "first layers that never leave the device (stronghold)"),
+    (("--activations",), "activations", "what becomes of activations"),
+    (("--optimizer-tier",), "optimizer_tier", "where offloaded optimizer states live"),
+    (("--host-workers",), "host_workers", "host updates at once"),
+    (("--steps",), "steps", "optimizer steps"),
+    (("--seed",), "seed", "seed of weights, samples and dropout"),
+    (("--device",), "device", "where to compute"),
+    (("--dtype",), "dtype", "of weights, activations and gradients"),
+    (("--device-memory",), "device_memory", "budget of the device, e.g. 32GiB"),
+    (("--host-memory",), "host_memory", "budget of the host, e.g. 90GiB"),
+    (("--disk-memory",), "disk_memory", "budget of the disk"),
+    (("--text",), "text", "stdlib, a text file, or a WikiText folder"),
+    (("--tokenizer",), "tokenizer", "bytes, or bpe:N"),
+    (("--clip",), "clip", "global gradient-norm clipping"),
+    (("--lr",), "lr", "peak learning rate"),
+    (("--min-lr",), "min_lr", "learning rate at the end of the decay"),
+    (("--lr-schedule",), "lr_schedule", "decay of the learning rate"),
+    (("--warmup-steps",), "warmup_steps", "steps of linear growth"),
+    (("--weight-decay",), "weight_decay", "of matrices, not of biases and norms"),
+    (("--save-every",), "save_every", "steps between checkpoints; 0 for none"),
+)
+"""Flags, field of the spec, help. What a value may be comes from the field's annotation."""
+
+
+def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window: str) -> None:
+    known = ", ".join((*methods.METHODS, "all"))
+    parser.add_argument("-m", "--method", help=f"{known}; {method_help}")
+    group = parser.add_argument_group("what to train")
+    for flags, field, words in SPEC_FLAGS:
+        default = window if field == "window" else _default(field)
+        group.add_argument(
+            *flags,
+            dest=field,
+            default=argparse.SUPPRESS,
+            metavar=flags[-1].lstrip("-").rpartition("-")[2].upper(),
+            help=f"{words} ({describe(field)}; default {default})",
+        )
+    group.add_argument("--hf-config", metavar="PATH", help="a Hugging Face config.json, not a GPT")
+    group.add_argument(
+        "--spec", type=Path, metavar="FILE", help="a spec in JSON; flags override it"
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other field of the spec",
+    )
+
+
+def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
+    """The specs the flags describe, one a method; raises ValueError.
+
+    `window` is the default, cut to the number of layers.
+    """
+    data: dict[str, Any] = read_spec(arguments.spec) if arguments.spec else {}
+    changes = {
+        field: parse_value(field, getattr(arguments, field))
+        for _, field, _ in SPEC_FLAGS
+        if hasattr(arguments, field)
+    }
+    changes |= parse_settings(arguments.set)
+    if arguments.hf_config:
+        changes["model"] = _hugging_face(arguments.hf_config, changes)
+    if (
+        "text" in changes and Path(changes["text"]).expanduser().exists()
+    ):  # the key must not depend on where we are
+        changes["text"] = str(Path(changes["text"]).expanduser().resolve())
+    asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
+    names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
+    specs = [make_spec(data, {**changes, "method": name}) for name in names]
+    if "window" not in changes and "window" not in data and window != "auto":
+        specs = [spec.with_(window=min(window, max(2, spec.model.layers))) for spec in specs]
+    return specs
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"the spec {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"the spec {path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"the spec {path} is not a JSON object")
+    return data
+
+
+def _hugging_face(path: str, changes: dict[str, Any]) -> dict[str, Any]:
+    from workbench.model.spec import ModelSpec
+
+    return ModelSpec.hugging_face(path, seq=changes.get("seq")).to_dict()
+
+
+def _default(field: str) -> str:
+    spec = RunSpec(method="")
+    value = getattr(spec.model if hasattr(spec.model, field) else spec, field)
+    return "none" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""Figures read rows and draw them: no figure starts a run. One module per exhibit."""

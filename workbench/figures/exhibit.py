@@ -1,0 +1,66 @@
+"""What an exhibit is: a claim, the runs that test it, a drawing, and a verdict.
+
+Exhibits read rows (rows.py) and never start a run; `workbench.session` runs what `specs` asks for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import pandas as pd
+
+from workbench.figures.sizes import Size
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+
+
+class Exhibit(Protocol):
+    """The members every module of an exhibit has."""
+
+    FIGURE: str
+    """As in the paper, e.g. ``8a``."""
+    TITLE: str
+    SECTION: str
+    """Where the paper shows it."""
+    CLAIM: str
+    """In one sentence."""
+
+    def specs(self, size: Size, largest: dict[str, int]) -> list[RunSpec]:
+        """The runs to make; `largest` is figure 6a's outcome (layers by method), empty if unknown."""
+
+    def rows(self, records: list[RunRecord]) -> pd.DataFrame:
+        """Measured and predicted values of those runs."""
+
+    def draw(self, figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
+        """Draw on an empty matplotlib figure. `same_scale`: published values share the axes."""
+
+    def verdicts(self, rows: pd.DataFrame, source: str) -> list[Any]:
+        """Judge the claim by the rows of a source."""
+
+
+FIGURES = ("6a", "7a", "8a", "8b", "9")
+
+
+def find(figure: str) -> Exhibit:
+    """The exhibit by its number, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
+    name = figure.removeprefix("fig")
+    if name not in FIGURES:
+        raise ValueError(
+            f"unknown exhibit {figure!r}; known: {', '.join('fig' + f for f in FIGURES)}"
+        )
+    return import_module(f"workbench.figures.fig{name}")
+
+
+def value(rows: pd.DataFrame, source: str, **where: Any) -> float | None:
+    """The one value of a source with these columns; None when it is missing."""
+    part = rows[rows["source"] == source]
+    for column, wanted in where.items():
+        part = part[part[column] == wanted]
+    part = part.dropna(subset=["value"])
+    return float(part["value"].iloc[0]) if len(part) else None
+
+
+def quotient(a: float | None, b: float | None) -> float | None:
+    """a / b where both are there."""
+    return a / b if a is not None and b else None

@@ -1,0 +1,1 @@
+"""Methods: planners that emit schedules. The table of methods is runs/methods.py."""

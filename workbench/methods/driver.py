@@ -1,0 +1,33 @@
+"""Profile, plan, train: what `train` of every method on this runtime does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.profile.store import profile_for
+from workbench.runs.report import Reporter
+from workbench.runs.record import Outcome
+from workbench.runs.spec import RunSpec
+from workbench.methods.train import train_planned
+
+
+def train_with(
+    planner: Callable[[RunSpec, Profile], Plan],
+    spec: RunSpec,
+    report: Reporter,
+    folder: Path,
+    *,
+    engine: str = "workbench",
+) -> Outcome:
+    """Plan from this machine's profile (measured now if it is not stored yet), then train.
+
+    `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
+    """
+    report.phase("profiling")
+    profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
+    plan = planner(spec, profile.with_link(spec.link_bytes_per_s))
+    report.event("plan", **plan.to_dict())
+    return train_planned(spec, plan, report, folder, engine=engine)

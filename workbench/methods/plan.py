@@ -1,0 +1,52 @@
+"""What a planner answers: does it fit, with which settings, how fast, and what binds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from workbench.schedule.schedule import Schedule
+
+
+class DoesNotFit(ValueError):
+    """No plan of the method fits the budgets; `tier` is the one that lacks most."""
+
+    def __init__(self, message: str, *, tier: str | None = None) -> None:
+        super().__init__(message)
+        self.tier = tier or "device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A method's plan for one run."""
+
+    method: str
+    fits: bool
+    schedule: Schedule | None
+    """What would run; where nothing fits, the smallest the method can do, or None."""
+    step_seconds: float | None
+    """Predicted steady-state seconds per step."""
+    peak_bytes: dict[str, int]
+    """Tier -> predicted peak."""
+    moved_bytes: dict[str, int]
+    """load, store, read, write: bytes per step."""
+    binding: str
+    """The constraint that decides, in words: what would have to grow for a larger or faster run."""
+    lacking: str | None = None
+    """The tier that is too small, where nothing fits."""
+    window: int | None = None
+    resident: int | None = None
+    """First layers whose weights and optimizer states stay on the device."""
+    settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What a reader should know: constraints violated, assumptions, defects of published runs."""
+
+    def to_dict(self) -> dict:
+        """JSON-able, without the schedule."""
+        data = asdict(self) if self.schedule is None else asdict(_without_schedule(self))
+        data.pop("schedule")
+        return data
+
+
+def _without_schedule(plan: Plan) -> Plan:
+    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+    return Plan(**{**fields, "schedule": None})

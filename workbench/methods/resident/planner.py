@@ -1,0 +1,25 @@
+"""Plain training: everything on the device, nothing moves. The reference every method is equal to."""
+
+from __future__ import annotations
+
+from workbench.methods.evaluate import Budgets, as_plan, evaluate
+from workbench.methods.plan import Plan
+from workbench.methods.program import Layout
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The only layout there is. Micro-batches run one after the other through the whole model."""
+    budgets = Budgets.of(spec, profile)
+    layout = Layout(
+        method="resident",
+        resident=frozenset(range(len(profile.units))),
+        slots=0,
+        microbatches=spec.microbatches,
+        activations="recompute" if spec.activations == "host" else spec.activations,
+        deferred=spec.clip is not None,
+        microbatch_major=True,
+    )
+    candidate = evaluate(layout, profile, budgets, {"activations": layout.activations})
+    return as_plan(candidate, budgets, method=spec.method, whole=True)

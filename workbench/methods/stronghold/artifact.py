@@ -1,0 +1,242 @@
+"""The schedule of STRONGHOLD's published artifact (SC'22, AE revision), for the simulator only.
+
+This is what the figures of the artifact measured, and it is *not* training: the host Adam touches as
+many elements of a tensor as it has rows, and no copy waits for compute (README.md of this folder). So
+the validator refuses it, rightly, and nobody can execute it. What it is for: with the constants of
+the published machine the simulator must give the published times, or it understands neither.
+
+With a window of W layers out of n, per step:
+
+* forward: layer i + W is loaded when layer i starts; layer i goes back to the host after its pass
+  (clean or not), except the last W, with which the backward pass begins;
+* backward: after layer i, layer i - W is loaded, and layer i + 1 is *evicted and updated* in one task:
+  weights out, gradients out, gradients out again into pageable memory (the update asks for a
+  host copy of what it already has), Adam on the host;
+* that task is awaited W layers later, so both the copies and the update have W layers of slack and
+  no more; the first W layers stay and are updated on the device.
+
+Tasks go to a pool of workers, but progress as if there were one: 96 layers take 96 times as long
+as one, whatever the window. They also slow the thread that launches kernels, and it slows them.
+Both are one measured constant each (`Artifact`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from workbench.methods.evaluate import Budgets
+from workbench.methods.outside import plan_of
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+from workbench.schedule import buffers as name
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
+from workbench.schedule.action import format_name as act
+from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
+
+F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
+L, E, G, U = Kind.LOAD, Kind.EVICT, Kind.GRAD_OUT, Kind.UPDATE
+NOTE = (
+    "not exact training: the host Adam touches 0.09 % of an offloaded layer and copies race with "
+    "compute; simulated to explain the published figures"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """What the artifact's own code costs on a machine, beyond compute and link."""
+
+    update_params_per_s: float
+    """Second copy of the gradients and Adam on the rows of a layer, by one worker."""
+    contention: float
+    """Factor by which an update and compute slow each other."""
+    workers: int
+    """Size of the pool; each may hold one second copy of a layer's gradients."""
+    device_fixed_bytes: int
+    """Device memory beyond weights, gradients and states."""
+    reserved_factor: float
+    """Device memory the allocator reserves over what is allocated at the peak."""
+
+
+def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
+    """What the artifact would do with the spec; the window must be given, as there."""
+    if spec.window == "auto":
+        raise ValueError("the artifact chooses no window: give one, 2 to the number of layers")
+    slower = {"compute|host": artifact.contention, "host|compute": artifact.contention}
+    hardware = replace(
+        profile.hardware,
+        host_adam_params_per_s=artifact.update_params_per_s,
+        slowdowns={**profile.hardware.slowdowns, **slower},
+    )
+    return plan_of(
+        schedule(spec, profile, artifact),
+        replace(profile, hardware=hardware),
+        Budgets.of(spec, profile),
+        method="stronghold",
+        reserved_factor=artifact.reserved_factor,
+        window=spec.window,
+        notes=(NOTE,),
+        exact=False,
+    )
+
+
+def schedule(spec: RunSpec, profile: Profile, artifact: Artifact) -> Schedule:
+    """One step of the artifact. Layers are units 1 to n; the window is at most n."""
+    layers = len(profile.units) - 2
+    builder = _Builder(profile, layers, min(spec.window, layers))
+    builder.forward()
+    builder.backward()
+    return Schedule(
+        name=f"stronghold artifact w{builder.window}",
+        num_units=layers + 2,
+        num_microbatches=1,
+        actions=tuple(builder.actions),
+        buffers=builder.buffers | _memory(profile, builder.window, artifact),
+        settings={"window": builder.window},
+    )
+
+
+def _memory(profile: Profile, window: int, artifact: Artifact) -> dict[str, Buffer]:
+    """What the artifact allocates once: everything but activations.
+
+    Device: 2 W units of weights and gradients, moments of the W resident layers, all of the
+    embeddings, the final norm. Host: pinned weights and gradients of every layer, moments of the
+    offloaded ones, and a second copy of the gradients for each worker.
+    """
+    units, w = profile.units, profile.weight_bytes
+    layers, layer = len(units) - 2, units[1].parameters
+    outside = (units[0].parameters + units[-1].parameters) * (2 * w + profile.state_bytes)
+    slots = min(2 * window, layers) * 2 * w * layer
+    moments = window * profile.state_bytes * layer
+    offloaded = layers - window
+
+    def permanent(tier: str, nbytes: int) -> Buffer:
+        return Buffer(tier=tier, nbytes=nbytes, permanent=True)
+
+    return {
+        "window units": permanent(DEVICE, slots),
+        "resident moments": permanent(DEVICE, moments),
+        "outside": permanent(DEVICE, outside + artifact.device_fixed_bytes),
+        "pinned": permanent(HOST_TIER, layers * 2 * w * layer),
+        "moments": permanent(HOST_TIER, offloaded * profile.state_bytes * layer),
+        "second copies": permanent(HOST_TIER, min(artifact.workers, offloaded) * w * layer),
+    }
+
+
+class _Builder:
+    """Collects one step's actions. Layers are counted from 0 here, as in the artifact."""
+
+    def __init__(self, profile: Profile, layers: int, window: int) -> None:
+        self.profile, self.layers, self.window = profile, layers, window
+        self.head = layers + 1
+        self.actions: list[Action] = []
+        self.buffers: dict[str, Buffer] = {}
+
+    def forward(self) -> None:
+        self._compute(F, 0)
+        for layer in range(self.layers):
+            unit = layer + 1
+            after = [act(F, unit - 1, 0)]
+            if layer >= self.window:
+                after += [act(L, unit), act(E, unit - self.window)]
+            ahead = layer + self.window
+            if ahead < self.layers:
+                ready = [act(F, unit - 1, 0), act(U, ahead + 1, step=-1)]
+                self._copy(L, ahead + 1, H2D, after=ready)
+            self._compute(F, unit, after)
+            if ahead < self.layers:
+                self._copy(E, unit, D2H, after=[act(F, unit, 0)])
+        self._compute(F, self.head, [act(F, self.head - 1, 0)])
+        self._compute(B, self.head, [act(F, self.head, 0)])
+
+    def backward(self) -> None:
+        for layer in reversed(range(self.layers)):
+            unit = layer + 1
+            after = [act(B, unit + 1, 0)]
+            if layer < self.layers - self.window:
+                after.append(act(L, unit, turn=1))
+            self._compute(R, unit, after + self._awaited(layer + 1))
+            self._compute(B, unit, [act(R, unit, 0)])
+            # The hook of this layer: it first waits for its futures, then acts.
+            hook = [act(B, unit, 0), *self._awaited(layer)]
+            if layer >= self.window:
+                self._copy(L, unit - self.window, H2D, turn=1, after=hook)
+            self._leave(layer + 1, hook)
+        self._compute(B, 0, [act(B, 1, 0)])
+        for unit in (0, 1, self.head):  # the artifact's "default" optimizer, at the end of the step
+            self._add(U, unit, COMPUTE, after=[act(B, 0, 0), *self._awaited(0)])
+
+    def _leave(self, layer: int, hook: list[str]) -> None:
+        """A layer's gradients are complete: evict and update it, or update it where it is."""
+        unit = layer + 1
+        if not 0 < layer < self.layers:
+            return
+        if layer < self.window:
+            self._add(U, unit, COMPUTE, after=hook)
+            return
+        if layer + 1 < self.layers:
+            hook = [*hook, act(U, unit + 1)]  # one task at a time
+        self._copy(E, unit, D2H, turn=1, after=hook)
+        self._copy(G, unit, D2H, after=[act(E, unit, turn=1)])
+        self._add(U, unit, HOST, after=[act(G, unit)])
+
+    def _awaited(self, layer: int) -> list[str]:
+        """What the backward hook of a layer waits for: the eviction from W layers above."""
+        above = layer + self.window
+        return [act(U, above + 1)] if self.window <= above < self.layers else []
+
+    def _compute(self, kind: Kind, unit: int, after: list[str] | None = None) -> None:
+        cost = self.profile.units[unit]
+        scratch = {
+            F: cost.forward_scratch_bytes,
+            R: cost.recompute_scratch_bytes,
+            B: cost.backward_scratch_bytes,
+        }[kind]
+        takes = [self._buffer(name.scratch(act(kind, unit, 0)), scratch)]
+        frees = list(takes)
+        if kind is F and unit < self.head:
+            takes.append(self._buffer(name.activation(unit + 1, 0), cost.output_bytes))
+        if kind is R or (kind is F and unit == self.head):
+            takes.append(self._buffer(name.kept(unit, 0), cost.kept_bytes))
+        if kind is B:
+            if unit:
+                takes.append(self._buffer(name.output_gradient(unit - 1, 0), cost.input_bytes))
+                frees += [name.activation(unit, 0), name.kept(unit, 0)]
+            if unit < self.head:
+                frees.append(name.output_gradient(unit, 0))
+        self._add(kind, unit, COMPUTE, micro=0, after=after or [], takes=takes, frees=frees)
+
+    def _copy(self, kind: Kind, unit: int, lane: str, *, after: list[str], turn: int = 0) -> None:
+        nbytes = self.profile.units[unit].parameters * self.profile.weight_bytes
+        self._add(kind, unit, lane, after=after, turn=turn, nbytes=nbytes)
+
+    def _buffer(self, label: str, nbytes: int) -> str:
+        self.buffers[label] = Buffer(tier=DEVICE, nbytes=nbytes)
+        return label
+
+    def _add(
+        self,
+        kind: Kind,
+        unit: int,
+        lane: str,
+        *,
+        after: list[str],
+        micro: int | None = None,
+        turn: int = 0,
+        nbytes: int = 0,
+        takes: list[str] | None = None,
+        frees: list[str] | None = None,
+    ) -> None:
+        self.actions.append(
+            Action(
+                kind=kind,
+                unit=unit,
+                lane=lane,
+                microbatch=micro,
+                turn=turn,
+                after=tuple(dict.fromkeys(after)),
+                nbytes=nbytes,
+                takes=tuple(takes or []),
+                frees=tuple(frees or []),
+            )
+        )

@@ -1,0 +1,32 @@
+"""Models as lists of layers, and the text they are trained on.
+
+A model is a `base.LayeredModel`: unit 0 embeds, units 1 to n are the layers, unit n + 1 is the head
+with the loss. Methods decide where and when units run; a unit knows nothing of them. This file and
+`spec` import no torch, so that a command line can check a model before a framework is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
+
+__all__ = ["ModelSpec", "make_model"]
+
+
+def make_model(spec: ModelSpec) -> LayeredModel:
+    """The model a spec describes. Holds no weights yet: `build` or `whole` make them.
+
+    Raises ValueError when the Hugging Face configuration a spec names is missing, malformed,
+    changed since the spec was made, or when transformers is not installed.
+    """
+    if spec.family == "gpt":
+        from workbench.model.gpt import GPT
+
+        return GPT(spec)
+    from workbench.model.hf import HFModel
+
+    return HFModel.from_spec(spec)

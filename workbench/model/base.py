@@ -1,0 +1,301 @@
+"""A model as a list of units that know nothing of each other.
+
+The methods compared here differ in where a layer's weights are and when it runs, so a model must
+come apart: unit 0 embeds tokens, units 1 to n are blocks, unit n + 1 is the head with the loss.
+Between units flows one tensor [B, S, H]. A unit can be made alone, with weights that depend on the
+seed and its number only, so a model larger than any one memory is never whole anywhere; and
+`whole` makes the same model, bit for bit, as the one module that plain training and libraries
+expect.
+
+Units of one `kind` have equal shapes and run alike. So one module per kind and buffer is enough:
+make an empty `shell`, point its parameters into a buffer (`parameter.data = view`), and run any
+unit of the kind whose weights are in the buffer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What a micro-batch in a unit is called: the key of every random number drawn there."""
+
+    seed: int
+    """The run's seed."""
+    step: int
+    """Optimizer step, from 0."""
+    unit: int
+    samples: tuple[int, ...]
+    """Global sample number of each row, counted from the start of the run."""
+    training: bool = True
+    """False for evaluation: nothing is dropped."""
+
+
+class LayeredModel(ABC):
+    """Structure and arithmetic of a model; the weights live in the modules it builds."""
+
+    layers: int
+    """Blocks n."""
+    hidden: int
+    """Width H of what flows between units."""
+    vocab: int
+    """Token ids are below this."""
+    max_seq: int
+    """Longest sample in tokens."""
+
+    @property
+    def num_units(self) -> int:
+        """n + 2: embedding, blocks, head."""
+        return self.layers + 2
+
+    @property
+    def head(self) -> int:
+        """Number of the last unit."""
+        return self.layers + 1
+
+    # What a family defines.
+
+    @abstractmethod
+    def skeleton(self, unit: int) -> nn.Module:
+        """A new module of the unit with parameters on the meta device and buffers computed."""
+
+    @abstractmethod
+    def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
+        """Write initial weights into the unit's module, on the CPU in fp32; tied ones are empty."""
+
+    @abstractmethod
+    def tied(self) -> dict[tuple[int, str], tuple[int, str]]:
+        """(unit, local name) of a parameter that another unit owns -> (owner, its local name)."""
+
+    @abstractmethod
+    def state_name(self, unit: int, local_name: str) -> str:
+        """Name of a unit's parameter in the `state_dict` of the whole model."""
+
+    @abstractmethod
+    def parts(self, unit: int, module: nn.Module) -> dict[str, nn.Module]:
+        """Where the submodules of a unit sit in the whole model: path -> submodule."""
+
+    @abstractmethod
+    def forward(
+        self,
+        unit: int,
+        module: nn.Module,
+        x: Tensor,
+        ctx: Context,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Run a unit on a micro-batch.
+
+        Embedding: token ids [B, S] -> [B, S, H]. Block: [B, S, H] -> [B, S, H]. Head: [B, S, H] and
+        targets [B, S] -> the mean loss of the micro-batch, an fp32 scalar; without targets, logits
+        [B, S, V]. Raises ValueError when `ctx.samples` does not name every row.
+        """
+
+    # What follows from it.
+
+    def kind(self, unit: int) -> str:
+        """Units of one kind have equal shapes and can share one module."""
+        if unit == 0:
+            return "embedding"
+        return "head" if unit == self.head else "block"
+
+    def build(
+        self,
+        unit: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> nn.Module:
+        """The unit alone with its initial weights, which depend on (seed, unit) only.
+
+        Weights are drawn on the CPU in fp32, whatever device and dtype ask for; on the meta device
+        none are. A tied parameter has no elements: put the owner's in its place.
+        """
+        module = self.skeleton(unit)
+        if torch.device(device).type != "meta":
+            for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+                shape = torch.Size([0]) if (unit, name) in self.tied() else parameter.shape
+                set_parameter(module, name, torch.empty(shape))
+            self.initialize(unit, module, seed=seed)
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            set_parameter(module, name, parameter.detach().to(device, dtype))
+        move_buffers(module, device)
+        return module
+
+    def shell(
+        self,
+        unit: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> nn.Module:
+        """A module for units of this kind whose parameters hold nothing yet (0 elements).
+
+        They take a view of any shape by `parameter.data = view`, which meta parameters refuse.
+        """
+        module = self.skeleton(unit)
+        for name, _ in list(module.named_parameters(remove_duplicate=False)):
+            set_parameter(module, name, torch.empty(0, device=device, dtype=dtype))
+        move_buffers(module, device)
+        return module
+
+    def shapes(self, unit: int) -> dict[str, torch.Size]:
+        """Shape by local name of the parameters the unit owns, in the module's order."""
+        return self._shapes[self.kind(unit)]
+
+    @cached_property
+    def _shapes(self) -> dict[str, dict[str, torch.Size]]:
+        tied = self.tied()
+        first = {self.kind(unit): unit for unit in reversed(range(self.num_units))}
+        return {
+            kind: {
+                name: parameter.shape
+                for name, parameter in self.skeleton(unit).named_parameters(remove_duplicate=False)
+                if (unit, name) not in tied
+            }
+            for kind, unit in first.items()
+        }
+
+    def unit_parameters(self, unit: int) -> int:
+        """Elements of the parameters the unit owns."""
+        return sum(shape.numel() for shape in self.shapes(unit).values())
+
+    def parameters_count(self) -> int:
+        """Elements of all parameters, tied ones counted once."""
+        return sum(self.unit_parameters(unit) for unit in range(self.num_units))
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        """Whether AdamW decays the parameter: matrices, not biases and norms (Megatron's rule)."""
+        owner, name = self.tied().get((unit, local_name), (unit, local_name))
+        return len(self.shapes(owner)[name]) > 1
+
+    def flops(self, unit: int, batch: int, seq: int) -> float:
+        """Floating-point operations of the forward pass on [batch, seq].
+
+        Matrix products only, as Megatron counts them: 2 per token and matrix element, and 4 S H per
+        token for attention (the causal half is not discounted). The embedding counts its additions.
+        """
+        tokens = batch * seq
+        if unit == 0:
+            return float(tokens * self.hidden)
+        if unit == self.head:
+            return 2.0 * tokens * self.hidden * self.vocab
+        matrices = sum(shape.numel() for shape in self.shapes(unit).values() if len(shape) > 1)
+        return 2.0 * tokens * matrices + 4.0 * tokens * seq * self.hidden
+
+    def whole(
+        self,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        checkpoint: bool = False,
+    ) -> Whole:
+        """All units as one module, with the weights `build` gives each."""
+        units = [
+            self.build(unit, seed=seed, device=device, dtype=dtype)
+            for unit in range(self.num_units)
+        ]
+        for (unit, name), (owner, owner_name) in self.tied().items():
+            set_parameter(units[unit], name, units[owner].get_parameter(owner_name))
+        return Whole(self, units, seed=seed, checkpoint=checkpoint)
+
+
+class Whole(nn.Module):
+    """A layered model as one ordinary module, for plain training, FSDP and DeepSpeed.
+
+    `state_dict` has the names of `LayeredModel.state_name`. The units stay reachable in order as
+    `units`; they share their submodules with the named tree that is registered here.
+    """
+
+    def __init__(
+        self, model: LayeredModel, units: list[nn.Module], *, seed: int, checkpoint: bool
+    ) -> None:
+        super().__init__()
+        self.layered = model
+        self.units = units
+        self.seed = seed
+        self.checkpoint = checkpoint
+        for unit, module in enumerate(units):
+            for path, part in model.parts(unit, module).items():
+                _graft(self, path, part)
+        names = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        assert names == {
+            model.state_name(unit, name)
+            for unit, module in enumerate(units)
+            for name, _ in module.named_parameters(remove_duplicate=False)
+        }
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The modules of units 1 to n, for wrapping policies."""
+        return self.units[1:-1]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        step: int = 0,
+        samples: tuple[int, ...] | None = None,
+    ) -> Tensor:
+        """Mean loss of token ids [B, S] against targets [B, S]; without targets, logits [B, S, V].
+
+        `samples` are the rows' global numbers, by default those of an undivided batch: step * B
+        onwards. Nothing is dropped in `eval` mode.
+        """
+        rows = len(tokens)
+        if samples is None:
+            samples = tuple(range(step * rows, (step + 1) * rows))
+        x = tokens
+        for unit, module in enumerate(self.units):
+            ctx = Context(
+                seed=self.seed, step=step, unit=unit, samples=samples, training=self.training
+            )
+            if unit == self.layered.head:
+                x = self.layered.forward(unit, module, x, ctx, targets)
+            elif self.checkpoint and unit:
+                x = checkpointed(
+                    self.layered.forward,
+                    unit,
+                    module,
+                    x,
+                    ctx,
+                    use_reentrant=False,
+                    preserve_rng_state=False,  # random numbers are keyed: the same the second time
+                )
+            else:
+                x = self.layered.forward(unit, module, x, ctx)
+        return x
+
+
+def set_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put `value`, made a parameter unless it is one, in the place of parameter `name`."""
+    path, _, leaf = name.rpartition(".")
+    parameter = value if isinstance(value, nn.Parameter) else nn.Parameter(value)
+    setattr(module.get_submodule(path), leaf, parameter)
+
+
+def move_buffers(module: nn.Module, device: torch.device | str) -> None:
+    """Move buffers and keep their dtype: rotary frequencies in bf16 would be other frequencies."""
+    for owner in module.modules():
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            setattr(owner, name, buffer.to(device))
+
+
+def _graft(root: nn.Module, path: str, part: nn.Module) -> None:
+    """Register `part` under a dotted path, making the modules on the way."""
+    *way, leaf = path.split(".")
+    for name in way:
+        if name not in root._modules:
+            root.add_module(name, nn.Module())
+        root = root._modules[name]
+    root.add_module(leaf, part)

@@ -1,0 +1,111 @@
+"""Real text with no download: finding it, reading it, and refusing what is not text.
+
+The default corpus is the sources of the running Python's standard library: on every machine that
+runs this at all, a few MiB of text with long-range structure. It differs between Python versions,
+so every corpus has a digest, which goes into a run's record: losses compare only where digests are
+equal.
+"""
+
+from __future__ import annotations
+
+import platform
+import sysconfig
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+STDLIB = "stdlib"
+STDLIB_BYTES = 8 << 20
+"""Enough for thousands of samples, little enough to tokenize in seconds."""
+STDLIB_WITHOUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__",
+                  "site-packages", "dist-packages"}  # fmt: skip
+FOLDER_FILES = ("wiki.train.tokens", "wiki.train.raw", "wiki.*.tokens", "wiki.*.raw", "*.txt")
+"""What a folder may hold; the first pattern that matches decides (WikiText: its training part)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A text, whole."""
+
+    name: str
+    data: bytes
+    """UTF-8 without NUL bytes."""
+    digest: str
+    """SHA-256 of `data`, in hexadecimal."""
+
+
+def read_corpus(source: str | Path = STDLIB) -> Corpus:
+    """Read ``stdlib``, a text file, or a folder with WikiText's files or other ``*.txt``.
+
+    Raises ValueError, one sentence, for a source that is missing, unreadable, empty or not text.
+    """
+    if source == STDLIB:
+        name, data = f"standard library of Python {platform.python_version()}", _read_stdlib()
+    else:
+        path = Path(source)
+        name, data = path.name, b"".join(_read_text(file) for file in _files(path))
+    return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(
+            f"there is no text at {str(path)!r}; name a text file, a WikiText folder, or {STDLIB!r}"
+        )
+    for pattern in FOLDER_FILES:
+        found = sorted(file for file in path.glob(pattern) if file.is_file())
+        if found:
+            return found
+    raise ValueError(
+        f"the folder {str(path)!r} holds no text: it has none of {', '.join(FOLDER_FILES)}"
+    )
+
+
+def _read_text(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the text {str(path)!r}: {error.strerror}") from None
+    if not data.strip():
+        raise ValueError(f"the text {str(path)!r} is empty ({len(data)} bytes)")
+    if (nul := data.find(b"\0")) >= 0:
+        raise ValueError(f"{str(path)!r} is not text: byte {nul} is NUL")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from None
+    return data
+
+
+def _read_stdlib() -> bytes:
+    """Sources in the order of their paths, up to the first that would pass the bound."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = {
+        path.relative_to(root).as_posix(): path
+        for path in root.rglob("*.py")
+        if not STDLIB_WITHOUT & set(path.relative_to(root).parts)
+    }
+    sources: list[bytes] = []
+    size = 0
+    for name in sorted(files):
+        data = files[name].read_bytes()
+        if size + len(data) > STDLIB_BYTES:
+            break
+        if b"\0" not in data and _is_utf8(data):
+            sources.append(data)
+            size += len(data)
+    if not size:
+        raise ValueError(f"this Python has no library sources under {root}; name a text file")
+    return b"".join(sources)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""What a model is, as plain data: enough to count its parameters without a framework.
+
+Closed formulas for the GPT family, with h hidden, n layers, V vocabulary and s sequence: a block
+has P = 12 h^2 + 13 h parameters (QKV 3h^2 + 3h, projection h^2 + h, feed-forward 8h^2 + 5h, two
+norms 4h), the embeddings V h + s h, the final norm 2h. With hidden 2048 these give the published
+model sizes of STRONGHOLD (SC'22) to the last digit: 1,716,588,544 for 32 layers and 5,140,951,040
+for 100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+GPT_FAMILY = "gpt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A decoder: GPT of any size, or a Hugging Face configuration (made with `hugging_face`)."""
+
+    family: str = GPT_FAMILY
+    """``gpt``, or the path of a Hugging Face ``config.json`` (or of the folder that holds it)."""
+    layers: int = 16
+    """Transformer blocks n; the model has n + 2 units."""
+    hidden: int = 2048
+    """Width h of the residual stream."""
+    heads: int = 16
+    """Attention heads; must divide hidden."""
+    seq: int = 1024
+    """Tokens per sample; for GPT also the number of learned positions."""
+    vocab: int = 50304
+    """Rows of the token embedding; 50304 is GPT-2's 50257 padded to a multiple of 128."""
+    dropout: float = 0.0
+    """Probability in [0, 1), for embedding, attention weights and both residual branches."""
+    tied: bool = True
+    """Whether the head's matrix is the token embedding."""
+    config_digest: str = ""
+    """SHA-256 of the Hugging Face configuration file; empty for GPT."""
+
+    def __post_init__(self) -> None:
+        if not self.family:
+            raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
+        for name in ("layers", "hidden", "heads", "seq", "vocab"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; it must be a whole number")
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.hidden % self.heads:
+            divisors = [d for d in range(1, self.hidden + 1) if self.hidden % d == 0]
+            nearest = min(divisors, key=lambda d: abs(d - self.heads))
+            raise ValueError(
+                f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
+                f"{nearest} heads would"
+            )
+        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout!r}; it must be at least 0 and below 1")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tied is {self.tied!r}; it must be true or false")
+
+    @classmethod
+    def hugging_face(cls, path: str | Path, *, seq: int | None = None) -> ModelSpec:
+        """The spec of a local Hugging Face configuration (needs transformers, no network).
+
+        `seq` defaults to 1024, or to all the positions the model has if they are fewer. Raises
+        ValueError for a missing or malformed file, or more positions than the model has.
+        """
+        from workbench.model.hf import describe
+
+        return describe(path, seq=seq)
+
+    @property
+    def units(self) -> int:
+        """Embedding, blocks, head."""
+        return self.layers + 2
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one block: 12 h^2 + 13 h. GPT only."""
+        self._needs_formula()
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the model, a tied matrix counted once: n P + (V + s) h + 2 h. GPT only."""
+        outside = (self.vocab + self.seq) * self.hidden + 2 * self.hidden
+        untied = 0 if self.tied else self.vocab * self.hidden
+        return self.layers * self.block_parameters + outside + untied
+
+    def _needs_formula(self) -> None:
+        if self.family != GPT_FAMILY:
+            raise ValueError(
+                f"no closed formula counts the parameters of {self.family}; "
+                "make_model(spec).parameters_count() does"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
+        """Inverse of `to_dict`; raises ValueError naming an unknown field."""
+        known = [field.name for field in fields(cls)]
+        for name in data:
+            if name not in known:
+                raise ValueError(f"unknown field {name!r} in a model; known: {', '.join(known)}")
+        return cls(**data)

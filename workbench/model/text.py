@@ -1,0 +1,113 @@
+"""Samples of a text, in an order that only the seed decides.
+
+The text is cut into windows of `seq` tokens, each with its successor as targets. Sample number g
+is the window that the (g mod windows)-th place of a permutation names, a fresh permutation each
+epoch, and the permutation is a keyed function, not a shuffled list. So any process finds any
+sample by its number alone: methods, micro-batch splits, ranks and resumed runs cannot disagree on
+the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.model.corpus import STDLIB, read_corpus
+from workbench.model.keys import permuted
+from workbench.model.tokenize import Tokenizer, tokenize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A tokenized corpus."""
+
+    name: str
+    """What was read, for people."""
+    digest: str
+    """SHA-256 of the text; equal digests and tokenizers mean comparable losses."""
+    nbytes: int
+    """Size of the text."""
+    tokenizer: Tokenizer
+    tokens: np.ndarray
+    """[n], unsigned; may be mapped from a file."""
+
+
+def load_text(
+    source: str | Path = STDLIB,
+    tokenizer: str = "bytes",
+    *,
+    vocab: int,
+    seq: int,
+    cache: Path | None = None,
+) -> Text:
+    """Read and tokenize a corpus for a model of `vocab` words and samples of `seq` tokens.
+
+    Raises ValueError, one sentence, when the source is missing, empty or not text, when the
+    tokenizer is unknown or has more tokens than the model's vocabulary, and when the text is
+    shorter than one sample.
+    """
+    corpus = read_corpus(source)
+    made, tokens = tokenize(corpus, tokenizer, cache)
+    if made.vocab > vocab:
+        raise ValueError(
+            f"the model's vocabulary of {vocab} is smaller than the {made.vocab} tokens of "
+            f"{tokenizer!r}; use a vocabulary of at least {made.vocab}"
+        )
+    _windows(len(tokens), seq)
+    return Text(
+        name=corpus.name,
+        digest=corpus.digest,
+        nbytes=len(corpus.data),
+        tokenizer=made,
+        tokens=tokens,
+    )
+
+
+class Batches:
+    """Batches of a run: step t has samples t B to (t + 1) B - 1."""
+
+    def __init__(self, tokens: np.ndarray, seq: int, batch: int, seed: int) -> None:
+        """Raises ValueError when the tokens are fewer than one sample and its last target need."""
+        if batch < 1:
+            raise ValueError(f"a batch of {batch} samples is none; it must be at least 1")
+        self.tokens, self.seq, self.batch_size, self.seed = tokens, seq, batch, seed
+        self.windows = _windows(len(tokens), seq)
+        """Samples in one epoch."""
+
+    def samples(self, step: int) -> tuple[int, ...]:
+        """Global numbers of the samples of a step."""
+        return tuple(range(step * self.batch_size, (step + 1) * self.batch_size))
+
+    def position(self, sample: int) -> int:
+        """Index in the corpus of a sample's first token."""
+        epoch, place = divmod(sample, self.windows)
+        return self.seq * permuted(place, self.windows, self.seed, "sample", epoch)
+
+    def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens and targets [len(samples), seq], int64 on the CPU; targets are one token later."""
+        import torch
+
+        starts = [self.position(sample) for sample in samples]
+        rows = np.stack([self.tokens[start : start + self.seq + 1] for start in starts])
+        rows = torch.from_numpy(rows.astype(np.int64))
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets [B, seq] of a step."""
+        return self.rows(self.samples(step))
+
+
+def _windows(tokens: int, seq: int) -> int:
+    windows = (tokens - 1) // seq
+    if windows < 1:
+        raise ValueError(
+            f"the text has {tokens} tokens, too few for one sample of {seq}: it takes {seq + 1}"
+        )
+    return windows

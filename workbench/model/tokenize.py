@@ -1,0 +1,166 @@
+"""Text to tokens with no download: bytes as they are, or a byte-level BPE trained on the text.
+
+Both are lossless: every UTF-8 text has tokens, and decoding gives it back. A BPE costs seconds to
+train, so what was trained, and the tokens it gave, are kept in a cache folder under the digest of
+the text; files are renamed into place, so that a run killed half-way leaves no half file.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.model.corpus import Corpus
+
+BYTES = 256
+PIECE_BYTES = 1 << 16
+"""A text is encoded in pieces of whole lines of about this size, in parallel."""
+GROUP = 256
+"""Pieces encoded at once: a library's encoding is many times its text."""
+TRAINING_PIECES = 512
+"""Merges are learnt from the first 32 MiB; more text hardly changes the frequent pairs."""
+
+
+class Tokenizer(ABC):
+    """Text and its tokens."""
+
+    name: str
+    vocab: int
+    """Tokens are below this."""
+
+    @abstractmethod
+    def encode(self, text: bytes) -> np.ndarray:
+        """Tokens [n] of a UTF-8 text, in the smallest unsigned type that holds them."""
+
+    @abstractmethod
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of tokens [n]; what is cut inside a character shows as U+FFFD."""
+
+
+class Bytes(Tokenizer):
+    """A token is a byte."""
+
+    name = "bytes"
+    vocab = BYTES
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return np.asarray(tokens, dtype=np.uint8).tobytes().decode(errors="replace")
+
+
+class BPE(Tokenizer):
+    """Byte-level byte-pair encoding with GPT-2's split into words (the tokenizers library)."""
+
+    def __init__(self, name: str, inner: Any) -> None:
+        self.name = name
+        self.inner = inner
+        self.vocab = inner.get_vocab_size()
+
+    @classmethod
+    def train(cls, name: str, vocab: int, text: bytes) -> BPE:
+        """At most `vocab` tokens; fewer where the text has no more pairs to merge."""
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        inner = Inner(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )
+        inner.train_from_iterator(islice(_pieces(text), TRAINING_PIECES), trainer)
+        return cls(name, inner)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        dtype = np.uint16 if self.vocab <= 1 << 16 else np.uint32
+        pieces = _pieces(text)
+        parts = []
+        while group := list(islice(pieces, GROUP)):
+            encoded = self.inner.encode_batch_fast(group)
+            parts += [np.asarray(one.ids, dtype=dtype) for one in encoded]
+        return np.concatenate(parts)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return self.inner.decode([int(token) for token in tokens])
+
+
+def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer called ``bytes`` or ``bpe:N`` for a corpus, and the corpus's tokens [n].
+
+    A cache that cannot be read or written costs time, not the run. Raises ValueError for another
+    name, an N that is no number or below 257, or when the tokenizers library is not installed.
+    """
+    if tokenizer == Bytes.name:
+        return Bytes(), Bytes().encode(corpus.data)
+    size = _bpe_size(tokenizer)
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError(
+            f"{tokenizer} needs the package tokenizers, which is not installed; use 'bytes'"
+        ) from None
+    if cache is None:
+        bpe = BPE.train(tokenizer, size, corpus.data)
+        return bpe, bpe.encode(corpus.data)
+    stem = f"bpe-{size}-{corpus.digest[:16]}-{tokenizers.__version__}"
+    merges, tokens = cache / f"{stem}.json", cache / f"{stem}.npy"
+    try:
+        bpe = BPE(tokenizer, tokenizers.Tokenizer.from_file(str(merges)))
+    except Exception:  # the library raises no narrower type for a missing or broken file
+        bpe = BPE.train(tokenizer, size, corpus.data)
+        with suppress(OSError):
+            tokens.unlink(missing_ok=True)
+            _write(merges, lambda file: file.write(bpe.inner.to_str().encode()))
+    with suppress(OSError, ValueError, EOFError):
+        return bpe, np.load(tokens, mmap_mode="r")
+    encoded = bpe.encode(corpus.data)
+    with suppress(OSError):
+        _write(tokens, lambda file: np.save(file, encoded))
+    return bpe, encoded
+
+
+def _bpe_size(tokenizer: str) -> int:
+    kind, _, number = tokenizer.partition(":")
+    if kind != "bpe" or not number.isdecimal():
+        raise ValueError(
+            f"unknown tokenizer {tokenizer!r}; use 'bytes', or 'bpe:N' as in 'bpe:4096'"
+        )
+    if int(number) <= BYTES:
+        raise ValueError(
+            f"{tokenizer} has no room for merges beside {BYTES} bytes; use N above {BYTES}"
+        )
+    return int(number)
+
+
+def _pieces(text: bytes) -> Iterator[str]:
+    """The text in whole lines, PIECE_BYTES or a little more at a time."""
+    start = 0
+    while start < len(text):
+        end = text.find(b"\n", start + PIECE_BYTES) + 1 or len(text)
+        yield text[start:end].decode()
+        start = end
+
+
+def _write(path: Path, fill: Any) -> None:
+    """Write a file beside `path` and rename it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

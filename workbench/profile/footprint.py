@@ -1,0 +1,81 @@
+"""How many bytes each compute action of a unit needs, seen by the meter that the runtime itself uses.
+
+On CUDA a small step is run and the allocator asked. On a CPU it is run on fake tensors, under the same
+meter as a real one: the counts are the same, nothing is computed, and a layer of any size can be asked
+about on any laptop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from workbench.model.base import LayeredModel
+from workbench.profile.bench import Bench
+from workbench.runtime.device_budget import StorageMeter, device_meter
+
+TOKEN_BYTES = 8
+LOSS_BYTES = 4
+
+
+def footprints(
+    model: LayeredModel,
+    units: list[int],
+    size: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, dict[str, int]]:
+    """The fields of UnitCost that end in ``_bytes``, by kind of unit.
+
+    `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens.
+    """
+    fake = device.type == "cpu"
+    meter = StorageMeter() if fake else device_meter(device)
+    seen: dict[str, dict[str, int]] = defaultdict(dict)
+    with FakeTensorMode() if fake else nullcontext(), meter:
+        bench = Bench(model, units, dtype=dtype, device=device, meter=meter)
+
+        def visit(phase: str, unit: int, action: Callable[[], None]) -> None:
+            marks = seen[model.kind(unit)]
+            marks[f"{phase} before"] = meter.now
+            meter.reset_peak()
+            action()
+            marks[f"{phase} peak"], marks[f"{phase} after"] = meter.peak, meter.now
+
+        if not fake:
+            bench.step(*size, lambda phase, unit, action: action())  # libraries take workspaces
+        bench.step(*size, visit)
+    tokens = size[0] * size[1]
+    activation = tokens * model.hidden * dtype.itemsize
+    return {
+        kind: _bytes(marks, kind, activation=activation, tokens=tokens * TOKEN_BYTES)
+        for kind, marks in seen.items()
+    }
+
+
+def _bytes(marks: dict[str, int], kind: str, *, activation: int, tokens: int) -> dict[str, int]:
+    """What the meter saw around a unit's actions, in the terms of UnitCost.
+
+    A unit's output is held through its backward pass, which starts there. In that pass no buffer of
+    the schedule stands for it, so it counts as scratch.
+    """
+    embeds, head = kind == "embedding", "recompute before" not in marks
+    graph = "forward" if head else "recompute"
+    output = LOSS_BYTES if head else marks["forward after"] - marks["forward before"]
+    kept = marks[f"{graph} after"] - marks[f"{graph} before"] - output
+    with_graph = marks[f"{graph} peak"] - marks[f"{graph} before"] - kept
+    without = marks["forward peak"] - marks["forward before"] - output
+    backward = marks["backward peak"] - (marks["backward before"] - output)
+    return {
+        "input_bytes": tokens if embeds else activation,
+        "output_bytes": output,
+        "kept_bytes": kept,
+        "forward_scratch_bytes": with_graph if head else without,
+        "recompute_scratch_bytes": with_graph,
+        "backward_scratch_bytes": max(0, backward - (0 if embeds else activation)),
+    }

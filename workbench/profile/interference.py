@@ -1,0 +1,76 @@
+"""How much each lane slows while another is at work beside it.
+
+Copies, updates and compute meet at the host's memory, and without a GPU at its cores. Each pair of
+lanes is measured with both at their real work in threads of their own, against each alone a moment
+before. Only pairs: what a third lane adds follows from the cores (profile.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.profile.loads import Load
+from workbench.profile.table import Table
+from workbench.profile.timing import Sample, quietest, repeat, repeat_beside, summarize
+
+
+def interference(
+    lanes: Mapping[str, Load], table: Table, *, twins: Mapping[str, str]
+) -> dict[str, float]:
+    """``"a|b"``: by which factor, at least 1, lane a is slower while lane b is at work.
+
+    `twins` maps a lane to one that does the same work, which is then measured beside it only.
+    """
+    slowdowns: dict[str, float] = {}
+    names = [lane for lane in lanes if lane not in twins.values()]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]] + list(twins.items())
+    for a, b in pairs:
+        for (first, second), factor in zip(
+            ((a, b), (b, a)), _beside(a, lanes[a], b, lanes[b], table), strict=True
+        ):
+            slowdowns[f"{first}|{second}"] = factor
+            if (a, b) in twins.items():
+                continue
+            if first in twins:
+                slowdowns[f"{twins[first]}|{second}"] = factor
+            if second in twins:
+                slowdowns[f"{first}|{twins[second]}"] = factor
+    return slowdowns
+
+
+def sharing(one: Load, first: Load, second: Load, table: Table) -> float:
+    """Factor by which a host worker slows when a second one takes half of the threads of `one`."""
+    (alone, (left, right)), others = quietest(
+        lambda: (_alone(one, table), repeat_beside(first.once, second.once, seconds=table.seconds))
+    )
+    return _enter("host", "a second host worker", alone, [*left, *right], others, table)
+
+
+def _beside(a: str, load_a: Load, b: str, load_b: Load, table: Table) -> tuple[float, float]:
+    """Slowdown of a beside b, and of b beside a."""
+    (alone_a, alone_b, (beside_a, beside_b)), others = quietest(
+        lambda: (
+            _alone(load_a, table),
+            _alone(load_b, table),
+            repeat_beside(load_a.once, load_b.once, seconds=table.seconds),
+        )
+    )
+    return (
+        _enter(a, b, alone_a, beside_a, others, table),
+        _enter(b, a, alone_b, beside_b, others, table),
+    )
+
+
+def _alone(load: Load, table: Table) -> list[Sample]:
+    load.once()
+    return repeat(load.once, seconds=table.seconds / 4, least=3)
+
+
+def _enter(
+    lane: str, other: str, alone: list[Sample], beside: list[Sample], others: float, table: Table
+) -> float:
+    """Enter the figure; the slowdown is at least 1, for no work gets faster by company."""
+    slow = summarize(beside, others)
+    factor = slow.seconds / summarize(alone, others).seconds
+    table.add(f"{lane} beside {other}", factor, "x", spread=slow.spread, others=others)
+    return max(1.0, factor)

@@ -1,0 +1,230 @@
+"""Real work of each lane, piece by piece, to be timed alone and beside other lanes.
+
+The pieces are what the runtime does: one copy of a layer's flat slab, one fused AdamW over a slab,
+the forward and backward pass of one block, one slab to or from the disk. Each load walks a ring of
+slabs several times larger than the last-level cache, as a model's layers are.
+
+A sample is as many pieces as take 10 ms or more. A single short piece would fit between two
+decisions of the system's scheduler, and the median of many such would not show that two lanes
+shared a core. On CUDA, seconds are taken on the device, between two events of the load's stream.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from workbench.model import ModelSpec, make_model
+from workbench.model.base import Context
+from workbench.profile.timing import Sample
+from workbench.runtime import device_adam, host_adam
+from workbench.runtime.adam_step import AdamStep
+from workbench.runtime.disk import DiskStore
+from workbench.runtime.tiers import Slab, Tier, slab
+
+PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
+"""One copy: about a layer's slab at the sizes each device is used for."""
+RING = 16
+"""Slabs a load walks through."""
+SAMPLE_S = 0.01
+"""Shortest sample."""
+NUMEL = {"cpu": 1 << 20, "cuda": 1 << 23}
+"""Parameters of one update, likewise."""
+HYPER = AdamStep(
+    step=10, lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01, grad_scale=0.5
+)
+
+
+class Load(ABC):
+    """Work of one lane."""
+
+    amount: float
+    """What one piece does: bytes, parameters or floating-point operations."""
+    computes = True
+    """Whether the calling thread does the work itself, as far as it is not the GPU's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._slabs: list[Slab] = []
+        self._turn = 0
+        self._pieces = 0
+
+    @abstractmethod
+    def work(self, index: int) -> None:
+        """Do, or on CUDA enqueue, piece `index` of the ring."""
+
+    def once(self) -> Sample:
+        """Take one sample in the calling thread; its seconds are those of a piece."""
+        if not self._pieces:
+            self._timed(1)
+            self._pieces = max(1, math.ceil(SAMPLE_S / self._timed(1).wall))
+        wall, cpu = self._timed(self._pieces)
+        return Sample(wall / self._pieces, cpu / self._pieces)
+
+    def _timed(self, pieces: int) -> Sample:
+        if self._stream is None:
+            begin, begin_cpu = time.perf_counter(), time.thread_time()
+            self._run(pieces)
+            wall, cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
+            return Sample(wall, cpu if self.computes else wall)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._stream):
+            start.record()
+            self._run(pieces)
+            end.record()
+        end.synchronize()
+        seconds = start.elapsed_time(end) / 1e3
+        return Sample(seconds, seconds)
+
+    def _run(self, pieces: int) -> None:
+        for _ in range(pieces):
+            self.work(self._turn)
+            self._turn = (self._turn + 1) % RING
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for held in self._slabs:
+            held.free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def host_slab(self, ledger: Tier, nbytes: int, *, pin: bool = True) -> Tensor:
+        """A host slab whose every page is there."""
+        made = slab(ledger, f"{id(self)}.{len(self._slabs)}", nbytes, torch.uint8, pin=pin)
+        self._slabs.append(made)
+        return made.tensor.zero_()
+
+
+class Copy(Load):
+    """One lane of the link; without a GPU, a host memory copy by the lane's thread."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        to_device: bool,
+        pin: bool = True,
+        nbytes: int | None = None,
+    ) -> None:
+        super().__init__(device)
+        self.amount = nbytes = nbytes or PIECE_BYTES[device.type]
+        host = self.host_slab(Tier("host"), nbytes * RING, pin=pin).split(nbytes)
+        here = torch.zeros(nbytes * RING, dtype=torch.uint8, device=device).split(nbytes)
+        self._source, self._target = (host, here) if to_device else (here, host)
+
+    def work(self, index: int) -> None:
+        self._target[index].copy_(self._source[index], non_blocking=True)
+
+    def close(self) -> None:
+        self._source = self._target = ()
+        super().close()
+
+
+class Adam(Load):
+    """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and working weights."""
+
+    def __init__(self, device: torch.device, *, threads: int, numel: int, narrow: bool) -> None:
+        super().__init__(device)
+        self.amount, self._threads = numel, threads
+        self._update = host_adam.update if device.type == "cpu" else device_adam.update
+        dtype = torch.bfloat16 if narrow else torch.float32
+        self._states = torch.zeros(RING, 3, numel, device=device)
+        self._grads = torch.full((RING, numel), 1e-3, dtype=dtype, device=device)
+        self._working = torch.zeros_like(self._grads) if narrow else None
+
+    def work(self, index: int) -> None:
+        param, exp_avg, exp_avg_sq = self._states[index]
+        self._update(
+            param,
+            exp_avg,
+            exp_avg_sq,
+            self._grads[index],
+            HYPER,
+            decay_split=int(self.amount),
+            working=None if self._working is None else self._working[index],
+            threads=self._threads,
+        )
+
+
+class Product(Load):
+    """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device)
+        tokens, hidden = (512, 512) if device.type == "cpu" else (4096, 4096)
+        self.amount = 2.0 * tokens * hidden * 4 * hidden
+        self._x = torch.randn(tokens, hidden, device=device).to(dtype)
+        self._weights = torch.randn(RING, hidden, 4 * hidden, device=device).to(dtype)
+        self._out = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
+
+    def work(self, index: int) -> None:
+        torch.mm(self._x, self._weights[index], out=self._out)
+
+
+def host_adam_load(device: torch.device, threads: int) -> Adam:
+    """A host update as runs on `device` have it: with a GPU, bf16 gradients and working weights."""
+    narrow = device.type == "cuda"
+    cpu = torch.device("cpu")
+    return Adam(cpu, threads=threads, numel=NUMEL[device.type], narrow=narrow)
+
+
+def device_adam_load(device: torch.device, threads: int) -> Adam:
+    """An update of a layer that is resident on `device`."""
+    narrow = device.type == "cuda"
+    return Adam(device, threads=threads, numel=NUMEL[device.type], narrow=narrow)
+
+
+class Layer(Load):
+    """Forward and backward pass of one transformer block: what the compute lane does all day."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        hidden, seq, batch = (256, 128, 4) if device.type == "cpu" else (2048, 1024, 4)
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self._model = make_model(
+            ModelSpec(layers=RING, hidden=hidden, heads=hidden // 64, seq=seq, vocab=64)
+        )
+        self._blocks = [
+            self._model.build(1 + i, seed=0, device=device, dtype=dtype) for i in range(RING)
+        ]
+        for block in self._blocks:
+            for parameter in block.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        self._x = torch.randn(batch, seq, hidden, device=device).to(dtype)
+        self._samples = tuple(range(batch))
+        self.amount = 3 * self._model.flops(1, batch, seq)
+
+    def work(self, index: int) -> None:
+        ctx = Context(seed=0, step=0, unit=1 + index, samples=self._samples)
+        x = self._x.detach().requires_grad_()
+        y = self._model.forward(1 + index, self._blocks[index], x, ctx)
+        y.backward(self._x)
+
+
+class Disk(Load):
+    """Slabs to (`write`) or from the scratch file that the runtime's disk tier uses."""
+
+    computes = False
+
+    def __init__(self, store: DiskStore, *, write: bool) -> None:
+        super().__init__(torch.device("cpu"))
+        self.amount = nbytes = PIECE_BYTES["cpu"]
+        self._data = self.host_slab(Tier("host"), nbytes, pin=False)
+        self.direct = store.direct
+        self._move = store.write if write else store.read
+        if write:
+            for index in range(RING):
+                store.allocate(f"piece {index}", nbytes)
+
+    def work(self, index: int) -> None:
+        self._move(f"piece {index}", self._data)

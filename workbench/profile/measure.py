@@ -1,0 +1,256 @@
+"""What the units of a model cost on this machine: seconds and bytes of every compute action.
+
+Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head, run by
+the bench as the engine would run them, and timed action by action. Bytes come from footprint.py.
+
+A step that would take too long here (a published size on a laptop) is timed on fewer tokens, twice,
+and the line through the two is drawn on to the size asked for: what depends on the weights alone, such
+as adding up their gradients, does not grow with the tokens. The profile says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from workbench.model.base import LayeredModel
+from workbench.profile.bench import Bench
+from workbench.profile.footprint import footprints
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.timing import TRIES, Sample, Timing, quietest, summarize
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.threads import use_device_threads
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+BLOCKS = 3
+"""Blocks in the small step, so that a block finds the caches full of another's data, as it will."""
+STEP_SECONDS = 1.5
+"""Longest small step that is timed at full size."""
+REDUCED_STEP_SECONDS = 0.8
+LEAST_TOKENS = 64
+"""Fewest tokens a step is reduced to; half of them for the second timing."""
+STEPS, REDUCED_STEPS = 4, 2
+"""Fewest timed steps, after one that warms up."""
+
+Timings = dict[tuple[str, str], Timing]
+"""(kind, phase) -> timing."""
+
+
+class Size(NamedTuple):
+    """What a small step is run on."""
+
+    microbatch: int
+    seq: int
+
+
+def measure(
+    model: LayeredModel,
+    *,
+    microbatch: int,
+    seq: int,
+    dtype: str,
+    device: str,
+    hardware: Hardware,
+    seconds: float = 1.0,
+) -> Profile:
+    """The profile of a model for micro-batches of [microbatch, seq] on this machine.
+
+    `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
+    """
+    costs, note = unit_costs(
+        model,
+        microbatch=microbatch,
+        seq=seq,
+        dtype=dtype,
+        device=device,
+        hardware=hardware,
+        seconds=seconds,
+    )
+    return assemble(
+        model, costs, hardware=hardware, microbatch=microbatch, seq=seq, dtype=dtype, note=note
+    )
+
+
+def measure_batches(
+    model: LayeredModel, microbatches: Sequence[int], **settings
+) -> dict[int, Profile]:
+    """`measure` for several micro-batch sizes: what a method that chooses among them needs."""
+    return {size: measure(model, microbatch=size, **settings) for size in microbatches}
+
+
+def assemble(
+    model: LayeredModel,
+    costs: dict[str, UnitCost],
+    *,
+    hardware: Hardware,
+    microbatch: int,
+    seq: int,
+    dtype: str,
+    note: str = "",
+) -> Profile:
+    """The profile of a model of any depth from the costs of its kinds of units."""
+    return Profile(
+        hardware=hardware,
+        units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
+        microbatch=microbatch,
+        seq=seq,
+        weight_bytes=DTYPES[dtype].itemsize,
+        note=note,
+    )
+
+
+def unit_costs(
+    model: LayeredModel,
+    *,
+    microbatch: int,
+    seq: int,
+    dtype: str,
+    device: str,
+    hardware: Hardware,
+    seconds: float = 1.0,
+) -> tuple[dict[str, UnitCost], str]:
+    """Cost by kind of unit, and a sentence on what was scaled (empty if nothing was)."""
+    target, torch_dtype = torch.device(device), DTYPES[dtype]
+    use_device_threads(target.type)
+    full = Size(microbatch, seq)
+    small = _affordable(model, full, hardware)
+    units = model_units(model, BLOCKS if small == full else 1)
+    with device_meter(target) as meter:
+        bench = Bench(model, units, dtype=torch_dtype, device=target, meter=meter)
+        timings = {
+            size: _timings(bench, size, seconds, reduced=small != full)
+            for size in ((full,) if small == full else (small, _half(small)))
+        }
+    del bench
+    bytes_of = footprints(model, model_units(model, 1), full, dtype=torch_dtype, device=target)
+    costs = {}
+    for unit in units:
+        kind = model.kind(unit)
+
+        def took(phase: str, unit: int = unit, kind: str = kind) -> float:
+            return _extrapolated(
+                [
+                    (model.flops(unit, *size), found[kind, phase].seconds)
+                    for size, found in timings.items()
+                ],
+                model.flops(unit, *full),
+            )
+
+        recomputed = (kind, "recompute") in timings[small]
+        costs[kind] = UnitCost(
+            kind=kind,
+            parameters=model.unit_parameters(unit),
+            forward_s=took("forward"),
+            recompute_s=took("recompute" if recomputed else "forward"),
+            backward_s=took("backward"),
+            gradient_s=timings[small][kind, "gradient"].seconds,
+            spread=timings[small][kind, "backward"].spread,
+            flops=model.flops(unit, *full),
+            **bytes_of[kind],
+        )
+    if small == full:
+        return costs, ""
+    return costs, (
+        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
+        f"{microbatch} x {seq}, which would take too long to time on this machine"
+    )
+
+
+def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:
+    """Seconds at `flops` on the line through (flops, seconds); a single point is at full size."""
+    flops_1, seconds_1 = points[0]
+    if len(points) == 1:
+        return seconds_1
+    flops_2, seconds_2 = points[1]
+    slope = max(0.0, seconds_1 - seconds_2) / (flops_1 - flops_2)
+    return seconds_1 + slope * (flops - flops_1)
+
+
+def model_units(model: LayeredModel, most: int) -> list[int]:
+    """The first `most` units of every kind, in the model's order."""
+    count: dict[str, int] = defaultdict(int)
+    units = []
+    for unit in range(model.num_units):
+        count[model.kind(unit)] += 1
+        if count[model.kind(unit)] <= most:
+            units.append(unit)
+    return units
+
+
+def _affordable(model: LayeredModel, full: Size, hardware: Hardware) -> Size:
+    """The full size, if a small step of it is short enough, else the largest part that is."""
+
+    def seconds(size: Size, blocks: int) -> float:
+        # Forward, recomputation, and a backward pass of two forward passes.
+        flops = sum(4 * model.flops(unit, *size) for unit in model_units(model, blocks))
+        return flops / hardware.matmul_flops_per_s
+
+    if seconds(full, BLOCKS) <= STEP_SECONDS:
+        return full
+    size = _half(full)
+    while seconds(size, 1) > REDUCED_STEP_SECONDS and size.microbatch * size.seq > LEAST_TOKENS:
+        size = _half(size)
+    return size
+
+
+def _half(size: Size) -> Size:
+    """Half the samples, or half the tokens of one."""
+    if size.microbatch > 1:
+        return Size(size.microbatch // 2, size.seq)
+    return Size(1, size.seq // 2)
+
+
+Clock = Callable[[Callable[[], None]], Callable[[], Sample]]
+"""Runs an action; returns what will tell its seconds once the step is done."""
+
+
+def _cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+    wall, cpu = time.perf_counter(), time.thread_time()
+    action()
+    sample = Sample(time.perf_counter() - wall, time.thread_time() - cpu)
+    return lambda: sample
+
+
+def _cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    action()
+    end.record()
+
+    def read() -> Sample:
+        end.synchronize()
+        seconds = start.elapsed_time(end) / 1e3
+        return Sample(seconds, seconds)
+
+    return read
+
+
+def _timings(bench: Bench, size: Size, seconds: float, *, reduced: bool) -> Timings:
+    """Timings of steps that go on for `seconds`, after one that warms up."""
+    clock = _cuda_clock if bench.device.type == "cuda" else _cpu_clock
+    least = REDUCED_STEPS if reduced else STEPS
+
+    def run() -> dict[tuple[str, str], list[Sample]]:
+        samples = defaultdict(list)
+        end, steps = time.perf_counter() + seconds, 0
+        while steps < least or time.perf_counter() < end:
+            readings = []
+            bench.step(
+                *size,
+                lambda phase, unit, action, readings=readings: readings.append(
+                    (bench.model.kind(unit), phase, clock(action))
+                ),
+            )
+            for kind, phase, read in readings:
+                samples[kind, phase].append(read())
+            steps += 1
+        return samples
+
+    bench.step(*size, lambda phase, unit, action: action())
+    samples, others = quietest(run, tries=1 if reduced else TRIES)
+    return {key: summarize(values, others) for key, values in samples.items()}

@@ -1,0 +1,195 @@
+"""Costs as data: what hardware can do, what a model's units cost on it, what an action takes.
+
+A `Profile` is either measured (profile/measure.py), or made from the constants of a published
+machine (published/). Planners and the simulator do not care which. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
+from workbench.schedule.buffers import kept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """Ceilings of one machine. Rates are bytes, parameters or operations per second."""
+
+    name: str
+    source: str
+    """``measured`` or ``published``."""
+    device: str
+    """``cuda``, or ``cpu`` where host memory and half of the cores play the device."""
+    cores: int
+    device_bytes: int
+    """Memory of the device tier usable by a process."""
+    host_bytes: int
+    """Memory of the host tier usable by a process."""
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    host_adam_params_per_s: float
+    """Fused AdamW on the host by one worker (`adam_threads` threads)."""
+    device_adam_params_per_s: float
+    matmul_flops_per_s: float
+    host_copy_bytes_per_s: float = 0.0
+    disk_read_bytes_per_s: float = 0.0
+    disk_write_bytes_per_s: float = 0.0
+    adam_threads: int = 1
+    link_latency_s: float = 0.0
+    """Fixed cost of one transfer."""
+    action_overhead_s: float = 0.0
+    """Fixed cost of starting one action on a lane (a thread to wake, kernels to launch)."""
+    slowdowns: dict[str, float] = field(default_factory=dict)
+    """``"compute|host"``: factor by which compute slows while a host update runs beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitCost:
+    """One unit of a model at one micro-batch size. Seconds are medians of repeated timings."""
+
+    kind: str
+    """``embedding``, ``block`` or ``head``; units of one kind cost the same."""
+    parameters: int
+    """Owned by the unit, tied ones counted at their owner."""
+    forward_s: float
+    recompute_s: float
+    backward_s: float
+    """Backward pass alone, without the recomputation."""
+    gradient_s: float = 0.0
+    """Zeroing its gradients and taking their norm, once per step on the compute lane."""
+    spread: float = 0.0
+    """Relative half-width (quartiles) of the backward timing."""
+    input_bytes: int = 0
+    """Input activation of one micro-batch."""
+    output_bytes: int = 0
+    kept_bytes: int = 0
+    """What autograd keeps between (re)forward and backward, without input and output."""
+    forward_scratch_bytes: int = 0
+    """Peak inside a forward pass beyond what was there and its output."""
+    recompute_scratch_bytes: int = 0
+    """The same inside a recomputation, beyond what it keeps."""
+    backward_scratch_bytes: int = 0
+    """The same inside a backward pass, beyond the input gradient it makes; with the unit's output,
+    which autograd holds until the pass is done."""
+    flops: float = 0.0
+    """Forward floating-point operations of one micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A machine and the units of a model on it."""
+
+    hardware: Hardware
+    units: tuple[UnitCost, ...]
+    """One per unit of the model, in order."""
+    microbatch: int
+    """Samples in a micro-batch."""
+    seq: int
+    weight_bytes: int = 4
+    """Bytes of one working weight (and of its gradient): 4 for fp32, 2 for bf16."""
+    note: str = ""
+    """What a reader of predictions should know, e.g. that times were scaled."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer states per parameter, with fp32 masters where weights are narrower."""
+        return 8 if self.weight_bytes == 4 else 12
+
+    def with_link(self, bytes_per_s: float | None) -> Profile:
+        """The same machine behind a slower (emulated) link; unchanged for None."""
+        if bytes_per_s is None:
+            return self
+        hardware = replace(
+            self.hardware,
+            h2d_bytes_per_s=min(bytes_per_s, self.hardware.h2d_bytes_per_s),
+            d2h_bytes_per_s=min(bytes_per_s, self.hardware.d2h_bytes_per_s),
+        )
+        return replace(self, hardware=hardware)
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        data = json.loads(path.read_text())
+        return cls(
+            **{
+                **data,
+                "hardware": Hardware(**data["hardware"]),
+                "units": tuple(UnitCost(**unit) for unit in data["units"]),
+            }
+        )
+
+
+class ProfileCosts:
+    """The cost model of the simulator (schedule.simulate.Costs), read from a profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._slowdowns: dict[tuple[str, ...], float] = {}
+
+    def seconds(self, action: Action) -> float:
+        hardware, unit = self.profile.hardware, self.profile.units[action.unit]
+        overhead = hardware.action_overhead_s
+        match action.kind:
+            case Kind.FORWARD if kept(action.unit, action.microbatch) in action.takes:
+                return overhead + unit.recompute_s
+            case Kind.FORWARD:
+                return overhead + unit.forward_s
+            case Kind.RECOMPUTE:
+                return overhead + unit.recompute_s
+            case Kind.BACKWARD:
+                return overhead + unit.backward_s + self._gradient_s(action)
+            case Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
+                return overhead + unit.backward_s / 2
+            case Kind.UPDATE if action.lane == COMPUTE:
+                return overhead + unit.parameters / hardware.device_adam_params_per_s
+            case Kind.UPDATE:
+                return overhead + unit.parameters / hardware.host_adam_params_per_s
+            case Kind.LOAD | Kind.FETCH:
+                rate = hardware.h2d_bytes_per_s
+            case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT:
+                rate = hardware.d2h_bytes_per_s
+            case Kind.READ:
+                rate = hardware.disk_read_bytes_per_s
+            case Kind.SPILL:
+                rate = hardware.disk_write_bytes_per_s
+            case Kind.NORM:
+                return overhead
+            case _:
+                raise ValueError(f"{action.name}: a profile of one device has no cost for it")
+        if rate <= 0:
+            raise ValueError(f"{action.name}: {hardware.name} has no measured rate for it")
+        return overhead + hardware.link_latency_s + action.nbytes / rate
+
+    def _gradient_s(self, action: Action) -> float:
+        return self.profile.units[action.unit].gradient_s if action.microbatch == 0 else 0.0
+
+    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
+        """The measured pairs multiply. Lanes that together have more threads than there are cores
+        also share the cores, as far as the pairs do not show that already."""
+        key = (lane, *busy)
+        if key not in self._slowdowns:
+            self._slowdowns[key] = self._slowdown(lane, key[1:])
+        return self._slowdowns[key]
+
+    def _slowdown(self, lane: str, busy: tuple[str, ...]) -> float:
+        factor, in_pairs = 1.0, 1.0
+        for other in busy:
+            factor *= self.profile.hardware.slowdowns.get(f"{lane}|{other}", 1.0)
+            in_pairs *= self._crowding((lane, other))
+        return max(1.0, factor * self._crowding((lane, *busy)) / in_pairs)
+
+    def _crowding(self, lanes: tuple[str, ...]) -> float:
+        """Threads of busy lanes per core, at least 1. A device's copy engines and disks need none."""
+        hardware = self.profile.hardware
+        workers = lanes.count(HOST)  # they divide the threads of one among them
+        threads = max(workers, hardware.adam_threads) if workers else 0
+        if hardware.device == "cpu":
+            threads += lanes.count(COMPUTE) * max(1, hardware.cores // 2)
+            threads += lanes.count(H2D) + lanes.count(D2H)
+        return max(1.0, threads / hardware.cores)

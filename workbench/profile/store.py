@@ -1,0 +1,258 @@
+"""Measurements kept on disk, and used again only where they hold.
+
+    RESULTS/profiles/<device class>/hardware.json      the ceilings of the machine
+    RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
+
+Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every file says
+which machine it was measured on; on another one (another processor, GPU, number of cores or version
+of torch) it is not used, and whoever asks hears why. Files are written whole or not at all. One
+process measures at a time: two at once would measure each other.
+
+Nothing here imports torch until something is measured, so a stored profile answers at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workbench.profile.machine import Machine, this_machine
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.table import Ceilings, Echo, Figure
+from workbench.runs.spec import RunSpec
+
+T = TypeVar("T")
+
+FORMAT = 1
+"""Raised when stored measurements mean something else than before."""
+
+
+def silent(line: str) -> None:
+    """Hears and says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitCosts:
+    """Costs of one model's kinds of units."""
+
+    machine: Machine
+    costs: dict[str, UnitCost]
+    """By kind of unit."""
+    order: tuple[str, ...]
+    """The kind of every unit of the model."""
+    measured: str
+    note: str = ""
+
+
+def folder_of(results: Path, machine: Machine) -> Path:
+    """Where the measurements of this class of device lie."""
+    return results / "profiles" / machine.folder
+
+
+def ceilings(
+    results: Path,
+    device: str = "auto",
+    echo: Echo = silent,
+    *,
+    measure: bool = True,
+    fresh: bool = False,
+    seconds: float = 0.25,
+) -> Ceilings | None:
+    """The machine's ceilings: stored ones that hold here, else (`measure`) measured now and stored.
+
+    `fresh` measures in any case; `seconds` is the length of one timing. None when nothing is stored
+    and nothing may be measured. Raises ValueError where results cannot be written.
+    """
+    machine = this_machine(device)
+    path = folder_of(results, machine) / "hardware.json"
+    found = None if fresh else _stored(path, machine, _ceilings_from, echo)
+    if found is not None or not measure:
+        return found
+    with _measuring(path, echo):
+        found = None if fresh else _stored(path, machine, _ceilings_from, echo)
+        if found is None:  # nobody measured while this process waited
+            from workbench.profile.ceilings import measure_ceilings
+
+            echo(f"measuring the ceilings of {machine.name}")
+            found = measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
+            _write(path, asdict(found))
+    return found
+
+
+def hardware(results: Path, device: str = "auto", echo: Echo = silent) -> Hardware:
+    """`ceilings`, measured now unless stored, as planners want them."""
+    return ceilings(results, device, echo).hardware
+
+
+def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
+    """The profile of the spec's model on this machine, measured now as far as it is not stored."""
+    machine = this_machine(spec.device)
+    hardware_ = hardware(results, machine.device, echo)
+    found = _stored_costs(spec, results, machine, echo)
+    if found is None:
+        path = _costs_path(spec, results, machine)
+        with _measuring(path, echo):
+            found = _stored_costs(spec, results, machine, echo)
+            if found is None:
+                found = _measure_costs(spec, machine, hardware_, echo)
+                _write(path, asdict(found))
+    return _assemble(spec, hardware_, found)
+
+
+def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:
+    """The profile of the spec's model on this machine, if it is stored; nothing is measured."""
+    machine = this_machine(spec.device)
+    known = ceilings(results, machine.device, echo, measure=False)
+    if known is None:
+        return None
+    found = _stored_costs(spec, results, machine, echo)
+    return None if found is None else _assemble(spec, known.hardware, found)
+
+
+# -- the costs of a model's units -----------------------------------------------------------------
+
+
+def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
+    from workbench.model import make_model
+    from workbench.profile.measure import unit_costs
+
+    model = make_model(spec.model)
+    echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
+    costs, note = unit_costs(
+        model,
+        microbatch=spec.microbatch,
+        seq=spec.model.seq,
+        dtype=spec.dtype,
+        device=machine.device,
+        hardware=hardware_,
+    )
+    return UnitCosts(
+        machine=machine,
+        costs=costs,
+        order=tuple(model.kind(unit) for unit in range(model.num_units)),
+        measured=_now(),
+        note=note,
+    )
+
+
+def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts) -> Profile:
+    """The profile of a model of the spec's depth; blocks of the stored one repeat."""
+    order = found.order
+    if len(order) != spec.model.units:
+        order = ("embedding", *["block"] * spec.model.layers, "head")
+    return Profile(
+        hardware=hardware_,
+        units=tuple(found.costs[kind] for kind in order),
+        microbatch=spec.microbatch,
+        seq=spec.model.seq,
+        weight_bytes=4 if spec.dtype == "fp32" else 2,
+        note=found.note,
+    )
+
+
+def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
+    path = _costs_path(spec, results, machine)
+    found = _stored(path, machine, _costs_from, echo)
+    if found is None or len(found.order) == spec.model.units:
+        return found
+    # Of another depth: its blocks serve if they are all alike.
+    return found if set(found.order) == {"embedding", "block", "head"} else None
+
+
+def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
+    """Named by what unit costs depend on: the model without its depth, micro-batch and dtype."""
+    shape = replace(spec.model, layers=1).to_dict()
+    text = json.dumps([FORMAT, shape, spec.microbatch, spec.dtype], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return folder_of(results, machine) / f"units-{key}.json"
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _ceilings_from(data: dict[str, Any]) -> Ceilings:
+    return Ceilings(
+        **{
+            **data,
+            "machine": Machine(**data["machine"]),
+            "hardware": Hardware(**data["hardware"]),
+            "figures": tuple(Figure(**figure) for figure in data["figures"]),
+            "notes": tuple(data["notes"]),
+        }
+    )
+
+
+def _costs_from(data: dict[str, Any]) -> UnitCosts:
+    return UnitCosts(
+        **{
+            **data,
+            "machine": Machine(**data["machine"]),
+            "costs": {kind: UnitCost(**cost) for kind, cost in data["costs"].items()},
+            "order": tuple(data["order"]),
+        }
+    )
+
+
+def _stored(
+    path: Path, machine: Machine, parse: Callable[[dict[str, Any]], T], echo: Echo
+) -> T | None:
+    """What `path` holds, if it was measured on this machine; else says why not."""
+    try:
+        data = json.loads(path.read_text())
+        if data.pop("format") != FORMAT:
+            raise ValueError("it is of another version")
+        found = parse(data)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        echo(f"{path} is not used, it cannot be read: {error}")
+        return None
+    difference = machine.difference(found.machine)
+    if difference is not None:
+        echo(f"{path} is not used, it was measured on another machine: {difference}")
+        return None
+    return found
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    """Rename a whole file into place."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("w") as file:
+            json.dump({"format": FORMAT, **data}, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _measuring(path: Path, echo: Echo) -> Iterator[None]:
+    """One process at a time; the lock goes with its holder, however that ends."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = (path.parent / ".lock").open("w")
+    except OSError as error:
+        raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            echo("waiting for another process that is measuring this machine")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

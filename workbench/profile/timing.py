@@ -1,0 +1,171 @@
+"""Timings that mean something on a machine that does other things too.
+
+Disturbance makes work slower, never faster, and comes in bursts. So a timing is a median of many
+samples, without those that lie far above the rest; meanwhile the system's own accounts tell how
+much of our cores went to other programs (or, on a virtual machine, to its neighbours); and a timing
+taken while that was much is taken again, a bounded number of times, the quietest one being kept.
+
+Where it never got quiet, work that only computes is judged by the processor time of its thread
+instead, which stands still while another program runs: what the work would take if left alone.
+Either way the cores lost to others are reported with the figure.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import NamedTuple, TypeVar
+
+import psutil
+
+from workbench.runtime.threads import available_cores
+
+
+class Sample(NamedTuple):
+    """Seconds of one piece of work."""
+
+    wall: float
+    cpu: float
+    """Processor time of the calling thread; the same as `wall` for work that waits for a device."""
+
+
+Once = Callable[[], Sample]
+"""Does a piece of work and tells how long it took."""
+
+QUIET = 0.1
+"""Cores lost to others up to which a timing counts as undisturbed."""
+TRIES = 2
+"""How often a disturbed timing is taken before its quietest one is accepted."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Repeated timings of one thing."""
+
+    seconds: float
+    """Median."""
+    spread: float
+    """Half the distance of the quartiles, relative to the median."""
+    others: float = 0.0
+    """Cores that other programs used meanwhile."""
+
+
+def summarize(samples: Sequence[Sample], others: float = 0.0) -> Timing:
+    """Median and spread of samples, without those far above the others.
+
+    >>> summarize([Sample(s, s) for s in (1.0, 1.0, 1.0, 1.5, 9.0)])
+    Timing(seconds=1.0, spread=0.0625, others=0.0)
+    """
+    if not samples:
+        raise ValueError("no timing was taken; at least one is needed")
+    values = [sample.wall if others <= QUIET else sample.cpu for sample in samples]
+    if len(values) < 4:
+        middle = median(values)
+        return Timing(middle, (max(values) - min(values)) / 2 / middle, others)
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    kept = [value for value in values if value <= high + 1.5 * (high - low)]
+    low, middle, high = quantiles(kept, n=4, method="inclusive")
+    return Timing(middle, (high - low) / 2 / middle, others)
+
+
+class Watch:
+    """Counts the cores that other programs use while it is open.
+
+    Cores that were idle are nobody's, so the load of a large server outside our container does not
+    count; time stolen from a virtual machine does.
+    """
+
+    others = 0.0
+    """Cores, on average; set on leaving."""
+
+    def __enter__(self) -> Watch:
+        self._begin = self._read()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        elapsed, idle, own = (b - a for a, b in zip(self._begin, self._read(), strict=True))
+        if elapsed > 0:
+            self.others = max(0.0, available_cores() - (idle + own) / elapsed)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        """Wall clock, idle seconds of all cores, processor seconds of this process."""
+        system, own = psutil.cpu_times(), os.times()
+        idle = system.idle + getattr(system, "iowait", 0.0)
+        return time.perf_counter(), idle, own.user + own.system
+
+
+def quietest(measure: Callable[[], T], *, tries: int = TRIES) -> tuple[T, float]:
+    """Call `measure` until other programs left the machine to it, at most `tries` times.
+
+    Returns the result of the quietest call, and the cores others used during it.
+    """
+    best: tuple[T, float] | None = None
+    for _ in range(tries):
+        with Watch() as watch:
+            result = measure()
+        if best is None or watch.others < best[1]:
+            best = result, watch.others
+        if watch.others <= QUIET:
+            break
+    return best
+
+
+def sample(once: Once, *, seconds: float = 0.25, least: int = 5) -> Timing:
+    """Time `once` for `seconds` and at least `least` times, after one warm-up."""
+    once()
+    samples, others = quietest(lambda: repeat(once, seconds=seconds, least=least))
+    return summarize(samples, others)
+
+
+def repeat(once: Once, *, seconds: float, least: int = 5) -> list[Sample]:
+    """Samples of `once` for `seconds`, and at least `least` of them."""
+    samples: list[Sample] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < least or time.perf_counter() < end:
+        samples.append(once())
+    return samples
+
+
+def repeat_beside(
+    first: Once, second: Once, *, seconds: float
+) -> tuple[list[Sample], list[Sample]]:
+    """Samples of two kinds of work at the same time, each over and over in a thread of its own.
+
+    A sample counts only if the other thread was at work throughout, so each side's first is a
+    warm-up and its last is dropped. Raises what either side raises.
+    """
+    gate, stop = threading.Barrier(2), threading.Event()
+    taken: tuple[list[Sample], list[Sample]] = ([], [])
+    failures: list[BaseException] = []
+    end = time.perf_counter() + seconds
+
+    def work(side: int, once: Once) -> None:
+        try:
+            gate.wait()
+            while not stop.is_set():
+                taken[side].append(once())
+                if time.perf_counter() >= end and min(map(len, taken)) >= 4:
+                    stop.set()
+        except BaseException as error:  # raised again below; the other side must not wait for ever
+            failures.append(error)
+            stop.set()
+            gate.abort()
+
+    threads = [
+        threading.Thread(target=work, args=(side, once), daemon=True)
+        for side, once in enumerate((first, second))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return taken[0][1:-1], taken[1][1:-1]

@@ -1,0 +1,127 @@
+"""The machines of the papers as profiles: constants with their provenance, scaled to any model.
+
+Every constant of machines.json stands beside the log line it was read from. Times follow from two
+rates that a whole forward and a whole backward pass reached (Megatron-LM, 32 layers of hidden size
+2048, micro-batch 4, fp32): a unit costs its floating-point operations at that rate. One rate for blocks and
+logits is an approximation that the published logs bear out: it also gives the forward to backward ratio,
+and the 16-layer run, which was not used, within 2 %. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.model.spec import ModelSpec
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.runs.spec import RunSpec
+
+MACHINES = Path(__file__).resolve().parent / "machines.json"
+DEFAULT = "v100-32gb"
+FP32_BYTES = 4
+
+
+def machine(name: str = DEFAULT) -> Hardware:
+    """Ceilings of a published machine. Raises ValueError naming the known ones."""
+    return Hardware(name=name, source="published", **_values(_entry(name)["hardware"]))
+
+
+def constants(name: str, system: str) -> dict[str, Any]:
+    """What is known of a system's own behaviour on a machine, as that paper ran it."""
+    return _values(_entry(name)["systems"][system])
+
+
+def calibrated(name: str, figure: str, method: str, layers: int, window: int | None) -> bool:
+    """Whether a constant of the machine was read from the run behind this point of a figure."""
+    return any(
+        figure in run["figures"]
+        and (run["method"], run["layers"], run.get("window")) == (method, layers, window)
+        for run in _entry(name)["calibrated_on"]
+    )
+
+
+def published_profile(spec: RunSpec, name: str = DEFAULT) -> Profile:
+    """The profile of the spec's model on a published machine.
+
+    Raises ValueError for what the published constants do not cover: bf16, and models that no closed
+    formula describes.
+    """
+    if spec.dtype != "fp32":
+        raise ValueError(
+            f"{name} is known in fp32 only, not {spec.dtype}: use dtype fp32, or profile this machine"
+        )
+    return profile(name, spec.model, spec.microbatch)
+
+
+def profile(name: str, model: ModelSpec, microbatch: int) -> Profile:
+    """Costs of a GPT's units on a published machine at `microbatch` samples, in fp32."""
+    known = _values(_entry(name)["model"])
+    forward, backward = known["forward_flops_per_s"], known["backward_flops_per_s"]
+    tokens = microbatch * model.seq
+    residual = tokens * model.hidden * FP32_BYTES
+    scores = microbatch * model.heads * model.seq**2 * FP32_BYTES
+    logits = tokens * model.vocab * FP32_BYTES
+
+    block_flops = 24 * tokens * model.hidden**2 + 4 * tokens * model.seq * model.hidden
+    block = UnitCost(
+        kind="block",
+        parameters=model.block_parameters,
+        forward_s=block_flops / forward,
+        recompute_s=block_flops / backward,
+        backward_s=2 * block_flops / backward,
+        input_bytes=residual,
+        output_bytes=residual,
+        # 16.5 residual-sized tensors and 2.25 score-sized ones (Korthikanti et al. 2022, section 4.1,
+        # with 4 bytes a value and 1 byte a dropout mask).
+        kept_bytes=residual * 33 // 2 + scores * 9 // 4,
+        forward_scratch_bytes=3 * scores,
+        backward_scratch_bytes=2 * scores,
+        flops=block_flops,
+    )
+    outside = (model.vocab + model.seq) * model.hidden
+    embedding = UnitCost(
+        kind="embedding",
+        parameters=outside,
+        forward_s=0.0,
+        recompute_s=0.0,
+        backward_s=0.0,
+        output_bytes=residual,
+    )
+    head_flops = 2 * tokens * model.hidden * model.vocab
+    head = UnitCost(
+        kind="head",
+        parameters=2 * model.hidden + (0 if model.tied else model.vocab * model.hidden),
+        forward_s=head_flops / forward,
+        recompute_s=head_flops / forward,
+        backward_s=2 * head_flops / backward,
+        input_bytes=residual,
+        kept_bytes=2 * logits,
+        backward_scratch_bytes=round(known["head_transient_logits"] * logits),
+        flops=head_flops,
+    )
+    return Profile(
+        hardware=machine(name),
+        units=(embedding, *[block] * model.layers, head),
+        microbatch=microbatch,
+        seq=model.seq,
+        weight_bytes=FP32_BYTES,
+        note=f"constants of published hardware ({_entry(name)['label']}), times by operations",
+    )
+
+
+def _entry(name: str) -> dict[str, Any]:
+    machines = _machines()
+    if name not in machines:
+        raise ValueError(f"no published machine {name!r}; there are {', '.join(machines)}")
+    return machines[name]
+
+
+@cache
+def _machines() -> dict[str, Any]:
+    return json.loads(MACHINES.read_text())
+
+
+def _values(section: dict[str, Any]) -> dict[str, Any]:
+    return {name: constant["value"] for name, constant in section.items()}

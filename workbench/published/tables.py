@@ -1,0 +1,43 @@
+"""Published values as tables, one CSV a system, with where each value comes from and whether it is sound.
+
+A value is *sound* when the run behind it trained what the figure says it trained. The column
+``defects`` names what is wrong with a run, sound or not; ``note`` spells it out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+FOLDER = Path(__file__).resolve().parent
+SYSTEMS = ("stronghold",)
+
+
+def published(system: str) -> pd.DataFrame:
+    """All published values of a system. Raises ValueError for an unknown one.
+
+    Columns: ``figure`` (``memory`` and ``none`` for values of runs that no figure shows), ``method``,
+    ``layers``, ``window`` (missing where there is none), ``value``, ``unit``, ``statistic``,
+    ``spread`` (standard deviation of the log points), ``pair`` (figure 7a: the baseline whose largest
+    model it is), ``source`` (always ``published``), ``origin`` (the table or log it was read from),
+    ``sound``, ``defects``, ``note``.
+    """
+    if system not in SYSTEMS:
+        raise ValueError(
+            f"no published values of {system!r}; there are some of {', '.join(SYSTEMS)}"
+        )
+    meaning = pd.read_csv(FOLDER / f"{system}_defects.csv", index_col="defect")["meaning"]
+    table = pd.read_csv(
+        FOLDER / f"{system}.csv",
+        dtype={"figure": str, "window": "Int64"},
+        keep_default_na=False,
+        na_values={"window": [""], "spread": [""]},
+    )
+    table["sound"] = table["sound"] == "yes"
+    table["note"] = [
+        "; ".join(meaning[defect] for defect in defects.split()) for defects in table["defects"]
+    ]
+    table = table.rename(columns={"source": "origin"})
+    table.insert(table.columns.get_loc("origin"), "source", "published")
+    return table

@@ -1,0 +1,1 @@
+"""Runs: specs, records, the store, workers, sweeps, and parsers of other people's logs."""

@@ -1,0 +1,80 @@
+"""What a run says while it runs: one JSON object a line in ``events.jsonl``, in the order it
+happened.
+
+Progress, time left and the losses of a run that was killed all come from here, never from the text
+of a log. A line that a death tore in two is skipped, and the next writer starts on a line of its
+own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from workbench.runs.record import strict
+
+Event = dict[str, Any]
+"""``{"time": seconds since 1970, "event": kind, ...}``; kinds: started, phase, step, ended, exit,
+and whatever a method adds. The runner itself adds cached and waiting, which are not stored."""
+
+
+def make_event(kind: str, **values: Any) -> Event:
+    return {"time": round(time.time(), 6), "event": kind, **values}
+
+
+class EventLog:
+    """Appends events to a file, each in one write, so that several processes may share it."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file; what an earlier attempt left stays, its torn last line closed."""
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
+
+    def write(self, kind: str, **values: Any) -> None:
+        line = json.dumps(strict(make_event(kind, **values)), allow_nan=False, default=str) + "\n"
+        data = line.encode()
+        while data:  # a disk that fills up may take a part
+            data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class EventReader:
+    """Reads what was appended since the last call; whole lines only."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[Event]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # torn by a death, or not ours
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:
+    """Losses and seconds of the steps reported, in order; a step done twice counts as last
+    reported."""
+    done = {event["step"]: event for event in events if event["event"] == "step"}
+    steps = [done[step] for step in sorted(done)]
+    return [float(e["loss"]) for e in steps], [float(e["seconds"]) for e in steps]

@@ -1,0 +1,36 @@
+"""``job.json``: what the runner tells the guard and the worker besides the spec."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "job.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """One attempt at one run. Not part of the run's identity."""
+
+    key: str
+    module: str
+    """Importable module whose `train` the worker calls, so that the worker needs no table of
+    methods."""
+    started: str
+    """ISO 8601, UTC, to the microsecond: names the attempt, and is the record's `started`."""
+    mark: str
+    """Value of the environment variable that every process of the run carries (processes.py)."""
+    timeout_s: float | None
+    """Wall time after which the guard ends the run; None for no limit."""
+    resume: bool
+    """Whether steps of earlier attempts count, which left their checkpoints."""
+    provenance: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        (folder / NAME).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> JobFile:
+        return cls(**json.loads((folder / NAME).read_text()))

@@ -1,0 +1,341 @@
+"""Logs of the published STRONGHOLD artifact, and our own log.txt, as data.
+
+People keep such logs for years, under names and through tools that nobody foresaw; so a log is
+searched, not parsed: every fact is found by its own pattern, wherever it stands, after colours,
+HTML and control characters have been removed, and a fact that is absent is absent. What is repaired
+on the way is said in `notes`:
+
+* a loss that is not a number was left out by Megatron's printer: an iteration without loss has loss
+  nan;
+* DeepSpeed's fork divided by the time of ten iterations: its TFLOPS are multiplied by ten;
+* a run that the operating system killed ends in the shell's word for it, and is taken for out of
+  host memory.
+
+Only figures of other people's runs come from here. The status of our own is their record's.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+
+from workbench.model.spec import ModelSpec
+from workbench.runs.methods import METHODS
+from workbench.runs.record import RunRecord, Status, steady_step_seconds
+from workbench.runs.spec import RunSpec
+
+NAME = re.compile(
+    r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d+)_hs?-(?P<hidden>\d+)"
+    r"_bs-(?P<batch>\d+)_ws-(?P<window>\d+)(?:_(?P<date>\d{4}-\d\d-\d\d))?"
+)
+"""File names: the artifact wrote ``_hs-``, its documentation says ``_h-``."""
+
+_NUMBER = r"[-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?)"
+_ITERATION = re.compile(r"\biteration +(\d+)/ *(\d+) *\|(.*)")
+_ITERATION_FIELD = re.compile(rf"([a-z][a-z ]*(?:\(ms\))?): *({_NUMBER})", re.IGNORECASE)
+_TIMERS = re.compile(r"^(.*?)time \(ms\) \|(.*)$", re.MULTILINE)
+_TIMER = re.compile(rf"([\w/-]+(?: [\w/-]+)*): *({_NUMBER})")
+_TFLOPS = re.compile(rf"Effective Tera Flops per GPU: *({_NUMBER})")
+_SAMPLES = re.compile(rf"SamplesPerSec(?:ond)? *[:=] *({_NUMBER})")
+_MEMORY = re.compile(
+    rf"after \d+ iterations\)? memory \(MB\) \| allocated: *({_NUMBER})"
+    rf" \| max allocated: *({_NUMBER}) \| reserved: *({_NUMBER}) \| max reserved: *({_NUMBER})"
+)
+_PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\)[^:\n]*: *(\d+)")
+_VOCAB = re.compile(r"new size: (\d+)\)|padded_vocab_size \.+ *(\d+)")
+_OURS = re.compile(r"^ *method \.+ *([\w-]+)", re.MULTILINE)
+_HOST_GB = re.compile(rf"CPU Virtual Memory: *used = ({_NUMBER}) GB")
+_END = re.compile(r"exiting (?:the )?program at iteration (\d+)")
+_KILLED = re.compile(r"^(?:.*line \d+: +\d+ +)?Killed\b", re.MULTILINE)
+_DEVICE_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory")
+_HOST_OOM = re.compile(r"can't allocate memory|MemoryError")
+_ERROR = re.compile(r"^\w*(?:Error|Exception)\b.*$", re.MULTILINE)
+
+_SETTINGS = {
+    "layers": ("num-layers", "num_layers"),
+    "hidden": ("hidden-size", "hidden_size"),
+    "heads": ("num-attention-heads", "num_attention_heads"),
+    "seq": ("seq-length", "seq_length"),
+    "batch": ("global-batch-size", "global_batch_size", "batch-size", "batch_size"),
+}
+"""What to know of a run -> its names on the command line and in the dump of arguments."""
+
+_DEFAULTS = {"heads": 16, "seq": 1024}
+"""Fixed in every run of the artifact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPoint:
+    """One ``iteration`` line with what belongs to it: averages over a log interval."""
+
+    iteration: int
+    total_iterations: int
+    elapsed_ms: float
+    """Per iteration."""
+    loss: float
+    """nan where the printer left it out."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    skipped_iterations: int | None = None
+    nan_iterations: int | None = None
+    samples_per_second: float
+    """As printed, or from the elapsed time."""
+    tflops: float | None = None
+    """Model TFLOP/s as the published formula counts them, the factor of DeepSpeed's fork undone."""
+    timers_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedLog:
+    """A whole log."""
+
+    method: str
+    """A name of the table of methods."""
+    layers: int
+    hidden: int
+    heads: int
+    seq: int
+    batch: int
+    window: int | None
+    """None for methods without one, though it is in every file name."""
+    date: str
+    """As in the file's name; empty if it is not."""
+    parameters: int
+    parameters_source: str
+    """``log``, or ``architecture`` where the log prints billions only."""
+    points: tuple[LogPoint, ...]
+    memory_mib: dict[str, float]
+    """allocated, max_allocated, reserved, max_reserved: device memory after the first interval."""
+    host_gb: float | None
+    """Largest use of the whole host that DeepSpeed printed."""
+    status: Status
+    message: str
+    notes: tuple[str, ...]
+
+    @property
+    def median_ms(self) -> float:
+        """Median time per iteration over all log points."""
+        return median(point.elapsed_ms for point in self.points)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Mean over all log points."""
+        return mean(point.samples_per_second for point in self.points)
+
+    def to_record(self) -> RunRecord:
+        """As a row beside measured and simulated ones. One entry of a series is one log
+        interval."""
+        spec = RunSpec(
+            method=self.method,
+            model=ModelSpec(
+                layers=self.layers,
+                hidden=self.hidden,
+                heads=self.heads,
+                seq=self.seq,
+                dropout=0.1,
+            ),
+            text="published",
+            batch=self.batch,
+            steps=self.points[-1].total_iterations if self.points else 1,
+            device="cuda",
+            window="auto" if self.window is None else max(2, min(self.window, self.layers)),
+            warmup_steps=3200,
+            lr_decay_steps=320_000,
+        )
+        seconds = [point.elapsed_ms / 1000 for point in self.points]
+        steady = steady_step_seconds(seconds)
+        max_allocated = self.memory_mib.get("max_allocated")
+        return RunRecord(
+            key=spec.key("published", self.date),
+            method=self.method,
+            status=self.status,
+            message=self.message,
+            source="published",
+            spec=spec.to_dict(),
+            losses=[point.loss for point in self.points],
+            step_seconds=seconds,
+            samples_per_second=self.batch / steady if steady else None,
+            peak_bytes={
+                "device": None if max_allocated is None else round(max_allocated * 2**20),
+                "host": None,
+                "disk": None,
+            },
+            moved_bytes={"load": None, "store": None, "read": None, "write": None},
+            parameters=self.parameters,
+            window=self.window,
+            grad_norms=[point.grad_norm for point in self.points],
+            engine="published artifact",
+            notes=[
+                *self.notes,
+                "one entry of losses and step_seconds is the mean of one log interval",
+            ],
+            started=self.date,
+        )
+
+
+def read_log(path: str | Path) -> ParsedLog:
+    """Parse a file. Raises ValueError when it cannot be read or is no such log."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ValueError(f"the log {path} cannot be read: {error.strerror}") from None
+    return parse_log(text, path.name)
+
+
+def parse_log(text: str, name: str = "") -> ParsedLog:
+    """Parse the text of a log; its file's name says what the text may not.
+
+    Raises ValueError when neither tells the model's size.
+    """
+    text = clean(text)
+    named = NAME.search(name)
+    known = named.groupdict() if named else {}
+    settings = {what: known.get(what) or _setting(text, what) for what in _SETTINGS}
+    missing = [what for what, value in settings.items() if value is None]
+    if missing:
+        raise ValueError(f"{name or 'the text'} is no log of a known form: it has no {missing[0]}")
+    size = {what: int(value) for what, value in settings.items()}
+    method, method_notes = _method(text, known.get("method"))
+    points, notes = _points(text, size["batch"])
+    status, message = _verdict(text, points)
+    exact = _PARAMETERS.search(text)
+    vocab = _VOCAB.search(text)
+    model = ModelSpec(
+        **{k: size[k] for k in ("layers", "hidden", "heads", "seq")},
+        **({"vocab": int(vocab[1] or vocab[2])} if vocab else {}),
+    )
+    memory = _MEMORY.search(text)
+    names = ("allocated", "max_allocated", "reserved", "max_reserved")
+    return ParsedLog(
+        **size,
+        method=method,
+        window=int(known["window"]) if known.get("window") and METHODS[method].windowed else None,
+        date=known.get("date") or "",
+        parameters=int(exact[1]) if exact else model.parameters,
+        parameters_source="log" if exact else "architecture",
+        points=points,
+        memory_mib=dict(zip(names, map(float, memory.groups()), strict=True)) if memory else {},
+        host_gb=max((float(used) for used in _HOST_GB.findall(text)), default=None),
+        status=status,
+        message=message,
+        notes=(*method_notes, *notes),
+    )
+
+
+def clean(text: str) -> str:
+    """The text as it would stand in a plain file: without HTML, colours and control characters."""
+    if re.search(r"</?(?:html|body|pre|span|div|br|p)\b", text, re.IGNORECASE):
+        text = re.sub(r"<(?:br|/p|/div|/pre)\b[^<>]*>", "\n", text, flags=re.IGNORECASE)
+        text = html.unescape(re.sub(r"</?[a-z][^<>\n]*>", "", text, flags=re.IGNORECASE))
+    text = re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)", "", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ")
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text)
+
+
+def _setting(text: str, what: str) -> str | None:
+    if what in _DEFAULTS and not re.search(r"--num-layers|num_layers", text):
+        return str(_DEFAULTS[what])
+    for name in _SETTINGS[what]:
+        found = re.search(rf"(?:--{name}[ =]+|\b{name} \.+ *)(\d+)", text)
+        if found:
+            return found[1]
+    return str(_DEFAULTS[what]) if what in _DEFAULTS else None
+
+
+def _method(text: str, named: str | None) -> tuple[str, list[str]]:
+    ours = _OURS.search(text)
+    if ours and ours[1] in METHODS:
+        return ours[1], []
+    if named in METHODS:
+        return named, []
+    if named == "zero-infinity-nvme":
+        return "zero-infinity", ["optimizer states on the disk, parameters on the host"]
+    if re.search(r"offloading-func-call-overhead|enable_gl \.+ *True", text):
+        return "stronghold", []
+    if re.search(r"enable_l2l \.+ *True", text):
+        return "l2l", []
+    stage = re.search(r"zero_optimization_stage \.+ *(\d)", text)
+    if stage:
+        return ("zero-infinity" if stage[1] == "3" else "zero-offload"), []
+    if named is None:
+        return "megatron-lm", ["the log does not name its method; it looks like Megatron-LM's"]
+    raise ValueError(f"the log's name says {named!r}; known methods: {', '.join(METHODS)}")
+
+
+def _points(text: str, batch: int) -> tuple[tuple[LogPoint, ...], list[str]]:
+    """The log points, each with the lines up to the next one (and DeepSpeed's timers before it)."""
+    deepspeed = "DeepSpeed" in text and not _OURS.search(text)
+    matches = list(_ITERATION.finditer(text))
+    points: list[LogPoint] = []
+    without_loss: list[int] = []
+    for index, match in enumerate(matches):
+        values = {key.strip(): float(v) for key, v in _ITERATION_FIELD.findall(match[3])}
+        elapsed = values.get("elapsed time per iteration (ms)")
+        if not elapsed or not math.isfinite(elapsed):
+            continue  # a line cut off in the middle
+        if "lm loss" not in values:
+            without_loss.append(int(match[1]))
+        before = text[matches[index - 1].end() if index else 0 : match.start()]
+        end = matches[index + 1].start() if index + 1 < len(matches) else len(text)
+        after = text[match.end() : end]
+        tflops = _TFLOPS.search(after)
+        samples = _SAMPLES.findall(before if deepspeed else after)
+        points.append(
+            LogPoint(
+                iteration=int(match[1]),
+                total_iterations=int(match[2]),
+                elapsed_ms=elapsed,
+                loss=values.get("lm loss", math.nan),
+                learning_rate=values.get("learning rate"),
+                grad_norm=values.get("grad norm"),
+                skipped_iterations=_whole(values.get("number of skipped iterations")),
+                nan_iterations=_whole(values.get("number of nan iterations")),
+                samples_per_second=float(samples[-1]) if samples else 1000 * batch / elapsed,
+                tflops=float(tflops[1]) * (10 if deepspeed else 1) if tflops else None,
+                timers_ms=_timers(before, of_rank=True) | _timers(after, of_rank=False),
+            )
+        )
+    notes = []
+    if without_loss:
+        where = ", ".join(map(str, without_loss))
+        notes.append(f"no loss is printed at iteration {where}: it was not a number")
+    if deepspeed and any(point.tflops is not None for point in points):
+        notes.append("TFLOPS are ten times those printed, which were divided by ten iterations")
+    return tuple(points), notes
+
+
+def _timers(text: str, *, of_rank: bool) -> dict[str, float]:
+    """Timer lines; the last value of each. DeepSpeed's own lines say ``rank=0`` and come first."""
+    return {
+        timer: float(value)
+        for prefix, rest in _TIMERS.findall(text)
+        if ("rank=" in prefix) == of_rank
+        for timer, value in _TIMER.findall(rest)
+    }
+
+
+def _verdict(text: str, points: tuple[LogPoint, ...]) -> tuple[Status, str]:
+    last = points[-1] if points else None
+    end = _END.search(text)
+    if end or (last and last.iteration == last.total_iterations):
+        if last and not math.isfinite(last.loss):
+            return "diverged", f"the loss is {last.loss} at iteration {last.iteration}"
+        return "ok", ""
+    where = f"after iteration {last.iteration}" if last else "before the first log line"
+    if _DEVICE_OOM.search(text):
+        return "oom_device", f"out of device memory {where}"
+    if _HOST_OOM.search(text):
+        return "oom_host", f"out of host memory {where}"
+    if _KILLED.search(text):
+        return "oom_host", f"killed by the system {where}, presumably out of host memory"
+    error = _ERROR.findall(text)
+    return "error", f"{error[-1].strip()} {where}" if error else f"the log stops {where}"
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,105 @@
+"""The one table of methods: how a name on the command line becomes code.
+
+Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``.
+The modules are imported when used, so that listing methods imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A row of the table."""
+
+    name: str
+    """On the command line and in records."""
+    label: str
+    """In figures, as the papers write it."""
+    module: str
+    summary: str
+    windowed: bool = False
+    """Whether `window` and `resident` of a spec mean anything to it."""
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            name="megatron-lm",
+            label="Megatron-LM",
+            module="baselines.megatron",
+            summary="everything on the device",
+        ),
+        Method(
+            name="l2l",
+            label="L2L",
+            module="baselines.l2l",
+            summary="layer outside, micro-batches inside, eager host optimizer",
+        ),
+        Method(
+            name="zero-offload",
+            label="ZeRO-Offload",
+            module="baselines.zero_offload",
+            summary="weights on the device, optimizer on the host (DeepSpeed)",
+        ),
+        Method(
+            name="zero-infinity",
+            label="ZeRO-Infinity",
+            module="baselines.zero_infinity",
+            summary="weights and optimizer on the host or disk (DeepSpeed)",
+        ),
+        Method(
+            name="stronghold",
+            label="STRONGHOLD",
+            module="workbench.methods.stronghold",
+            summary="a working window of layers on the device, the rest on the host",
+            windowed=True,
+        ),
+    )
+}
+"""In the order in which ``-m all`` runs them, STRONGHOLD last."""
+
+
+def find(name: str) -> Method:
+    """The method of that name; raises ValueError naming the known ones."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def load(name: str) -> ModuleType:
+    """The module that implements the method."""
+    return import_module(find(name).module)
+
+
+def code_version(name: str) -> str:
+    """Hash of the sources a method's result depends on, so that changed code is a new key.
+
+    Changed also while this process runs: an open notebook must not show what the old code did.
+    """
+    own = find(name).module.split(".")
+    parts = [_ROOT / "workbench" / sub for sub in ("schedule", "model", "runtime", "methods")]
+    files = [file for part in (*parts, _ROOT.joinpath(*own)) for file in part.rglob("*")]
+    files += _ROOT.joinpath(*own[:-1]).glob("*.py")  # what sibling adapters share
+    sources = sorted({file for file in files if file.suffix in (".py", ".cpp")})
+    return _hash(tuple((file, file.stat().st_mtime_ns) for file in sources))
+
+
+@cache
+def _hash(stamped: tuple[tuple[Path, int], ...]) -> str:
+    """Hash of the files' paths and contents; their modification times only say when to read again."""
+    digest = hashlib.sha256()
+    for file, _ in stamped:
+        digest.update(file.relative_to(_ROOT).as_posix().encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,84 @@
+"""Questions before running: does it fit, with which method and settings, how fast, and what binds?
+
+Nothing trains and nothing is measured here. The costs come from this machine's stored profile where
+there is one, else from the constants of published hardware, and the answer says which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.methods.plan import DoesNotFit, Plan
+from workbench.profile.profile import Profile
+from workbench.runs import methods
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One method's plan and the machine it holds for."""
+
+    plan: Plan
+    spec: RunSpec
+    hardware: str
+    source: str
+    """``measured`` on this machine, or ``published`` constants."""
+
+    @property
+    def samples_per_second(self) -> float | None:
+        seconds = self.plan.step_seconds
+        return self.spec.batch / seconds if seconds and self.plan.fits else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: the plan's fields, the prediction's throughput, and where the costs come
+        from."""
+        return {
+            **self.plan.to_dict(),
+            "samples_per_second": self.samples_per_second,
+            "hardware": self.hardware,
+            "profile": self.source,
+        }
+
+
+def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
+    """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
+
+    `machine` names a published one; None is this machine, or a published one where this was not
+    measured.
+    """
+    module = methods.load(spec.method)
+    profile = choose_profile(spec, store, machine)
+    try:
+        plan = module.plan(spec, profile)
+    except DoesNotFit as refusal:
+        plan = Plan(
+            method=spec.method,
+            fits=False,
+            schedule=None,
+            step_seconds=None,
+            peak_bytes={},
+            moved_bytes={},
+            binding=str(refusal),
+            lacking=refusal.tier,
+        )
+    hardware = profile.hardware
+    return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
+
+
+def choose_profile(spec: RunSpec, store: Store, machine: str | None) -> Profile:
+    """This machine's stored profile of the model, else one from a published machine's constants."""
+    from workbench.profile.store import stored_profile
+    from workbench.published.hardware import published_profile
+
+    if machine is not None:
+        return published_profile(spec, machine)
+    return stored_profile(spec, store.root) or published_profile(spec)
+
+
+def recommend(answers: list[Answer]) -> Answer:
+    """The fastest that fits; where none fits, the one that lacks least is not ours to say: the
+    last."""
+    fitting = [a for a in answers if a.plan.fits and a.plan.step_seconds is not None]
+    return min(fitting, key=lambda a: a.plan.step_seconds) if fitting else answers[-1]

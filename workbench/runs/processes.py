@@ -1,0 +1,82 @@
+"""Ending every process of a run, whoever started it and however it hides.
+
+A worker's children are not ours to know: DeepSpeed starts launchers and compilers, some in sessions
+of their own. Process groups miss those, and the parent chain breaks when a parent dies first. So
+every process of a run carries a mark in its environment, which children inherit and an orphan keeps
+(continuous-integration servers clean up in the same way). Where there is no ``/proc`` the process
+group has to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+MARK = "WORKBENCH_RUN"
+"""Environment variable whose value names the run (its folder). It identifies; it configures
+nothing."""
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that carry `mark`, this one left out. Zombies do not count as living."""
+    entry = f"\0{MARK}={mark}\0".encode()
+    found = []
+    for folder in _PROC.glob("[0-9]*"):
+        # A process of another user, or one that ended meanwhile, cannot be read and is not ours.
+        with contextlib.suppress(OSError):
+            if entry in b"\0" + (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def kill_marked(mark: str, *, group: int | None = None, patience_s: float = 10.0) -> int:
+    """SIGKILL everything that carries `mark`, and the process group, until nothing is left.
+
+    Returns how many processes were killed. Loops, because a process may fork while it is being
+    looked for. Gives up after `patience_s` (a process in an uninterruptible disk wait dies when the
+    wait ends).
+    """
+    if group is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    killed: set[int] = set()
+    deadline = time.monotonic() + patience_s
+    while (pids := marked(mark)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(pids)
+        time.sleep(0.005)
+    return len(killed)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to SIGKILL this process when `parent` dies; Linux only, elsewhere does
+    nothing.
+
+    The signal comes when the parent's *thread* that started us ends, so this is only for parents
+    that have one thread. Call between fork and exec, or at once after exec.
+    """
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except AttributeError:
+        return
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kernel_oom_kills() -> int | None:
+    """How many processes the kernel's out-of-memory killer ended since boot; None where unknown."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None

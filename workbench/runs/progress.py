@@ -1,0 +1,136 @@
+"""Progress for people: what the events of a run or a sweep look like as lines of text.
+
+On a terminal one line is rewritten as steps end; elsewhere (a log, a pipe) a line is written when
+something begins or ends and at most every few seconds in between. Needs nothing but a stream.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from statistics import median
+from typing import TextIO
+
+from workbench.runs.events import Event
+from workbench.runs.record import RunRecord, steady_step_seconds
+from workbench.runs.spec import RunSpec
+from workbench.runs.sweep import Sweep
+from workbench.units import format_bytes
+
+QUIET_S = 10.0
+"""Longest silence between two lines where there is no terminal."""
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration to read: ``0.45 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``.
+
+    >>> format_seconds(0.4512), format_seconds(185), format_seconds(7620)
+    ('0.45 s', '3 min 05 s', '2 h 07 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def describe_spec(spec: RunSpec) -> str:
+    """One line: method, size, batch, steps."""
+    model = spec.model
+    return (
+        f"{spec.method}: {model.layers} layers x {model.hidden}, batch {spec.batch}, "
+        f"sequence {model.seq}, {spec.steps} steps, {spec.dtype} on {spec.device}"
+    )
+
+
+def describe_record(record: RunRecord) -> str:
+    """One line: how it ended, and the numbers that were asked for."""
+    if record.status != "ok":
+        return f"{record.method}: {record.status}: {record.message}"
+    parts = [f"{record.method}: ok"]
+    step_seconds = steady_step_seconds(record.step_seconds)
+    if step_seconds is not None:
+        parts.append(f"{format_seconds(step_seconds)} a step")
+    if record.samples_per_second is not None:
+        parts.append(f"{record.samples_per_second:.4g} samples/s")
+    if record.losses:
+        parts.append(f"loss {record.losses[0]:.4f} to {record.losses[-1]:.4f}")
+    peaks = [f"{format_bytes(n)} {tier}" for tier, n in record.peak_bytes.items() if n]
+    if peaks:
+        parts.append("peak " + ", ".join(peaks))
+    return ", ".join(parts)
+
+
+class Progress:
+    """Feed it every event (`on_event`); it writes to the stream."""
+
+    def __init__(
+        self, stream: TextIO, spec: RunSpec | None = None, sweep: Sweep | None = None
+    ) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._sweep, self._spec = sweep, spec
+        self._seconds: list[float] = []
+        self._spoke = 0.0
+        self._live = False
+
+    def on_event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "point" and self._sweep is not None:
+            self._spec, self._seconds = self._sweep.points[event["index"]].spec, []
+            self.line(f"{self._position(event['index'])} {describe_spec(self._spec)}")
+        elif kind == "point_ended" and self._sweep is not None:
+            record = self._sweep.points[event["index"]].record
+            self.line(f"{self._position(event['index'])} {describe_record(record)}{self._left()}")
+        elif kind == "cached":
+            self.line(
+                f"cached from {event['started'][:16].replace('T', ' ')} UTC (--force runs it again)"
+            )
+        elif kind in ("waiting", "phase"):
+            self.line(event["text"])
+        elif kind == "step":
+            self._step(event)
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        self.end()
+        self._stream.write(text + "\n")
+        self._stream.flush()
+        self._spoke = time.monotonic()
+
+    def end(self) -> None:
+        """Remove the live line, if there is one."""
+        if self._live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._live = False
+
+    def _step(self, event: Event) -> None:
+        self._seconds.append(float(event["seconds"]))
+        steps = self._spec.steps if self._spec is not None else 0
+        done = event["step"] + 1
+        each = median(self._seconds[1:] or self._seconds)
+        text = (
+            f"step {done}/{steps}, loss {float(event['loss']):.4f}, {format_seconds(each)} a step"
+        )
+        if self._sweep is not None:
+            text += self._left()
+        elif steps > done:
+            text += f", {format_seconds(each * (steps - done))} left"
+        if self._terminal:
+            width = shutil.get_terminal_size().columns
+            self._stream.write(f"\r\x1b[K{text[: width - 1]}")
+            self._stream.flush()
+            self._live = True
+        elif done == steps or time.monotonic() - self._spoke >= QUIET_S:
+            self.line(text)
+
+    def _position(self, index: int) -> str:
+        return f"[{index + 1}/{len(self._sweep.points)}]"
+
+    def _left(self) -> str:
+        seconds = self._sweep.seconds_left() if self._sweep is not None else None
+        return f", {format_seconds(seconds)} left" if seconds else ""

@@ -1,0 +1,135 @@
+"""What a run was: the one record every method, baseline and simulation ends in.
+
+The status of a run is this record's and nothing else's; out of memory is a result, not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from statistics import median
+from typing import Any, Literal
+
+Status = Literal[
+    "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error"
+]
+STATUSES = (
+    "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error",
+)  # fmt: skip
+Source = Literal["measured", "simulated", "published"]
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a method's `train` returns: the measured part of a record."""
+
+    losses: list[float]
+    """Mean loss of every step."""
+    step_seconds: list[float]
+    """Wall time of every step, the first (warm-up) included."""
+    peak_bytes: dict[str, int | None]
+    """Tier -> largest bytes in use; None where it cannot be measured, said in `notes`."""
+    moved_bytes: dict[str, int | None]
+    """load, store, read, write: bytes per steady step over each link; None where unknown."""
+    parameters: int | None
+    """None where the run ended before it was known."""
+    window: int | None = None
+    resident: int | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
+    """The plan: step_seconds, peak_bytes, moved_bytes, binding."""
+    skipped_steps: list[int] = field(default_factory=list)
+    """Steps left out because a gradient was not finite."""
+    grad_norms: list[float | None] = field(default_factory=list)
+    engine: str = ""
+    """Which implementation ran, e.g. ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run, as stored in record.json."""
+
+    key: str
+    method: str
+    status: Status
+    spec: dict[str, Any]
+    source: Source = "measured"
+    message: str = ""
+    """One sentence on why the status is not ok."""
+    refused: bool = False
+    """Whether the spec itself was the reason, before any step: a bad value, a budget too small."""
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    samples_per_second: float | None = None
+    """Batch size over the median step time, the first step left out."""
+    peak_bytes: dict[str, int | None] = field(default_factory=dict)
+    moved_bytes: dict[str, int | None] = field(default_factory=dict)
+    parameters: int | None = None
+    window: int | None = None
+    resident: int | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
+    skipped_steps: list[int] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
+    engine: str = ""
+    notes: list[str] = field(default_factory=list)
+    started: str = ""
+    """ISO 8601, UTC."""
+    seconds: float | None = None
+    """Wall time of the whole run, set-up included."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"status {self.status!r}; it must be one of {', '.join(STATUSES)}")
+
+    def to_json(self) -> str:
+        """Strict JSON: a loss that is not a number becomes the string JSON has for it."""
+        return json.dumps(strict(asdict(self)), indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> RunRecord:
+        """Inverse of `to_json`; raises ValueError when the text is no record of a known schema."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a run record: {error}") from None
+        if not isinstance(data, dict) or "schema" not in data:
+            raise ValueError("not a run record: it has no schema number")
+        if data["schema"] > SCHEMA:
+            raise ValueError(
+                f"the record has schema {data['schema']}, this version reads up to {SCHEMA}"
+            )
+        known = {f.name for f in fields(cls)}
+        unknown = data.keys() - known
+        if unknown:
+            raise ValueError(f"not a run record: unknown field {sorted(unknown)[0]!r}")
+        for name in ("losses", "step_seconds", "grad_norms"):
+            data[name] = [_number(value) for value in data.get(name, [])]
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise ValueError(f"not a run record: {error}") from None
+
+
+def steady_step_seconds(step_seconds: list[float]) -> float | None:
+    """Median step time without the first, which warms caches and allocators up."""
+    steady = step_seconds[1:] or step_seconds
+    return median(steady) if steady else None
+
+
+def strict(value: Any) -> Any:
+    """A copy that strict JSON can hold: numbers that are not finite become their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, str) else value

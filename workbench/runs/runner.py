@@ -1,0 +1,342 @@
+"""One run, from a spec to its record: cached, waited for, or run now in a worker of its own.
+
+`Job` never blocks: a command line polls it in a loop (`run`), a sweep polls one after the other, a
+user interface polls it from a timer. Three rules keep the store true:
+
+* a record of the same key (spec, method's code, class of device) is shown instead of run again, if
+  it is a result. Out of memory and divergence are results; errors, time-outs and cancelled runs are
+  tried again;
+* one key is run by one process at a time; others wait for it, and then find its record;
+* a run that was killed left its checkpoints; the next attempt finds them in the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from workbench.runs import machine, methods, provenance
+from workbench.runs.events import Event, EventReader, make_event
+from workbench.runs.guard import GRACE_S
+from workbench.runs.jobfile import JobFile
+from workbench.runs.processes import MARK, kill_marked
+from workbench.runs.record import RunRecord, Status
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import KeyLock, Store, StoreError, write_whole
+from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
+
+RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_disk", "diverged"})
+"""Statuses that say something about the spec, so that running it again would tell nothing new."""
+
+POLL_S = 0.05
+
+NEAR_ALL_MEMORY = 0.9
+"""A worker killed from outside while it held this share of the memory is taken for out of
+memory."""
+
+
+def resolve(spec: RunSpec) -> RunSpec:
+    """The spec as it would run here: the device decided, and a window only for methods that have
+    one.
+
+    Raises ValueError for an unknown method, or a device that is not here.
+    """
+    changes = {"device": machine.resolve_device(spec.device)}
+    if not methods.find(spec.method).windowed:
+        changes |= {"window": "auto", "resident": "auto"}
+    return spec.with_(**changes)
+
+
+def key_of(spec: RunSpec) -> str:
+    """Key of a spec on this machine. Raises ValueError for an unknown method or device."""
+    spec = resolve(spec)
+    return spec.key(methods.code_version(spec.method), machine.device_class(spec.device))
+
+
+def run(
+    spec: RunSpec,
+    store: Store,
+    *,
+    force: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    timeout: float | None = None,
+) -> RunRecord:
+    """Run a spec, or return its cached record. Blocks; an exception (Ctrl-C) cancels the run first.
+
+    `timeout` is in seconds of training process. Raises ValueError for a spec that cannot run here
+    and StoreError where the results folder cannot be written.
+    """
+    with Job(spec, store, force=force, timeout=timeout) as job:
+        while (record := job.poll()) is None:
+            _deliver(job, on_event)
+            time.sleep(POLL_S)
+        _deliver(job, on_event)
+        return record
+
+
+def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
+    for event in job.new_events():
+        if on_event is not None:
+            on_event(event)
+
+
+class Job:
+    """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        store: Store,
+        *,
+        force: bool = False,
+        timeout: float | None = None,
+        accept: Iterable[Status] = RESULTS,
+    ) -> None:
+        """`accept`: statuses of an earlier record that are shown instead of run. Starts nothing.
+
+        Raises ValueError for an unknown method, or a device that is not here.
+        """
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"the time limit is {timeout} seconds; it must be positive")
+        self.spec = resolve(spec)
+        self.key = key_of(self.spec)
+        self.record: RunRecord | None = None
+        self.cached = False
+        self._store, self._timeout = store, timeout
+        self._force, self._accept = force, frozenset(accept)
+        self._lock: KeyLock | None = None
+        self._guard: subprocess.Popen | None = None
+        self._job: JobFile | None = None
+        self._reader: EventReader | None = None
+        self._began = 0.0
+        self._waiting = self._cancelled = False
+        self._exit: Event = {}
+        self._events: list[Event] = []
+
+    @property
+    def folder(self) -> Path:
+        return self._store.folder(self.key)
+
+    @property
+    def running(self) -> bool:
+        return self._guard is not None and self.record is None
+
+    def poll(self) -> RunRecord | None:
+        """Do what can be done without waiting; returns the record once there is one. Raises
+        StoreError."""
+        if self.record is None:
+            if self._guard is None:
+                self._begin()
+            else:
+                self._follow()
+        return self.record
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self) -> None:
+        """Ask the run to end; poll on for its record. The second call does not wait for the grace
+        time."""
+        if self._guard is not None and self._guard.poll() is None:
+            if self._cancelled:
+                self._guard.kill()
+            else:
+                self._guard.send_signal(signal.SIGTERM)
+        self._cancelled = True
+
+    def close(self) -> None:
+        """Cancel if it still runs, wait until every process is gone, and give the key's lock
+        back."""
+        if self._guard is not None and self.record is None:
+            self.cancel()
+            with suppress(StoreError):
+                deadline = time.monotonic() + GRACE_S + 15
+                while self.poll() is None:
+                    time.sleep(POLL_S)
+                    if time.monotonic() > deadline:
+                        self._guard.kill()
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        if self._take_cached():
+            return
+        if self._cancelled:
+            self.record = RunRecord(
+                key=self.key,
+                method=self.spec.method,
+                status="cancelled",
+                spec=self.spec.to_dict(),
+                message="it was cancelled before it began",
+            )
+            self._release()
+            return
+        if self._lock is None:
+            self._lock = self._store.lock(self.key)
+        if self._lock is None:
+            if not self._waiting:
+                self._tell("waiting", text=f"another process is running {self.key}")
+            self._waiting = True
+            return
+        if not self._take_cached():  # the process that held the lock may have made the record
+            self._start()
+
+    def _take_cached(self) -> bool:
+        found = self._store.find(self.key)
+        # A forced run that had to wait for another one takes the other's result: it is as fresh.
+        if found is None or found.status not in self._accept or (self._force and not self._waiting):
+            return False
+        self.record, self.cached = found, True
+        self._tell("cached", started=found.started, status=found.status)
+        self._release()
+        return True
+
+    def _start(self) -> None:
+        folder = self._store.prepare(self.key)
+        mark = str(folder)
+        kill_marked(mark)  # what an attempt left whose runner and guard were both killed
+        checkpoints = folder / "checkpoints"
+        if self._force and checkpoints.exists():
+            import shutil
+
+            shutil.rmtree(checkpoints)
+        self._job = JobFile(
+            key=self.key,
+            module=methods.find(self.spec.method).module,
+            started=datetime.now(UTC).isoformat(),
+            mark=mark,
+            timeout_s=self._timeout,
+            resume=checkpoints.exists(),
+            provenance={
+                **provenance.gather(),
+                "code_version": methods.code_version(self.spec.method),
+                "device_class": machine.device_class(self.spec.device),
+            },
+        )
+        try:
+            write_whole(folder / "spec.json", json.dumps(self.spec.to_dict(), indent=1) + "\n")
+            self._job.save(folder)
+            log = (folder / "log.txt").open("ab")
+        except OSError as error:
+            raise self._store.unusable(error) from error
+        self._reader = EventReader(folder / "events.jsonl", from_end=True)
+        self._began = time.monotonic()
+        with log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", "workbench.runs.guard", str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[self._lock.fd],
+                env={**os.environ, MARK: mark, "PYTHONPATH": _import_path()},
+            )
+
+    def _follow(self) -> None:
+        ended = self._guard.poll() is not None
+        for event in self._reader.read():
+            if event["event"] == "exit":
+                self._exit = event
+            self._events.append(event)
+        if ended:
+            self._guard.stdin.close()
+            kill_marked(self._job.mark, group=self._guard.pid)  # in case the guard was killed
+            try:
+                self.record = self._outcome()
+            finally:
+                self._release()
+
+    def _outcome(self) -> RunRecord:
+        """The record of the attempt that just ended: the worker's, or one for a worker that wrote
+        none."""
+        found = self._store.find(self.key)
+        if found is not None and found.started == self._job.started:
+            return found
+        returncode = self._exit.get("returncode", _shell_status(self._guard.returncode))
+        status, message = self._verdict(returncode)
+        if returncode == STORE_EXIT:
+            self._store.prepare(self.key)  # says what is wrong, if it still is
+            raise StoreError(
+                0, f"the results folder could not be written; see {self.folder / 'log.txt'}"
+            )
+        record = make_record(
+            self.spec,
+            self._job,
+            unfinished(self.folder, self._job),
+            status=status,
+            message=message,
+            seconds=time.monotonic() - self._began,
+        )
+        self._store.write(record)
+        return record
+
+    def _verdict(self, returncode: int) -> tuple[Status, str]:
+        reason = self._exit.get("reason")
+        if reason == "timeout":
+            return "timeout", f"it had not ended after its time limit of {self._timeout:g} seconds"
+        if (
+            self._cancelled
+            or reason == "cancelled"
+            or returncode in (CANCELLED_EXIT, -signal.SIGTERM)
+        ):
+            return "cancelled", "it was cancelled"
+        if returncode == -signal.SIGKILL:
+            resident = self._exit.get("peak_resident_bytes", 0)
+            if self._exit.get("oom_kills", 0) > 0:
+                return "oom_host", "the kernel ended it because the host was out of memory"
+            if resident >= NEAR_ALL_MEMORY * machine.host_memory_bytes():
+                return "oom_host", f"it was killed while it held {resident} bytes of host memory"
+        if returncode < 0:
+            return (
+                "error",
+                f"it was killed by signal {-returncode} ({signal.Signals(-returncode).name})",
+            )
+        return (
+            "error",
+            f"its process ended with exit status {returncode} and no record; see log.txt",
+        )
+
+    def _tell(self, kind: str, **values: object) -> None:
+        self._events.append(make_event(kind, **values))
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _shell_status(returncode: int) -> int:
+    """The worker's exit status from the guard's, where the guard could not tell: 128 + n is signal
+    n."""
+    return 128 - returncode if returncode > 128 else returncode
+
+
+def _import_path() -> str:
+    """What this process can import beyond its installation, so that the worker can import it as
+    well."""
+    own = (sys.prefix, sys.base_prefix)
+    root = str(Path(__file__).resolve().parents[2])
+    extra = [path for path in sys.path if path and not path.startswith(own)]
+    return os.pathsep.join(dict.fromkeys([root, *extra]))

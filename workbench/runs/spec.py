@@ -1,0 +1,162 @@
+"""What a run is: everything that determines its result, as plain data.
+
+A `RunSpec` is frozen, JSON-able and hashable into a key; two runs with one key would do the same work
+on the same class of device, so the second is not run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from workbench.model.spec import ModelSpec
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """One training run. Memory is in bytes, None meaning all there is."""
+
+    method: str
+    model: ModelSpec = field(default_factory=ModelSpec)
+    text: str = "stdlib"
+    """``stdlib`` (the Python standard library's sources), a text file, or a WikiText folder."""
+    tokenizer: str = "bytes"
+    """``bytes``, or ``bpe:N`` for a byte-level BPE of N tokens trained on the text."""
+    batch: int = 4
+    """Samples per optimizer step."""
+    microbatches: int = 1
+    """Equal parts the batch is computed in; gradients accumulate over them."""
+    steps: int = 10
+    seed: int = 1234
+    device: Literal["cpu", "cuda", "auto"] = "auto"
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Working weights, activations and gradients; AdamW states are fp32 always."""
+    window: int | Auto = "auto"
+    """Layers on the device at once (STRONGHOLD); 2 to the number of layers."""
+    resident: int | Auto = "auto"
+    """First layers whose weights and optimizer states never leave the device."""
+    activations: Literal["keep", "host", "recompute"] = "recompute"
+    """What becomes of activations between forward and backward pass."""
+    optimizer_tier: Literal["host", "disk"] = "host"
+    """Where the optimizer states of offloaded layers live."""
+    host_workers: int = 1
+    """Host updates that may run at once."""
+    clip: float | None = 1.0
+    """Global gradient-norm clipping, exact in every method; None for no clipping."""
+    lr: float = 1.5e-4
+    min_lr: float = 1e-5
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Decay from lr to min_lr over `lr_decay_steps`, after `warmup_steps` of linear growth."""
+    warmup_steps: int = 0
+    lr_decay_steps: int | None = None
+    """None: the run's own number of steps."""
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    device_memory: int | None = None
+    host_memory: int | None = None
+    disk_memory: int | None = None
+    link_bytes_per_s: float | None = None
+    """Emulate a slower link between host and device, each way; None for the machine's own. Without a
+    GPU only: it recreates the scarcity of the papers' machines where a copy costs next to nothing."""
+    save_every: int = 0
+    """Steps between checkpoints in the run's folder; 0 for none."""
+
+    def __post_init__(self) -> None:
+        layers = self.model.layers
+        for name in ("batch", "microbatches", "steps", "host_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.batch % self.microbatches:
+            raise ValueError(
+                f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
+            )
+        if self.window != "auto" and not 2 <= self.window <= max(2, layers):
+            raise ValueError(
+                f"a window of {self.window} layers is out of range; the model has {layers} layers, "
+                f"so it must be 2 to {layers}, or auto"
+            )
+        if self.resident != "auto" and not 0 <= self.resident <= layers:
+            raise ValueError(f"resident is {self.resident}; it must be 0 to {layers}, or auto")
+        for name in ("device_memory", "host_memory", "disk_memory"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value} bytes; it must be positive")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"clip is {self.clip}; it must be positive, or none")
+        for name in ("lr", "eps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("weight_decay", "min_lr", "warmup_steps", "save_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
+            raise ValueError(
+                f"link_bytes_per_s is {self.link_bytes_per_s}; it must be positive, or none"
+            )
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}"
+                )
+
+    @property
+    def microbatch(self) -> int:
+        """Samples in one micro-batch."""
+        return self.batch // self.microbatches
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of step `step` (from 0)."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.lr_schedule == "constant":
+            return self.lr
+        from math import cos, pi
+
+        span = max(1, (self.lr_decay_steps or self.steps) - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / span)
+        share = 1 - done if self.lr_schedule == "linear" else (1 + cos(pi * done)) / 2
+        return self.min_lr + (self.lr - self.min_lr) * share
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RunSpec:
+        """Inverse of `to_dict`; raises ValueError naming an unknown field."""
+        known = {f.name for f in fields(cls)}
+        for name in data:
+            if name not in known:
+                raise ValueError(
+                    f"unknown field {name!r} in a run spec; known: {', '.join(sorted(known))}"
+                )
+        if "method" not in data:
+            raise ValueError("a run spec needs a method")
+        values = dict(data)
+        if isinstance(values.get("model"), dict):
+            values["model"] = ModelSpec.from_dict(values["model"])
+        return cls(**values)
+
+    def with_(self, **changes: Any) -> RunSpec:
+        """A changed copy, checked like a new one."""
+        return replace(self, **changes)
+
+    def key(self, code_version: str, device_class: str) -> str:
+        """Identity of the run's result: the spec, the method's code, and the class of device."""
+        text = json.dumps([self.to_dict(), code_version, device_class], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+CHOICES = {
+    "device": ("cpu", "cuda", "auto"),
+    "dtype": ("fp32", "bf16"),
+    "activations": ("keep", "host", "recompute"),
+    "optimizer_tier": ("host", "disk"),
+    "lr_schedule": ("constant", "linear", "cosine"),
+}
+"""Closed sets of the spec, checked at construction since JSON and widgets pass any string."""

@@ -1,0 +1,280 @@
+"""The results folder: one folder a run, and the record in it that makes the run done.
+
+    RESULTS/runs/<key>/   spec.json job.json events.jsonl log.txt checkpoints/ ... record.json
+
+A run is done when, and only when, ``record.json`` was renamed into place; everything else in the
+folder may be half written at any moment and nothing ever depends on it being whole. There is no
+index to go stale: the table is built from the records each time, and parsed records are kept in
+memory by modification time.
+
+A record that cannot be read (torn, foreign, of a later version) counts as not done and is reported
+in `Store.problems`. It is never deleted: the record that replaces it moves it aside.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.runs.record import RunRecord, steady_step_seconds
+
+if TYPE_CHECKING:
+    import pandas
+
+REPOSITORY_RESULTS = Path(__file__).resolve().parents[2] / "results"
+"""Where results go unless told otherwise, and where those that are part of the project lie."""
+
+RECORD = "record.json"
+
+
+class StoreError(OSError):
+    """The results folder cannot be used: read-only, full, or not a folder. One sentence for
+    people."""
+
+    def __str__(self) -> str:
+        return self.strerror
+
+
+class Store:
+    """A results folder. Making one touches nothing; folders appear with the first run."""
+
+    def __init__(self, root: str | Path = REPOSITORY_RESULTS) -> None:
+        self.root = Path(root).expanduser().resolve()
+        self.runs = self.root / "runs"
+        self.problems: dict[Path, str] = {}
+        """Records that cannot be used, and why, as of the last look at them."""
+        self._parsed: dict[Path, tuple[tuple[int, int, int], RunRecord | None]] = {}
+
+    def folder(self, key: str) -> Path:
+        return self.runs / key
+
+    def prepare(self, key: str) -> Path:
+        """The run's folder, made if need be and seen to be writable; raises StoreError."""
+        folder = self.folder(key)
+        probe = folder / f".probe-{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(probe, "x" * 4096)
+            probe.unlink()
+        except OSError as error:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+            raise self.unusable(error) from error
+        return folder
+
+    def unusable(self, error: OSError) -> StoreError:
+        """The sentence for a folder that the system will not write."""
+        return _unusable(self.root, error)
+
+    def find(self, key: str) -> RunRecord | None:
+        """The record of that key, or None when there is none that can be used."""
+        return self._read(self.folder(key))
+
+    def records(self) -> list[RunRecord]:
+        """All usable records, oldest first."""
+        if not self.runs.is_dir():
+            return []
+        with os.scandir(self.runs) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        found = [record for folder in folders if (record := self._read(folder)) is not None]
+        return sorted(found, key=lambda record: (record.started, record.key))
+
+    def write(self, record: RunRecord) -> None:
+        """Put a record in place, whole or not at all; raises StoreError."""
+        folder = self.prepare(record.key)
+        write_record(folder, record)
+
+    def lock(self, key: str) -> KeyLock | None:
+        """The key's lock, or None while another process holds it; raises StoreError."""
+        path = self.prepare(key) / "lock"
+        try:
+            return KeyLock.take(path)
+        except OSError as error:
+            raise self.unusable(error) from error
+
+    def table(self) -> pandas.DataFrame:
+        """One row a record: `row` of each. Simulated and published rows may be appended to it."""
+        import pandas
+
+        return pandas.DataFrame([row(record) for record in self.records()])
+
+    def published_here(self, device: str | None = None) -> pandas.DataFrame:
+        """Rows this project measured on named hardware: ``published-here/<device>/*.csv``.
+
+        All of them when `device` is None; the folder's name is the column ``hardware``. Raises
+        ValueError for an unknown one.
+        """
+        import pandas
+
+        roots = [root / "published-here" for root in {self.root, REPOSITORY_RESULTS}]
+        files = sorted(file for root in roots for file in root.glob("*/*.csv"))
+        known = sorted({file.parent.name for file in files})
+        if device is not None and device not in known:
+            raise ValueError(
+                f"no published results for device {device!r}; known: {', '.join(known) or 'none'}"
+            )
+        tables = [
+            pandas.read_csv(file, comment="#").assign(hardware=file.parent.name)
+            for file in files
+            if device in (None, file.parent.name)
+        ]
+        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+
+    def _read(self, folder: Path) -> RunRecord | None:
+        path = folder / RECORD
+        self.problems.pop(path, None)
+        try:
+            stat = path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if path not in self._parsed or self._parsed[path][0] != stamp:
+                self._parsed[path] = (stamp, read_record(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.problems[path] = str(error)
+            return None
+        return self._parsed[path][1]
+
+
+class KeyLock:
+    """Exclusive right to run one key. The kernel gives it back when the last process that shares it
+    dies."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        """Pass it to a child to make the lock last as long as the child."""
+
+    @classmethod
+    def take(cls, path: Path) -> KeyLock | None:
+        """Without waiting; None when it is taken."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return cls(fd)
+
+    def release(self) -> None:
+        """This process's share; does nothing the second time."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def read_record(path: Path) -> RunRecord:
+    """Raises ValueError when it is no record, or not the record of the folder it lies in."""
+    try:
+        record = RunRecord.from_json(path.read_text())
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"not a run record: {error}") from None
+    if record.key != path.parent.name:
+        raise ValueError(f"the record is of run {record.key}, not of {path.parent.name}")
+    return record
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Write and rename ``record.json``; one that cannot be read is moved aside, not overwritten.
+
+    Raises StoreError, and then the folder holds the record it held before.
+    """
+    path = folder / RECORD
+    part = folder / f".{RECORD}.part"
+    try:
+        write_whole(part, record.to_json())
+        if path.exists() and not _readable(path):
+            aside = (folder / f"{RECORD}.corrupt-{n}" for n in range(1, 10**6))
+            path.rename(next(name for name in aside if not name.exists()))
+        part.rename(path)
+        _sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise _unusable(folder, error) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file and force it to the disk."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def row(record: RunRecord) -> dict[str, Any]:
+    """A record as one flat row; amounts carry their unit in the name.
+
+    The spec's fields keep their names, except where the record says what came of them: ``window``
+    is the one used, ``asked_window`` the one asked for. ``step_seconds`` is the steady median;
+    whole series are the lists ``losses`` and ``all_step_seconds``.
+    """
+    spec = {k: v for k, v in record.spec.items() if k not in ("model", "method")}
+    asked = {name: spec.pop(name) for name in ("window", "resident") if name in spec}
+    predicted = record.predicted
+    return {
+        "key": record.key,
+        "source": record.source,
+        "method": record.method,
+        "status": record.status,
+        "message": record.message,
+        **record.spec.get("model", {}),
+        **spec,
+        **{f"asked_{name}": value for name, value in asked.items()},
+        "window": record.window,
+        "resident": record.resident,
+        "parameters": record.parameters,
+        "step_seconds": steady_step_seconds(record.step_seconds),
+        "samples_per_second": record.samples_per_second,
+        "final_loss": record.losses[-1] if record.losses else None,
+        **{f"peak_{tier}_bytes": n for tier, n in record.peak_bytes.items()},
+        **{f"moved_{way}_bytes": n for way, n in record.moved_bytes.items()},
+        **_predicted_columns(predicted),
+        "engine": record.engine,
+        "notes": "; ".join(record.notes),
+        "started": record.started,
+        "seconds": record.seconds,
+        "commit": record.provenance.get("commit"),
+        "dirty": record.provenance.get("dirty"),
+        "device_class": record.provenance.get("device_class"),
+        "losses": record.losses,
+        "all_step_seconds": record.step_seconds,
+    }
+
+
+def _predicted_columns(predicted: dict[str, Any]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in predicted.items():
+        if name in ("peak_bytes", "moved_bytes") and isinstance(value, dict):
+            kind = name.removesuffix("_bytes")
+            columns |= {f"predicted_{kind}_{part}_bytes": n for part, n in value.items()}
+        else:
+            columns[f"predicted_{name}"] = value
+    return columns
+
+
+def _readable(path: Path) -> bool:
+    try:
+        read_record(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is only on the disk once its folder is."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unusable(root: Path, error: OSError) -> StoreError:
+    reason = error.strerror or str(error)
+    return StoreError(
+        error.errno,
+        f"the results folder {root} cannot be written ({reason}); free it, or use another one",
+    )

@@ -1,0 +1,257 @@
+"""The process that trains: one run, from spec.json to record.json, in a process of its own.
+
+It has its own memory to run out of and its own device context to take down with it; whoever asked
+for the run only reads files. How it ended is decided here, from the exception, and never from the
+text of a log. Three ends leave no record here, because they are not results of the spec: cancelled
+and timed out (the runner knows which, and writes it), and a results folder that cannot be written.
+
+Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import io
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from workbench.runs import legacy
+from workbench.runs.events import EventLog, EventReader, steps_of
+from workbench.runs.jobfile import JobFile
+from workbench.runs.record import Outcome, RunRecord, Status, steady_step_seconds
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import StoreError, write_record
+
+CANCELLED_EXIT = 128 + signal.SIGTERM
+STORE_EXIT = 74
+"""The results folder could not be written; EX_IOERR of sysexits."""
+
+TEARDOWN_S = 20
+"""After the record is written, how long library threads and destructors may take before a hard
+exit."""
+
+
+class Cancelled(BaseException):
+    """SIGTERM came. Not an Exception, so that a method's own handlers do not swallow it."""
+
+
+class WorkerReporter:
+    """The `Reporter` of methods.py: events for programs, and log lines in the published format for
+    people."""
+
+    def __init__(self, spec: RunSpec, log: EventLog) -> None:
+        self._spec, self._log = spec, log
+        self._lines = legacy.LineWriter(spec)
+
+    def began(self, command: list[str]) -> None:
+        print(shlex.join(command), *self._lines.header(), sep="\n")
+
+    def ended(self) -> None:
+        print(self._lines.footer())
+
+    def phase(self, text: str) -> None:
+        self.event("phase", text=text)
+        print(legacy.phase_line(text))
+
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        self.event("step", step=step, loss=loss, seconds=seconds)
+        for line in self._lines.step(step, loss, seconds):
+            print(line)
+
+    def event(self, kind: str, **values: Any) -> None:
+        try:
+            self._log.write(kind, **values)
+        except OSError as error:
+            raise StoreError(
+                error.errno, f"events.jsonl cannot be written: {error.strerror}"
+            ) from error
+
+
+def main(folder: Path) -> int:
+    """Returns the exit status."""
+    _die_with_pipe()
+    _open_log()
+    job = JobFile.load(folder)
+    spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
+    log = EventLog(folder / "events.jsonl")
+    reporter = WorkerReporter(spec, log)
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, _raise_cancelled)
+    outcome, refused, message = None, False, ""
+    try:
+        reporter.began(job.provenance["command"])
+        reporter.event("started", attempt=job.started, pid=os.getpid(), group=os.getpgid(0))
+        outcome = import_module(job.module).train(spec, reporter, folder)
+        reporter.ended()
+        status: Status = "ok"
+        if outcome.losses and not math.isfinite(outcome.losses[-1]):
+            status, message = "diverged", f"the loss is {outcome.losses[-1]} at the last step"
+    except (Cancelled, StoreError) as error:
+        print(str(error) or "[ended by SIGTERM]")
+        return CANCELLED_EXIT if isinstance(error, Cancelled) else STORE_EXIT
+    except BaseException as error:
+        traceback.print_exc()
+        status, message = classify(error)
+        refused = isinstance(error, ValueError)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left takes milliseconds
+    if outcome is None:
+        outcome = unfinished(folder, job)
+        refused = refused and not outcome.losses
+    try:
+        seconds = time.monotonic() - began
+        record = make_record(
+            spec, job, outcome, status=status, message=message, refused=refused, seconds=seconds
+        )
+        write_record(folder, record)
+        reporter.event("ended", status=status, message=message)
+    except StoreError as error:
+        print(error)
+        return STORE_EXIT
+    return 0
+
+
+def make_record(
+    spec: RunSpec,
+    job: JobFile,
+    outcome: Outcome,
+    *,
+    status: Status,
+    message: str,
+    seconds: float,
+    refused: bool = False,
+) -> RunRecord:
+    """The record of one attempt."""
+    step_seconds = steady_step_seconds(outcome.step_seconds)
+    return RunRecord(
+        key=job.key,
+        method=spec.method,
+        status=status,
+        message=message,
+        refused=refused,
+        spec=spec.to_dict(),
+        samples_per_second=spec.batch / step_seconds if step_seconds else None,
+        started=job.started,
+        seconds=seconds,
+        provenance=job.provenance,
+        **asdict(outcome),
+    )
+
+
+def unfinished(folder: Path, job: JobFile) -> Outcome:
+    """What is known of a run whose `train` did not return: the steps it reported."""
+    events = EventReader(folder / "events.jsonl").read()
+    if not job.resume:
+        starts = [i for i, e in enumerate(events) if e.get("attempt") == job.started]
+        events = events[starts[-1] :] if starts else []
+    losses, seconds = steps_of(events)
+    return Outcome(
+        losses=losses, step_seconds=seconds, peak_bytes={}, moved_bytes={}, parameters=None
+    )
+
+
+def classify(error: BaseException) -> tuple[Status, str]:
+    """The status an exception means, and one sentence. Wrapped causes count as well."""
+    for cause in _causes(error):
+        status = _memory_status(cause)
+        if status is not None:
+            return status, _sentence(cause)
+    return "error", _sentence(error)
+
+
+def does_not_fit(error: BaseException) -> bool:
+    """Whether a planner refused: nothing was tried, the budgets are too small."""
+    plan = sys.modules.get("workbench.methods.plan")
+    return plan is not None and isinstance(error, plan.DoesNotFit)
+
+
+def _memory_status(error: BaseException) -> Status | None:
+    # Looked up, not imported: an exception of theirs cannot exist unless they were imported.
+    tiers, torch = sys.modules.get("workbench.runtime.tiers"), sys.modules.get("torch")
+    if does_not_fit(error) or (tiers is not None and isinstance(error, tiers.OutOfMemory)):
+        return f"oom_{error.tier}"  # type: ignore[attr-defined]
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return "oom_device"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "oom_disk"
+    text = str(error)
+    if isinstance(error, MemoryError) or (
+        # torch has no exception class for a failed host allocation
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+    ):
+        return "oom_host"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "oom_host"
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _sentence(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, ValueError | OSError) or hasattr(error, "tier"):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class _Forgiving(io.FileIO):
+    """A full disk under the log must not decide how the run ends; the events decide."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def _open_log() -> None:
+    """Standard output and error, line by line, into the file the guard was given."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_Forgiving(fd, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True))
+
+
+def _raise_cancelled(*_: object) -> None:
+    raise Cancelled
+
+
+def _die_with_pipe() -> None:
+    """End the whole group when the guard's end of standard input closes, where the kernel does not.
+
+    Standard input itself becomes empty, so that no child waits for it.
+    """
+    pipe = os.dup(0)
+    with open(os.devnull) as empty:
+        os.dup2(empty.fileno(), 0)
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="watch-guard", daemon=True).start()
+
+
+if __name__ == "__main__":
+    exit_status = main(Path(sys.argv[1]))
+    # Libraries have been seen to hang or abort in their destructors; the record is in place by now.
+    faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
+    sys.exit(exit_status)

@@ -1,0 +1,264 @@
+"""All memory of a run, laid out before its first step from the buffers its schedule names.
+
+The schedule says which units are resident, how many slots there are and in which tier states live;
+this module allocates exactly that, one slab per kind and tier, and enters it in the tiers' ledgers.
+Nothing of size is allocated later but activations. On a machine without a GPU the device tier is
+ordinary memory that the device meter counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.disk import DiskStore
+from workbench.runtime.storage import Flat, States
+from workbench.runtime.tiers import Tier, slab
+from workbench.schedule import buffers as name
+from workbench.schedule.schedule import DEVICE, DISK, Schedule
+
+MOMENTS = 2
+"""exp_avg and exp_avg_sq."""
+
+
+class Memory:
+    """Slabs of one run: find them by unit, or by the schedule's slot names."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        flats: list[Flat],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        meter: DeviceMeter,
+        host_budget: int | None = None,
+        disk_budget: int | None = None,
+        disk_folder: Path | None = None,
+    ) -> None:
+        self.device, self.dtype, self.meter = device, dtype, meter
+        self.host = Tier("host", host_budget)
+        self.disk: DiskStore | None = None
+        self._flats, self._schedule = flats, schedule
+        self._slabs: list = []
+        units = range(len(flats))
+        self.resident = frozenset(u for u in units if name.weights(u) in schedule.buffers
+                                  and schedule.buffers[name.weights(u)].permanent)
+        self.streamed = [u for u in units if u not in self.resident]
+        self._narrow = dtype != torch.float32
+        self._weights: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
+        self._states: dict[int, States] = {}
+        self._host_gradients: dict[int, Tensor] = {}
+        self._activations: dict[tuple[int, int], Tensor] = {}
+        self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
+        try:
+            self._lay_out_host(disk_budget, disk_folder)
+            self._lay_out_device()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- laying out -----------------------------------------------------------------------------
+
+    def _lay_out_device(self) -> None:
+        for unit in self.resident:
+            numel = self._flats[unit].numel
+            weights = self._weights[unit] = self._on_device(numel, self.dtype)
+            self._gradients[unit] = self._on_device(numel, self.dtype)
+            self._states[unit] = States(
+                master=self._on_device(numel, torch.float32) if self._narrow else weights,
+                exp_avg=self._on_device(numel, torch.float32),
+                exp_avg_sq=self._on_device(numel, torch.float32),
+                working=weights if self._narrow else None,
+            )
+        self.weight_slots = self._slots("weights", self.dtype)
+        self.gradient_slots = self._slots("gradients", self.dtype)
+        self._fetch_slots = self._slots("fetched", torch.uint8)
+
+    def _on_device(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return self.meter.zeros(numel, dtype)
+
+    def _slots(self, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+        """One device slab for every slot ``kind k`` of the schedule."""
+        sizes: dict[str, int] = {}
+        for buffer in self._schedule.buffers.values():
+            if buffer.tier == DEVICE and (buffer.slot or "").startswith(kind + " "):
+                sizes[buffer.slot] = max(sizes.get(buffer.slot, 0), buffer.nbytes)
+        return {s: self._on_device(n // dtype.itemsize, dtype) for s, n in sorted(sizes.items())}
+
+    def _lay_out_host(self, disk_budget: int | None, disk_folder: Path | None) -> None:
+        flats, streamed, buffers = self._flats, self.streamed, self._schedule.buffers
+        working = self._host("working weights", {u: flats[u].numel for u in streamed}, self.dtype)
+        self._host_weights = working
+        deferred: dict = {}
+        ring: dict = {}
+        for unit in streamed:
+            slot = buffers[name.host_gradients(unit)].slot
+            if slot is None:
+                deferred[unit] = flats[unit].numel
+            else:
+                ring[slot] = max(ring.get(slot, 0), flats[unit].numel)
+        self._host_gradients = self._host("gradients", deferred, self.dtype)
+        rings = self._host("gradient ring", ring, self.dtype)
+        for unit in streamed:
+            slot = buffers[name.host_gradients(unit)].slot
+            if slot is not None:
+                self._host_gradients[unit] = rings[slot][: flats[unit].numel]
+        stash = {
+            (unit, micro): buffers[name.host_activation(unit, micro)].nbytes
+            for unit in range(len(flats))
+            for micro in range(self._schedule.num_microbatches)
+            if name.host_activation(unit, micro) in buffers
+        }
+        self._activations = self._host("stashed activations", stash, torch.uint8)
+        self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
+        if self._disk_units:
+            self._lay_out_disk(disk_budget, disk_folder)
+        kinds = MOMENTS + self._narrow
+        numels = {
+            (unit, kind): flats[unit].numel
+            for unit in streamed
+            if unit not in self._disk_units
+            for kind in range(kinds)
+        }
+        states = self._host("optimizer states", numels, torch.float32)
+        for unit in streamed:
+            if unit not in self._disk_units:
+                self._states[unit] = self._split(unit, [states[unit, k] for k in range(kinds)])
+
+    def _split(self, unit: int, parts: list[Tensor]) -> States:
+        """States of a streamed unit from [exp_avg, exp_avg_sq(, master)]."""
+        weights = self._host_weights[unit]
+        return States(
+            master=parts[MOMENTS] if self._narrow else weights,
+            exp_avg=parts[0],
+            exp_avg_sq=parts[1],
+            working=weights if self._narrow else None,
+        )
+
+    def _lay_out_disk(self, budget: int | None, folder: Path | None) -> None:
+        if folder is None:
+            raise ValueError("optimizer states on the disk need a folder to lie in")
+        self.disk = DiskStore(folder, budget, host=self.host)
+        slots: dict[str, int] = {}
+        for unit in sorted(self._disk_units):
+            self.disk.allocate(name.disk_states(unit), self._state_bytes(unit))
+            slot = self._schedule.buffers[name.host_states(unit)].slot
+            slots[slot] = max(slots.get(slot, 0), self._state_bytes(unit))
+        staging = self._host("disk staging slots", slots, torch.uint8, apart=True)
+        for unit in sorted(self._disk_units):
+            slot = self._schedule.buffers[name.host_states(unit)].slot
+            numel = self._flats[unit].numel
+            whole = staging[slot][: self._state_bytes(unit)].view(torch.float32)
+            self._states[unit] = self._split(unit, list(whole.split(numel)))
+
+    def _host(
+        self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False
+    ) -> dict:
+        """Pinned host memory for a dict of sizes: one slab with views, or (`apart`) a slab each."""
+        pin = self.device.type == "cuda"
+        if apart:
+            owners = {
+                key: slab(self.host, f"{label} {key}", numel, dtype, pin=pin)
+                for key, numel in numels.items()
+            }
+            self._slabs += owners.values()
+            return {key: owner.tensor for key, owner in owners.items()}
+        total = sum(numels.values())
+        if not total:
+            return {}
+        owner = slab(self.host, label, total, dtype, pin=pin)
+        self._slabs.append(owner)
+        return dict(zip(numels, owner.tensor.split(list(numels.values())), strict=True))
+
+    def _state_bytes(self, unit: int) -> int:
+        return self._flats[unit].numel * 4 * (MOMENTS + self._narrow)
+
+    # -- finding --------------------------------------------------------------------------------
+
+    def weights(self, unit: int) -> Tensor:
+        """Working weights of a resident unit on the device."""
+        return self._weights[unit]
+
+    def gradients(self, unit: int) -> Tensor:
+        """Gradients of a resident unit on the device."""
+        return self._gradients[unit]
+
+    def states(self, unit: int) -> States:
+        """Where a unit is updated. For a unit on the disk: its staging, valid between read and write."""
+        return self._states[unit]
+
+    def host_weights(self, unit: int) -> Tensor:
+        """Working weights of a streamed unit: the source of its loads."""
+        return self._host_weights[unit]
+
+    def host_gradients(self, unit: int) -> Tensor:
+        return self._host_gradients[unit]
+
+    def host_activation(self, unit: int, micro: int, *, like: Tensor | None = None) -> Tensor:
+        """The stash of a unit's input; `like` tells its shape once, on the way out."""
+        raw = self._activations[unit, micro]
+        if like is not None:
+            self._shapes[unit] = (like.shape, like.dtype)
+        shape, dtype = self._shapes[unit]
+        return raw.view(dtype).view(shape)
+
+    def fetched(self, slot: str, *, like: Tensor) -> Tensor:
+        """The device buffer a stashed input comes back to."""
+        return self._fetch_slots[slot][: like.nbytes].view(like.dtype).view(like.shape)
+
+    def on_disk(self, unit: int) -> bool:
+        return unit in self._disk_units
+
+    def seed_disk(self, unit: int, master: Tensor) -> None:
+        """Write the first states of a unit on the disk: zero moments and its fp32 weights."""
+        states = self.states(unit)
+        states.exp_avg.zero_()
+        states.exp_avg_sq.zero_()
+        states.master.copy_(master)
+        self.write_states(unit)
+
+    def read_states(self, unit: int) -> int:
+        """Disk to staging; returns the bytes read."""
+        staging = self._staging(unit)
+        self.disk.read(name.disk_states(unit), staging)
+        return staging.nbytes
+
+    def write_states(self, unit: int) -> int:
+        """Staging to disk; returns the bytes written."""
+        staging = self._staging(unit)
+        self.disk.write(name.disk_states(unit), staging)
+        return staging.nbytes
+
+    def _staging(self, unit: int) -> Tensor:
+        """The staging slot's bytes; the moments lie first, so it starts where exp_avg does."""
+        first = self._states[unit].exp_avg
+        return torch.as_strided(first, (self._state_bytes(unit) // 4,), (1,), 0)
+
+    def peak_bytes(self) -> dict[str, int]:
+        """Largest bytes in use so far, per tier."""
+        return {
+            "device": self.meter.peak,
+            "host": self.host.peak,
+            DISK: self.disk.tier.peak if self.disk else 0,
+        }
+
+    def close(self) -> None:
+        """Give everything back; no copy may be in flight."""
+        for tensors in self._owned():
+            tensors.clear()
+        for owner in self._slabs:
+            owner.free()
+        self._slabs.clear()
+        if self.disk is not None:
+            self.disk.close()
+
+    def _owned(self) -> Iterable[dict]:
+        return (
+            self._weights, self._gradients, self._states, self._host_gradients, self._activations
+        )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Who may use which cores: one rule, so that all methods are compared on the same machine.
+
+With a GPU the device computes by itself and every core serves the host. Without one, host memory
+and half of the cores play the device: the compute lane runs torch with the first half, host updates
+run on the other. The rule stands here once; methods, baselines and the profile ask.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Threads(NamedTuple):
+    """How many threads each side may keep busy."""
+
+    compute: int
+    """The device's, where the processor plays it; 1 with a GPU, to launch kernels."""
+    host: int
+    """Host updates' threads, all workers together."""
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity, capped by the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores or 1
+    if quota == "max":
+        return cores or 1
+    return max(1, min(cores or 1, math.ceil(int(quota) / int(period))))
+
+
+def cpu_threads(device: str = "cpu", cores: int | None = None) -> Threads:
+    """The rule, for `device` (a type: ``cpu`` or ``cuda``) and by default this machine's cores.
+
+    >>> cpu_threads("cpu", cores=16), cpu_threads("cpu", cores=1), cpu_threads("cuda", cores=16)
+    (Threads(compute=8, host=8), Threads(compute=1, host=1), Threads(compute=1, host=16))
+    """
+    cores = available_cores() if cores is None else cores
+    if device != "cpu":
+        return Threads(compute=1, host=cores)
+    compute = max(1, cores // 2)
+    return Threads(compute=compute, host=max(1, cores - compute))
+
+
+def use_device_threads(device: str = "cpu") -> Threads:
+    """Make torch compute with the device's share of the cores, in every thread that follows."""
+    import torch
+
+    threads = cpu_threads(device)
+    if device == "cpu":
+        torch.set_num_threads(threads.compute)
+    return threads

@@ -1,0 +1,70 @@
+"""How planners and the runtime call the memory of a layered model.
+
+A buffer's name says what lies in it, so that a planner can write it down and the runtime can find
+it. `unit` is a layer of the model, `micro` a micro-batch, `turn` 1 for the second visit of a step.
+"""
+
+from __future__ import annotations
+
+WORKSPACE = "workspace"
+"""Slot of everything that lives only inside one compute action."""
+
+
+def weights(unit: int, turn: int = 0) -> str:
+    """Working weights of a unit on the device."""
+    return f"w{unit}" + (f"+{turn}" if turn else "")
+
+
+def gradients(unit: int) -> str:
+    """Gradients of a unit on the device."""
+    return f"g{unit}"
+
+
+def states(unit: int) -> str:
+    """Optimizer states (and fp32 master weights) of a unit on the device."""
+    return f"o{unit}"
+
+
+def activation(unit: int, micro: int, turn: int = 0) -> str:
+    """Input of a unit on the device; turn 1 is the copy fetched back for the backward pass."""
+    return f"x{unit}.{micro}" + (f"+{turn}" if turn else "")
+
+
+def kept(unit: int, micro: int) -> str:
+    """Everything autograd keeps between a unit's (re)forward and its backward pass."""
+    return f"k{unit}.{micro}"
+
+
+def output_gradient(unit: int, micro: int) -> str:
+    """Gradient of a unit's output on the device."""
+    return f"d{unit}.{micro}"
+
+
+def scratch(action: str) -> str:
+    """What one compute action needs for itself (slot WORKSPACE)."""
+    return f"t:{action}"
+
+
+def host_weights(unit: int) -> str:
+    """Working weights of a unit on the host: the source of its loads."""
+    return f"hw{unit}"
+
+
+def host_gradients(unit: int) -> str:
+    """Gradients of a unit on the host."""
+    return f"hg{unit}"
+
+
+def host_states(unit: int) -> str:
+    """Optimizer states (with fp32 master weights, where working ones are narrower) on the host."""
+    return f"ho{unit}"
+
+
+def host_activation(unit: int, micro: int) -> str:
+    """Stashed input of a unit on the host."""
+    return f"hx{unit}.{micro}"
+
+
+def disk_states(unit: int) -> str:
+    """Optimizer states of a unit on the disk."""
+    return f"do{unit}"

@@ -1,0 +1,177 @@
+"""The dependency graph of a schedule unrolled over several steps.
+
+The validator, the simulator and the executor need the same three things: who precedes whom on a
+lane, who waits for whom, and an order in which everything can run. Node ``step * n + i`` is action
+i of that step, n the number of actions. Steps are alike, so edges are kept once per action, as
+distances between nodes; a graph of a million nodes costs no more than its schedule. References to
+steps before the first are satisfied from the start (the model is loaded and updated).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.schedule.action import Action, format_name, parse_name
+from workbench.schedule.schedule import Schedule
+
+
+class ScheduleError(ValueError):
+    """A schedule that must not be run; the message names the action at fault."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`schedule` unrolled over `steps`."""
+
+    schedule: Schedule
+    steps: int
+    lane_keys: list[tuple[int, str]]
+    """Lane number -> (rank, lane)."""
+    lane_of: list[int]
+    """Action -> lane number."""
+    lane_actions: list[list[int]]
+    """Lane number -> its actions in order."""
+    references: list[tuple[tuple[int, int], ...]]
+    """Action -> what it waits for, as (step relative to its own, action); no lane predecessor."""
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.schedule.actions) * self.steps
+
+    def action(self, node: int) -> Action:
+        return self.schedule.actions[node % len(self.schedule.actions)]
+
+    @cached_property
+    def waits(self) -> list[tuple[int, ...]]:
+        """Node -> the nodes it waits for, without its lane predecessor."""
+        n = len(self.schedule.actions)
+        return [
+            tuple((step + back) * n + j for back, j in references if step + back >= 0)
+            for step in range(self.steps)
+            for references in self.references
+        ]
+
+    @cached_property
+    def followers(self) -> list[tuple[int, ...]]:
+        """Action -> distances from its node to those that wait for it, its lane successor among
+        them.
+
+        A distance that leads past the last node belongs to a step that is not unrolled.
+        """
+        n = len(self.schedule.actions)
+        distances: list[list[int]] = [[] for _ in range(n)]
+        for i, references in enumerate(self.references):
+            for back, j in references:
+                distances[j].append(i - j - back * n)
+        for actions in self.lane_actions:
+            for i, successor in zip(actions, actions[1:], strict=False):
+                distances[i].append(successor - i)
+            distances[actions[-1]].append(n + actions[0] - actions[-1])
+        return [tuple(d) for d in distances]
+
+    def missing(self) -> list[int]:
+        """Node -> how many nodes it waits for, its lane predecessor included."""
+        first = {actions[0] for actions in self.lane_actions}
+        depth = max((-back for refs in self.references for back, _ in refs), default=0)
+        counts: list[int] = []
+        for step in range(self.steps):
+            if step <= max(depth, 1):  # from here on every step is like the one before
+                one_step = [
+                    sum(step + back >= 0 for back, _ in references) + (step > 0 or i not in first)
+                    for i, references in enumerate(self.references)
+                ]
+            counts += one_step
+        return counts
+
+
+def unroll(schedule: Schedule, steps: int = 1) -> Graph:
+    """Lay `steps` repetitions of the schedule end to end.
+
+    Raises ScheduleError for a name that occurs twice and for a dependency that does not exist.
+    """
+    if steps < 1:
+        raise ValueError(f"a schedule runs for at least 1 step, got {steps}")
+    index: dict[str, int] = {}
+    for i, action in enumerate(schedule.actions):
+        name = action.name
+        if name in index:
+            raise ScheduleError(f"{name} stands twice in the schedule {schedule.name!r}")
+        index[name] = i
+    lane_number: dict[tuple[int, str], int] = {}
+    lane_of = [
+        lane_number.setdefault((action.rank, action.lane), len(lane_number))
+        for action in schedule.actions
+    ]
+    lane_actions: list[list[int]] = [[] for _ in lane_number]
+    for i, lane in enumerate(lane_of):
+        lane_actions[lane].append(i)
+    return Graph(
+        schedule=schedule,
+        steps=steps,
+        lane_keys=list(lane_number),
+        lane_of=lane_of,
+        lane_actions=lane_actions,
+        references=[
+            tuple(_resolve(action, text, index) for text in action.after)
+            for action in schedule.actions
+        ],
+    )
+
+
+def _resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int]:
+    """(relative step, action) of one name in `after`."""
+    if text in index:
+        return 0, index[text]
+    ref = parse_name(text)
+    target = format_name(ref.kind, ref.unit, ref.microbatch, turn=ref.turn, rank=ref.rank)
+    if target not in index:
+        raise ScheduleError(f"{action.name} waits for {text}, which is not in the schedule")
+    if ref.step > 0:
+        raise ScheduleError(f"{action.name} waits for {text}, which lies in the future")
+    return ref.step, index[target]
+
+
+def topological(graph: Graph) -> list[int]:
+    """An order in which all nodes can run.
+
+    Raises ScheduleError naming a ring of actions that wait for each other when there is none.
+    """
+    n, total = len(graph.schedule.actions), graph.num_nodes
+    followers, missing = graph.followers, graph.missing()
+    ready = [node for node in range(n) if not missing[node]]
+    order: list[int] = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for distance in followers[node % n]:
+            follower = node + distance
+            if follower < total:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+    if len(order) < total:
+        raise ScheduleError("the schedule deadlocks: " + _ring(graph, set(order)))
+    return order
+
+
+def _ring(graph: Graph, done: set[int]) -> str:
+    """The actions of one cycle. Edges never lead back a step, so a cycle stays within one."""
+    n = len(graph.schedule.actions)
+    node = next(i for i in range(graph.num_nodes) if i not in done)
+    path: list[tuple[int, str]] = []
+    seen: dict[int, int] = {}
+    while node not in seen:
+        seen[node] = len(path)
+        name = graph.action(node).name
+        waiting = [other for other in graph.waits[node] if other not in done]
+        if waiting:
+            node = waiting[0]
+            path.append((node, f"{name} waits for {graph.action(node).name}"))
+        else:
+            step, i = divmod(node, n)
+            lane = graph.lane_actions[graph.lane_of[i]]
+            place = lane.index(i)
+            node = (step if place else step - 1) * n + lane[place - 1]
+            path.append((node, f"{name} queues behind {graph.action(node).name}"))
+    return ", ".join(text for _, text in path[seen[node] :])

@@ -1,0 +1,197 @@
+"""The most memory any execution of a schedule can occupy at once, found without running one.
+
+At any moment some actions have started and some have ended. What can have happened is exactly what
+is closed under *happens before*, so the peak is the heaviest closed set: a buffer's bytes count
+where it is taken and are subtracted where it is freed. A heaviest closed set is a minimum cut
+(Picard, *Maximal closure of a graph*, 1976), and the cut reads naturally: bytes freed by an action
+can be given again to any action that surely starts after it has ended. So
+
+    peak = all bytes taken - the most bytes that can be given again.
+
+The second term is a flow from frees to takes, found by augmenting paths (Ford and Fulkerson, 1956).
+Adding up every buffer that is "not surely free" instead would count twice what follows one another.
+
+Two steps show all there is, since a buffer is taken again only after it was freed (occupancy.py);
+buffers that may outlive the whole next step, so that more than two steps could meet, count as
+permanent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from workbench.schedule.graph import Graph
+from workbench.schedule.order import Order
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The worst moment of one tier of one rank."""
+
+    nbytes: int
+    held: tuple[str, ...]
+    """The buffers occupied then, largest first, without those occupied for the whole run."""
+
+
+def worst_case(graph: Graph, order: Order, tier: str, rank: int = 0) -> Peak:
+    """The peak of one tier of one rank; `graph` spans at least three steps."""
+    schedule = graph.schedule
+    sizes = {
+        name: buffer.nbytes
+        for name, buffer in schedule.buffers.items()
+        if (buffer.tier, buffer.rank) == (tier, rank)
+        and buffer.slot is None
+        and not buffer.permanent
+        and buffer.nbytes
+    }
+    outliving = _outliving(graph, order, sizes)
+    total = schedule.static_bytes(tier, rank) + sum(sizes.pop(name) for name in outliving)
+    takes, frees = _ends(graph, order, sizes)
+    flow = _Flow(graph, order, frees)
+    for node, nbytes in takes:
+        total += nbytes - flow.give(node, nbytes)
+    held = outliving + flow.worst_moment(sizes)
+    held.sort(key=lambda name: (-schedule.buffers[name].nbytes, name))
+    return Peak(nbytes=total, held=tuple(held))
+
+
+def _outliving(graph: Graph, order: Order, sizes: dict[str, int]) -> list[str]:
+    """Buffers that may still be occupied when the step after the next one takes its own."""
+    n = len(graph.schedule.actions)
+    first_take: dict[int, int] = {}
+    freed_by: dict[str, int] = {}
+    for i, action in enumerate(graph.schedule.actions):
+        if any(name in sizes for name in action.takes):
+            first_take.setdefault(graph.lane_of[i], 2 * n + i)
+        freed_by.update((name, i) for name in action.frees if name in sizes)
+    return [
+        name
+        for name, i in freed_by.items()
+        if not all(order.before(i, take) for take in first_take.values())
+    ]
+
+
+def _ends(
+    graph: Graph, order: Order, sizes: dict[str, int]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(node, bytes) of everything that takes, and of everything that frees, in two steps."""
+    takes, frees = [], []
+    for node in order.topological:
+        if node < 2 * len(graph.schedule.actions):
+            action = graph.action(node)
+            for names, ends in ((action.takes, takes), (action.frees, frees)):
+                nbytes = sum(sizes.get(name, 0) for name in names)
+                if nbytes:
+                    ends.append((node, nbytes))
+    return takes, frees
+
+
+class _Flow:
+    """Freed bytes given to later takes.
+
+    Lanes run in order, so the frees a take may draw on are a prefix of every lane, and those that a
+    failed search has seen are prefixes too. Numbers stand for the edges of the network.
+    """
+
+    def __init__(self, graph: Graph, order: Order, frees: list[tuple[int, int]]) -> None:
+        self.graph, self.order = graph, order
+        self.lanes = sorted({order.lane_of[node] for node, _ in frees})
+        self.nodes: list[list[int]] = [[] for _ in self.lanes]
+        self.left: list[list[int]] = [[] for _ in self.lanes]
+        """Lane -> free -> its bytes not given to anybody yet."""
+        for node, nbytes in frees:
+            lane = self.lanes.index(order.lane_of[node])
+            self.nodes[lane].append(node)
+            self.left[lane].append(nbytes)
+        self.positions = [[order.position[node] for node in nodes] for nodes in self.nodes]
+        self.given: list[list[dict[int, int]]] = [[{} for _ in nodes] for nodes in self.nodes]
+        """Lane -> free -> take -> bytes."""
+        self.skip = [list(range(len(nodes) + 1)) for nodes in self.nodes]
+        """Lane -> k -> a number <= k, leading to the last of the first k frees that has bytes."""
+        self.hopeless = [0] * len(self.lanes)
+        """Lane -> so many frees from its start are of no use to a take that still needs bytes."""
+        self.unserved: set[int] = set()
+        """Takes that need bytes, or would if others were served."""
+        self.limits: dict[int, list[int]] = {}
+        """Take -> how many frees of every lane have surely ended when it starts."""
+
+    def give(self, take: int, nbytes: int) -> int:
+        """Find up to `nbytes` freed bytes for a take; returns how many there are."""
+        clock = self.order.clocks[take]
+        self.limits[take] = [
+            bisect_left(positions, clock[lane])
+            for lane, positions in zip(self.lanes, self.positions, strict=True)
+        ]
+        found = 0
+        while found < nbytes:
+            path = self._search(take)
+            if not path:
+                break
+            found += self._push(path, nbytes - found)
+        return found
+
+    def _search(self, take: int) -> list[tuple[int, int, int]]:
+        """A chain of (take, lane, free) in which each take gets the free of the next one.
+
+        The last free has bytes left. Empty when there is no such chain.
+        """
+        came_from: dict[int, tuple[int, int, int] | None] = {take: None}
+        seen = self.hopeless.copy()
+        queue = [take]
+        for current in queue:
+            for lane, limit in enumerate(self.limits[current]):
+                free = self._last_with_bytes(lane, limit)
+                if free >= 0:
+                    path = [(current, lane, free)]
+                    while (link := came_from[path[-1][0]]) is not None:
+                        path.append(link)
+                    return path[::-1]
+            for lane, limit in enumerate(self.limits[current]):
+                for free in range(seen[lane], limit):
+                    for other in self.given[lane][free]:
+                        if other not in came_from:
+                            came_from[other] = (current, lane, free)
+                            queue.append(other)
+                seen[lane] = max(seen[lane], limit)
+        self.unserved.update(queue)
+        self.hopeless = seen
+        return []
+
+    def _last_with_bytes(self, lane: int, limit: int) -> int:
+        skip = self.skip[lane]
+        while skip[limit] != limit:
+            skip[limit] = skip[skip[limit]]
+            limit = skip[limit]
+        return limit - 1
+
+    def _push(self, path: list[tuple[int, int, int]], wanted: int) -> int:
+        """Move bytes along a chain; returns how many its first take got."""
+        losers = [take for take, _, _ in path[1:]]
+        _, lane, free = path[-1]
+        amount = min(wanted, self.left[lane][free])
+        for (_, lane, free), loser in zip(path, losers, strict=False):
+            amount = min(amount, self.given[lane][free][loser])
+        for take, lane, free in path:
+            given = self.given[lane][free]
+            given[take] = given.get(take, 0) + amount
+        for (_, lane, free), loser in zip(path, losers, strict=False):
+            given = self.given[lane][free]
+            given[loser] -= amount
+            if not given[loser]:
+                del given[loser]
+        _, lane, free = path[-1]
+        self.left[lane][free] -= amount
+        if not self.left[lane][free]:
+            self.skip[lane][free + 1] = free
+        return amount
+
+    def worst_moment(self, sizes: dict[str, int]) -> list[str]:
+        """The buffers occupied when all `unserved` takes have just started."""
+        held = [name for take in self.unserved for name in self.graph.action(take).takes]
+        for nodes, count in zip(self.nodes, self.hopeless, strict=True):
+            for node in nodes[:count]:
+                for name in self.graph.action(node).frees:
+                    if name in sizes:
+                        held.remove(name)
+        return [name for name in held if name in sizes]

@@ -1,0 +1,266 @@
+"""What a schedule must keep to be training, rule by rule.
+
+Each rule is a statement on the order of actions, proved for every execution (order.py). Together
+they say that one step of the schedule computes what plain training computes: every forward and
+backward pass once and on its input, gradients complete before they are used, weights updated before
+they are read.
+"""
+
+from __future__ import annotations
+
+from workbench.schedule.action import COMPUTE, Kind, lane_kind
+from workbench.schedule.graph import ScheduleError
+from workbench.schedule.proof import Proof
+
+F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
+I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letters
+COMPUTING = (F, R, B, I, W)
+
+
+class Passes:
+    """Where each (unit, micro-batch) is computed; ScheduleError when it is not exactly once."""
+
+    def __init__(self, proof: Proof) -> None:
+        self.proof = proof
+        self._done: dict[tuple[Kind, int, int], int] = {}
+        for i, action in enumerate(proof.schedule.actions):
+            if action.kind in COMPUTING and action.microbatch is None:
+                raise ScheduleError(f"{action.name} names no micro-batch")
+            if action.kind in COMPUTING and action.kind is not R:
+                key = (action.kind, action.unit, action.microbatch)
+                if key in self._done:
+                    raise ScheduleError(
+                        f"{action.name} computes what {proof.name(self._done[key])} computes"
+                    )
+                self._done[key] = i
+        for unit in range(proof.schedule.num_units):
+            for micro in range(proof.schedule.num_microbatches):
+                self._check_present(unit, micro)
+
+    def _check_present(self, unit: int, micro: int) -> None:
+        place = f"{unit}.{micro}"
+        if (F, unit, micro) not in self._done:
+            raise ScheduleError(f"F{place} is missing")
+        halves = [kind for kind in (I, W) if (kind, unit, micro) in self._done]
+        if (B, unit, micro) in self._done:
+            if halves:
+                raise ScheduleError(f"{halves[0].value}{place} computes what B{place} computes")
+        elif not halves:
+            raise ScheduleError(f"B{place} is missing")
+        elif W not in halves or (unit and I not in halves):
+            absent = W if W not in halves else I
+            raise ScheduleError(f"{absent.value}{place}, the other half of B{place}, is missing")
+
+    def forward(self, unit: int, micro: int) -> int:
+        return self._done[F, unit, micro]
+
+    def backward(self, unit: int, micro: int) -> list[int]:
+        """The backward pass, or its halves."""
+        found = (self._done.get((kind, unit, micro)) for kind in (B, I, W))
+        return [i for i in found if i is not None]
+
+    def input_gradient(self, unit: int, micro: int) -> int:
+        """What makes the gradient of the unit's input (unit 0 need not)."""
+        return self.backward(unit, micro)[0]
+
+    def weight_gradients(self, unit: int) -> list[int]:
+        """What makes the gradients of the unit's weights."""
+        micros = range(self.proof.schedule.num_microbatches)
+        return [self.backward(unit, micro)[-1] for micro in micros]
+
+
+def check_passes(proof: Proof, passes: Passes) -> None:
+    """Forward, recomputation and backward run in the model's order, each on what it needs."""
+    for unit in range(proof.schedule.num_units):
+        for micro in range(proof.schedule.num_microbatches):
+            forward = passes.forward(unit, micro)
+            if unit:
+                previous = passes.forward(unit - 1, micro)
+                proof.require(previous, forward, "its input may be missing")
+            for backward in passes.backward(unit, micro):
+                proof.require(forward, backward, "there is nothing to go back through")
+                if unit + 1 < proof.schedule.num_units:
+                    following = passes.input_gradient(unit + 1, micro)
+                    proof.require(following, backward, "its output gradient may be missing")
+        for again in proof.find(R, unit):
+            micro = proof.schedule.actions[again].microbatch
+            proof.require(passes.forward(unit, micro), again, "there is nothing to recompute yet")
+            for backward in passes.backward(unit, micro):
+                proof.require(again, backward, "its recomputed activations may be missing")
+
+
+def check_stashes(proof: Proof, passes: Passes) -> None:
+    """A stashed input comes back before the unit's backward visit."""
+    actions = proof.schedule.actions
+    for unit in range(proof.schedule.num_units):
+        stashes = {actions[i].microbatch: i for i in proof.find(Kind.STASH, unit)}
+        fetches = {actions[i].microbatch: i for i in proof.find(Kind.FETCH, unit)}
+        for micro, stash in stashes.items():
+            if unit and micro is not None:
+                previous = passes.forward(unit - 1, micro)
+                proof.require(previous, stash, "there is no activation yet")
+            if micro not in fetches:
+                raise ScheduleError(f"what {proof.name(stash)} stashes never comes back")
+        for micro, fetch in fetches.items():
+            if micro not in stashes:
+                raise ScheduleError(f"{proof.name(fetch)} fetches what nobody stashes")
+            proof.require(stashes[micro], fetch, "the activation may not be there yet")
+            visits = [i for i in proof.find(R, unit) if actions[i].microbatch == micro]
+            for visit in visits or passes.backward(unit, micro):
+                proof.require(fetch, visit, "its input may be missing")
+
+
+def check_updates(proof: Proof, passes: Passes) -> None:
+    """Each unit is updated once a rank, on complete gradients, before its next forward pass."""
+    actions, units = proof.schedule.actions, range(proof.schedule.num_units)
+    if not any(proof.find(Kind.UPDATE, unit) for unit in units):
+        raise ScheduleError("no unit is updated")
+    for unit in units:
+        updates = proof.find(Kind.UPDATE, unit)
+        if not updates:
+            raise ScheduleError(f"unit {unit} is never updated, others are: U{unit} is missing")
+        ranks: dict[int, int] = {}
+        for update in updates:
+            rank = actions[update].rank
+            if rank in ranks:
+                raise ScheduleError(
+                    f"{proof.name(update)} updates unit {unit} a second time, "
+                    f"after {proof.name(ranks[rank])}"
+                )
+            ranks[rank] = update
+            _require_gradients(proof, passes, unit, update, "its gradients may be incomplete")
+        for micro in range(proof.schedule.num_microbatches):
+            forward = passes.forward(unit, micro)
+            for update in updates_for(proof, unit, actions[forward].rank):
+                proof.require(update, forward, "its weights may be stale", next_step=True)
+
+
+def check_gradients_out(proof: Proof, passes: Passes) -> None:
+    """Gradients leave the device when they are complete: for the unit, or for one micro-batch."""
+    for unit in range(proof.schedule.num_units):
+        for leaving in proof.find(Kind.GRAD_OUT, unit):
+            micro = proof.schedule.actions[leaving].microbatch
+            for weight_gradient in passes.weight_gradients(unit):
+                if micro in (None, proof.schedule.actions[weight_gradient].microbatch):
+                    proof.require(weight_gradient, leaving, "the gradients may be incomplete")
+
+
+def check_norm(proof: Proof, passes: Passes) -> None:
+    """Where there is a global norm, it sees every gradient, and every update waits for it."""
+    units = range(proof.schedule.num_units)
+    norms = [i for i, action in enumerate(proof.schedule.actions) if action.kind is Kind.NORM]
+    for norm in norms:
+        for unit in units:
+            _require_gradients(proof, passes, unit, norm, "the norm may lack its gradients")
+        for unit in units:
+            for update in updates_for(proof, unit, proof.schedule.actions[norm].rank):
+                proof.require(norm, update, "it needs the clip coefficient")
+
+
+def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why: str) -> None:
+    """All gradients of a unit are there when `reader` starts: on the host, where it runs there."""
+    for weight_gradient in passes.weight_gradients(unit):
+        proof.require(weight_gradient, reader, why)
+    if lane_kind(proof.schedule.actions[reader].lane) != COMPUTE:
+        for leaving in proof.find(Kind.GRAD_OUT, unit):
+            proof.require(leaving, reader, why)
+
+
+def updates_for(proof: Proof, unit: int, rank: int) -> list[int]:
+    """The updates a rank depends on: its own, or all where it has none of its own."""
+    updates = proof.find(Kind.UPDATE, unit)
+    own = [i for i in updates if proof.schedule.actions[i].rank == rank]
+    return own or updates
+
+
+def check_weights(proof: Proof) -> None:
+    """Loads bring the weights of the last update, and compute works on what a load brought."""
+    actions = proof.schedule.actions
+    for unit in range(proof.schedule.num_units):
+        loads = proof.find(Kind.LOAD, unit)
+        evicts = proof.find(Kind.EVICT, unit)
+        for load in loads:
+            if not actions[load].takes:
+                raise ScheduleError(f"{proof.name(load)} takes no buffer to load into")
+            for update in updates_for(proof, unit, actions[load].rank):
+                if lane_kind(actions[update].lane) == COMPUTE:
+                    _require_write_back(proof, update, evicts, load)
+                else:
+                    proof.require(update, load, "it may load stale weights", next_step=True)
+                    proof.require(load, update, "it changes the weights being loaded")
+        for update in proof.find(Kind.UPDATE, unit):
+            if evicts and lane_kind(actions[update].lane) != COMPUTE:
+                raise ScheduleError(
+                    f"{proof.name(evicts[0])} overwrites the weights {proof.name(update)} updates"
+                )
+        brought = {(actions[load].rank, name) for load in loads for name in actions[load].takes}
+        ranks = {rank for rank, _ in brought}
+        for kind in COMPUTING:
+            for i in proof.find(kind, unit):
+                action = actions[i]
+                touched = (*action.takes, *action.uses, *action.frees)
+                if action.rank in ranks and not any((action.rank, t) in brought for t in touched):
+                    raise ScheduleError(f"{action.name} uses no weights that a load of it brings")
+
+
+def _require_write_back(proof: Proof, update: int, evicts: list[int], load: int) -> None:
+    """Weights updated on the device reach the host before they are loaded from there."""
+    for evict in evicts:
+        same = proof.before(update, evict) and proof.before(evict, load, next_step=True)
+        later = proof.before(update, evict, next_step=True) and proof.before(evict, load)
+        if same or later:
+            return
+    raise ScheduleError(
+        f"{proof.name(load)} of the next step may load stale weights: "
+        f"{proof.name(update)} changes them on the device and nothing evicts them in between"
+    )
+
+
+def check_disk(proof: Proof) -> None:
+    """States are read before the update, written after it, and read again only when written."""
+    for unit in range(proof.schedule.num_units):
+        reads, spills = proof.find(Kind.READ, unit), proof.find(Kind.SPILL, unit)
+        for update in proof.find(Kind.UPDATE, unit):
+            for read in reads:
+                proof.require(read, update, "its optimizer states may be missing")
+                if not spills:
+                    raise ScheduleError(f"what {proof.name(read)} reads is never written back")
+            for spill in spills:
+                proof.require(update, spill, "it may write old optimizer states")
+                if not reads:
+                    raise ScheduleError(f"what {proof.name(spill)} writes is never read")
+                for read in reads:
+                    proof.require(spill, read, "it may read old states", next_step=True)
+
+
+def check_transport(proof: Proof) -> None:
+    """Sends and receives match, and are in the same order between any two ranks."""
+    actions = proof.schedule.actions
+    sends: dict[tuple, int] = {}
+    receives: dict[tuple, int] = {}
+    for i, action in enumerate(actions):
+        if action.kind in (Kind.SEND, Kind.RECV):
+            table = sends if action.kind is Kind.SEND else receives
+            key = (action.unit, action.microbatch, action.turn)
+            if key in table:
+                raise ScheduleError(f"{action.name} and {proof.name(table[key])} are one message")
+            table[key] = i
+    for key, i in [*sends.items(), *receives.items()]:
+        if key not in sends or key not in receives:
+            raise ScheduleError(f"{proof.name(i)} has no partner")
+    latest: dict[tuple[int, int], int] = {}
+    for key, i in sends.items():
+        send, receive = actions[i], actions[receives[key]]
+        if send.rank == receive.rank:
+            raise ScheduleError(f"{send.name} sends to its own rank")
+        if send.nbytes != receive.nbytes:
+            raise ScheduleError(
+                f"{send.name} sends {send.nbytes} bytes, {receive.name} receives {receive.nbytes}"
+            )
+        proof.require(i, receives[key], "what it receives may not have been sent")
+        overtaken = latest.get((send.rank, receive.rank), -1)
+        if receives[key] < overtaken:
+            raise ScheduleError(
+                f"{proof.name(overtaken)} is received after {receive.name}, but sent before it"
+            )
+        latest[send.rank, receive.rank] = receives[key]

@@ -1,0 +1,110 @@
+"""A schedule: everything one training step does, on every rank and lane, as plain data.
+
+Planners emit schedules; the validator, the simulator, the runtime and the drawing all read the same
+object. The order of `actions` is the order of every lane (an action queues behind the earlier ones
+of its rank and lane), and steps repeat: step k+1's lanes continue step k's, held back only by the
+dependencies, so work of one step may overlap the next exactly where that is allowed.
+
+Memory: a buffer is either permanent (`Buffer.permanent`) or is taken once and freed once in each
+step. Buffers that name a `slot` share one piece of memory in turn; the others are allocated when
+taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from workbench.schedule.action import Action, Kind
+
+DEVICE, HOST_TIER, DISK = "device", "host", "disk"
+TIERS = (DEVICE, HOST_TIER, DISK)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Buffer:
+    """A piece of memory of one tier."""
+
+    tier: str
+    nbytes: int
+    rank: int = 0
+    slot: str | None = None
+    """Buffers of one slot share memory; None for memory of its own."""
+    permanent: bool = False
+    """Occupied for the whole run, never taken or freed."""
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise ValueError(f"tier {self.tier!r} is unknown; tiers are {', '.join(TIERS)}")
+        if self.nbytes < 0:
+            raise ValueError(f"a buffer of {self.nbytes} bytes: the size must not be negative")
+        if self.permanent and self.slot is not None:
+            raise ValueError(f"a permanent buffer has no slot, this one has {self.slot!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The actions of one step, the memory they use, and the budgets they promise to keep."""
+
+    name: str
+    """The method, with what was chosen for it, e.g. ``stronghold w4 r2``."""
+    num_units: int
+    num_microbatches: int
+    actions: tuple[Action, ...]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    budgets: dict[str, int] = field(default_factory=dict)
+    """Bytes allowed per rank and tier; a tier that is absent is unlimited."""
+    num_ranks: int = 1
+    settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
+    """What the planner chose, for records and titles; nothing here changes what is executed."""
+
+    def __post_init__(self) -> None:
+        if self.num_units < 1 or self.num_microbatches < 1 or self.num_ranks < 1:
+            raise ValueError(
+                f"a schedule needs at least one unit, micro-batch and rank, got "
+                f"{self.num_units}, {self.num_microbatches}, {self.num_ranks}"
+            )
+        for tier in self.budgets:
+            if tier not in TIERS:
+                raise ValueError(f"budget for unknown tier {tier!r}; tiers are {', '.join(TIERS)}")
+
+    @cached_property
+    def by_name(self) -> dict[str, Action]:
+        return {action.name: action for action in self.actions}
+
+    @cached_property
+    def lanes(self) -> dict[tuple[int, str], tuple[Action, ...]]:
+        """The actions of every (rank, lane), in order."""
+        lanes: dict[tuple[int, str], list[Action]] = {}
+        for action in self.actions:
+            lanes.setdefault((action.rank, action.lane), []).append(action)
+        return {key: tuple(actions) for key, actions in lanes.items()}
+
+    def static_bytes(self, tier: str, rank: int = 0) -> int:
+        """Bytes held for the whole run: permanent buffers, and each slot at its largest buffer."""
+        total, slots = 0, {}
+        for buffer in self.buffers.values():
+            if (buffer.tier, buffer.rank) != (tier, rank):
+                continue
+            if buffer.slot is not None:
+                slots[buffer.slot] = max(slots.get(buffer.slot, 0), buffer.nbytes)
+            elif buffer.permanent:
+                total += buffer.nbytes
+        return total + sum(slots.values())
+
+    def moved_bytes(self) -> dict[str, int]:
+        """Bytes a step moves: load (to the device), store (to the host), read and write (disk)."""
+        way = {
+            Kind.LOAD: "load",
+            Kind.FETCH: "load",
+            Kind.EVICT: "store",
+            Kind.STASH: "store",
+            Kind.GRAD_OUT: "store",
+            Kind.READ: "read",
+            Kind.SPILL: "write",
+        }
+        moved = {"load": 0, "store": 0, "read": 0, "write": 0}
+        for action in self.actions:
+            if action.kind in way:
+                moved[way[action.kind]] += action.nbytes
+        return moved
