@@ -292,7 +292,7 @@ def _open_files() -> set[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build what is missing; exit with 1 if one failed that this machine should be able to build."""
+    """Build what is missing; exit with 1 if one failed that this machine ought to build."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what torch finds")
     parser.add_argument("--compile", choices=OPS, metavar="OP", help="just one, here")

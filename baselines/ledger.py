@@ -17,6 +17,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,8 @@ class Ledger(TorchDispatchMode):
         """(serial of the source, of the destination, bytes)."""
         self._alias_loads = 0
         self._on_cpu: set[int] = set()
+        self._made_for_host: set[int] = set()
+        self._host_work = False
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Enter tensors that exist already."""
@@ -73,12 +76,22 @@ class Ledger(TorchDispatchMode):
         if loaded:
             self._alias_loads += nbytes
 
+    @contextmanager
+    def host_work(self) -> Iterator[None]:
+        """What is born inside belongs to the host, even if nobody owns it when the step is over."""
+        self._host_work = True
+        try:
+            yield
+        finally:
+            self._host_work = False
+
     def close_step(self, host: Iterable[Tensor] | None) -> Books:
         """The step's figures; begins the next step.
 
         `host` are the tensors that belong to the host; None where there is a GPU: those on the CPU.
         """
-        ours = self._on_cpu if host is None else {self._serial(tensor) for tensor in host}
+        owned = self._on_cpu if host is None else {self._serial(tensor) for tensor in host}
+        ours = owned | self._made_for_host
         start = now = sum(n for serial, n in self._at_start.items() if serial not in ours)
         peak = start
         for serial, nbytes in self._log:
@@ -98,8 +111,10 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for value in tree_iter(out):
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not value.is_meta:
                 self._serial(value)
+                if self._host_work:
+                    self._made_for_host.add(self._serial(value))
         if func is COPY_INTO:
             self._copied(args[1], args[0])
         elif func is COPY_OF and out.device != args[0].device:  # else it is no transfer
@@ -112,6 +127,7 @@ class Ledger(TorchDispatchMode):
     def _start(self) -> None:
         self._at_start = dict(self._live)
         self._on_cpu &= self._live.keys()
+        self._made_for_host &= self._live.keys()
         self._log.clear()
         self._copies.clear()
         self._alias_loads = 0
@@ -153,6 +169,8 @@ def tensors_in(*roots: object, inside: tuple[str, ...] = ()) -> Iterator[Tensor]
             continue
         seen.add(id(value))
         if isinstance(value, Tensor):
+            if value.is_meta:
+                continue
             yield value
             if value.is_leaf and value.grad is not None:
                 yield value.grad

@@ -72,6 +72,7 @@ class Account:
         if self._emulated:
             if hasattr(next(whole.parameters()), "ds_id"):
                 _observe_fetches(whole, self._ledger)
+            _observe_updates(optimizer.optimizer, self._ledger)
             everything = tensors_in(vars(optimizer), inside=("deepspeed.runtime",))
             self._ledger.adopt([*everything, *tensors_in(list(whole.parameters()))])
         self.close_step(None)
@@ -153,6 +154,17 @@ def tell_deepspeed_the_cap(device: torch.device, budget: int | None) -> None:
         get_accelerator().available_memory = lambda index=None: min(
             free(index), budget - torch.cuda.memory_allocated(device)
         )
+
+
+def _observe_updates(inner: torch.optim.Optimizer, ledger: Ledger) -> None:
+    """What the host optimizer's step allocates (moments, at first) is the host's."""
+    step = inner.step
+
+    def step_on_host(*args: Any, **kwargs: Any) -> Any:
+        with ledger.host_work():
+            return step(*args, **kwargs)
+
+    inner.step = step_on_host
 
 
 def _observe_fetches(whole: Whole, ledger: Ledger) -> None:

@@ -34,10 +34,11 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer, Schedul
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
-STATE_BYTES = 12
-"""fp32 masters and two moments: what the optimizer owns of a parameter, whatever the weights are."""
-GRADIENT_BYTES = 4
-"""fp32 gradient on the host."""
+STATE_BYTES = 16
+"""fp32 master, gradient and two moments: what the optimizer owns of a parameter, in any precision."""
+
+
+BUCKET_ELEMENTS = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +55,21 @@ class Release:
     overlap_gradients: bool = True
     """Whether gradients leave beside compute."""
     device_fixed_bytes: int = 0
-    """Buckets and buffers on the device, whatever the model."""
+    """Buffers on the device, whatever the model."""
+    device_buckets: int = 0
+    """Gradient buckets on the device, of a block each (5e7 elements at most)."""
     held_weight_copies: float = 0.0
     """Copies of the weights that the allocator of the device still holds from the start."""
     host_weight_copies: float = 1.0
-    """Copies of the working weights in host memory, staging included."""
+    """Buffers of the weights' size and precision on the host: weights, gradients, staging."""
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
+    disk_leaves_bytes: int = 0
+    """Bytes a parameter of the optimizer's that stay on the host when its states are on the disk."""
+    disk_tiles: int = 0
+    """Host buffers of a block in fp32, through which states pass from and to the disk."""
+    reuse_elements: int = 0
+    """ZeRO-Infinity: weights stay from forward to backward pass if fewer are used in between."""
 
     @classmethod
     def current(cls, method: str) -> Release:
@@ -135,14 +144,17 @@ class _Builder:
 
     def _permanent(self) -> None:
         release, weights = self.release, self.parameters * self.profile.weight_bytes
-        self._buffer("library", DEVICE, release.device_fixed_bytes, permanent=True)
-        on_host = GRADIENT_BYTES + (0 if self.on_disk else STATE_BYTES)
-        counted = on_host * self.parameters + release.host_weight_copies * weights
+        block = min(BUCKET_ELEMENTS, self.profile.units[1].parameters)
+        library = release.device_buckets * block * self.profile.weight_bytes
+        library += release.device_fixed_bytes
+        self._buffer("library", DEVICE, library, permanent=True)
+        states = release.disk_leaves_bytes if self.on_disk else STATE_BYTES
+        copies = release.host_weight_copies + (self._accumulates() and 1)
+        counted = states * self.parameters + copies * weights
         self._buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
         if self.on_disk:
             self._buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)
-            largest = max(unit.parameters for unit in self.profile.units)
-            self._buffer("swap", HOST_TIER, 2 * STATE_BYTES * largest, permanent=True)
+            self._buffer("tiles", HOST_TIER, release.disk_tiles * 4 * block, permanent=True)
 
     def _weights_back(self) -> None:
         """ZeRO-Offload: the weights of the last step's update, each to its place, all at once."""

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["doctor"]:
-            return import_module("workbench.profile.doctor").main(words[1:])
+            return import_module("workbench.doctor").main(words[1:])
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:

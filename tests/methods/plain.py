@@ -37,8 +37,9 @@ def spec_for(**changes) -> RunSpec:
     return RunSpec(**{**values, **changes})
 
 
-def train(spec: RunSpec, device: str = "cpu") -> tuple[list[float], dict[str, Tensor]]:
+def train(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of every step and the final parameters."""
+    device = spec.device
     model = make_model(spec.model)
     net = model.whole(seed=spec.seed, device=device)
     decays = {

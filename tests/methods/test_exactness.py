@@ -7,10 +7,11 @@ import random
 import time
 
 import pytest
+import torch
 
 from baselines import l2l
 from tests.methods.harness import assert_equals_plain, run
-from tests.methods.plain import MODEL, spec_for
+from tests.methods.plain import MODEL
 from workbench.methods import resident, stronghold
 
 WINDOWS = range(2, MODEL.layers + 1)
@@ -29,7 +30,7 @@ def grid():
 
 
 @pytest.mark.parametrize("window,tier,policy,workers,residents,micro,clip", list(grid()))
-def test_stronghold(tmp_path, window, tier, policy, workers, residents, micro, clip):
+def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents, micro, clip):
     spec = spec_for(
         window=window,
         optimizer_tier=tier,
@@ -44,13 +45,15 @@ def test_stronghold(tmp_path, window, tier, policy, workers, residents, micro, c
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_stronghold_with_random_delays(tmp_path, seed):
+def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     """Whatever the transfers and updates are late by, the result is the same."""
     choose = random.Random(seed)
 
     def delay(action, step):
         if choose.random() < 0.5:
             time.sleep(choose.random() * 1.5e-3)
+        if spec.device == "cuda" and choose.random() < 0.5:  # late on its stream, not in its thread
+            torch.cuda._sleep(int(choose.random() * 1e7))
 
     spec = spec_for(
         window=choose.choice(WINDOWS),
@@ -68,32 +71,32 @@ def test_stronghold_with_random_delays(tmp_path, seed):
 @pytest.mark.parametrize("clip", [0.5, None])
 @pytest.mark.parametrize("micro", [1, 4])
 @pytest.mark.parametrize("policy", ["recompute", "host"])
-def test_l2l(tmp_path, clip, micro, policy):
+def test_l2l(spec_for, tmp_path, clip, micro, policy):
     spec = spec_for(method="l2l", clip=clip, microbatches=micro, activations=policy)
     assert_equals_plain(spec, *run(l2l, spec, tmp_path))
 
 
 @pytest.mark.parametrize("clip", [0.5, None])
 @pytest.mark.parametrize("policy", ["recompute", "keep"])
-def test_resident(tmp_path, clip, policy):
+def test_resident(spec_for, tmp_path, clip, policy):
     spec = spec_for(method="megatron-lm", clip=clip, microbatches=2, activations=policy)
     assert_equals_plain(spec, *run(resident, spec, tmp_path))
 
 
-def test_untied_embeddings(tmp_path):
+def test_untied_embeddings(spec_for, tmp_path):
     model = MODEL.__class__(**{**MODEL.to_dict(), "tied": False})
     spec = spec_for(model=model, window=3)
     assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
 
 
-def test_a_clip_that_never_fires_changes_nothing(tmp_path):
+def test_a_clip_that_never_fires_changes_nothing(spec_for, tmp_path):
     spec = spec_for(window=2, clip=1e9)
     training, parameters = run(stronghold, spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
     assert_equals_plain(spec.with_(clip=None), training, parameters)
 
 
-def test_a_judge_that_can_say_no(tmp_path):
+def test_a_judge_that_can_say_no(spec_for, tmp_path):
     """Another learning rate is not plain training, and the comparison says so."""
     training, parameters = run(stronghold, spec_for(window=2, lr=1.1e-3), tmp_path)
     with pytest.raises(AssertionError):

@@ -11,7 +11,7 @@ import torch
 
 from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, run, start
-from tests.methods.plain import MODEL, made_up_profile, spec_for
+from tests.methods.plain import MODEL, made_up_profile
 from workbench.methods import resident, stronghold
 from workbench.methods.plan import DoesNotFit
 from workbench.methods.train import Training, train_planned
@@ -24,7 +24,7 @@ BLOCK = make_model(MODEL).unit_parameters(1) * 4
 
 
 @pytest.mark.parametrize("window,residents", list(itertools.product((2, 3, 5), (0, 2))))
-def test_transfers_are_the_formula(tmp_path, window, residents):
+def test_transfers_are_the_formula(spec_for, tmp_path, window, residents):
     """Streamed layers are loaded forward, again backward unless still there; gradients leave once."""
     spec = spec_for(window=window, resident=residents, steps=3)
     training, _ = run(stronghold, spec, tmp_path)
@@ -40,7 +40,7 @@ def test_transfers_are_the_formula(tmp_path, window, residents):
     assert moved == training.plan.moved_bytes
 
 
-def test_disk_traffic_is_the_formula(tmp_path):
+def test_disk_traffic_is_the_formula(spec_for, tmp_path):
     """Both moments are read and written once per step and streamed layer."""
     spec = spec_for(window=2, resident=0, steps=3, optimizer_tier="disk")
     training, _ = run(stronghold, spec, tmp_path)
@@ -49,7 +49,7 @@ def test_disk_traffic_is_the_formula(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_no_weights_are_written_back(tmp_path):
+def test_no_weights_are_written_back(spec_for, tmp_path):
     training, _ = run(stronghold, spec_for(window=2, steps=2), tmp_path)
     kinds = {event.kind for event in training.executor.events}
     assert Kind.EVICT.value not in kinds
@@ -57,7 +57,7 @@ def test_no_weights_are_written_back(tmp_path):
 
 
 @pytest.mark.parametrize("method", [stronghold, l2l, resident])
-def test_every_parameter_moves_in_one_step(tmp_path, method):
+def test_every_parameter_moves_in_one_step(spec_for, tmp_path, method):
     spec = spec_for(window=2, steps=1, warmup_steps=0)
     model = make_model(spec.model)
     before = dict(model.whole(seed=spec.seed).named_parameters())
@@ -68,7 +68,7 @@ def test_every_parameter_moves_in_one_step(tmp_path, method):
         assert moved > 0.95, (name, float(moved))
 
 
-def test_updates_of_different_layers_overlap_and_of_one_never(tmp_path):
+def test_updates_of_different_layers_overlap_and_of_one_never(spec_for, tmp_path):
     def slow_updates(action, step):
         if action.kind is Kind.UPDATE:
             time.sleep(3e-3)
@@ -85,12 +85,15 @@ def test_updates_of_different_layers_overlap_and_of_one_never(tmp_path):
     assert not [(a, b) for a, b in pairs if a.unit == b.unit]
 
 
-def test_updates_overlap_the_next_forward_pass(tmp_path):
+def test_updates_overlap_the_next_forward_pass(spec_for, tmp_path):
     """Exact clipping defers updates, and they still run beside compute."""
+    begun = set()
 
     def slow_updates(action, step):
         if action.kind is Kind.UPDATE and action.lane != "compute":
-            time.sleep(2e-3)
+            if (action.name, step) in begun:  # called after the update, inside its recorded time
+                time.sleep(5e-3)
+            begun.add((action.name, step))
 
     spec = spec_for(window=2, resident=2, steps=4)
     training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
@@ -106,7 +109,7 @@ def test_updates_overlap_the_next_forward_pass(tmp_path):
 
 @pytest.mark.parametrize("method", [stronghold, l2l, resident])
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_resuming_continues_identically(tmp_path, method, tier):
+def test_resuming_continues_identically(spec_for, tmp_path, method, tier):
     spec = spec_for(window=2, optimizer_tier=tier, save_every=4, steps=12)
     whole, expected = run(method, spec, tmp_path / "whole")
     assert_equals_plain(spec, whole, expected)
@@ -127,7 +130,7 @@ def test_resuming_continues_identically(tmp_path, method, tier):
         assert torch.equal(parameters[name], value), name
 
 
-def test_resuming_under_another_plan(tmp_path):
+def test_resuming_under_another_plan(spec_for, tmp_path):
     """A checkpoint says nothing of windows: what one method saved another continues."""
     spec = spec_for(window=2, save_every=5, steps=5, lr_decay_steps=10)
     run(stronghold, spec, tmp_path)
@@ -137,7 +140,7 @@ def test_resuming_under_another_plan(tmp_path):
     assert_equals_plain(longer, training, parameters)
 
 
-def test_a_torn_checkpoint_is_passed_over(tmp_path):
+def test_a_torn_checkpoint_is_passed_over(spec_for, tmp_path):
     spec = spec_for(window=2, save_every=3, steps=6)
     run(stronghold, spec, tmp_path)
     newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
@@ -147,7 +150,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path):
     assert_equals_plain(spec, again, parameters)
 
 
-def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(tmp_path):
+def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(spec_for, tmp_path):
     spec = spec_for(window=2, steps=3)
     training = start(stronghold, spec, tmp_path)
 
@@ -170,7 +173,7 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(tmp_path):
     assert training.losses[2] != whole.losses[2]
 
 
-def test_the_timeline_is_recorded(tmp_path):
+def test_the_timeline_is_recorded(spec_for, tmp_path):
     spec = spec_for(window=2, steps=4)
     plan = stronghold.plan(spec, made_up_profile(spec))
     train_planned(spec, plan, Silent(), tmp_path)
@@ -180,7 +183,7 @@ def test_the_timeline_is_recorded(tmp_path):
     assert all(event["end_s"] >= event["start_s"] for event in events)
 
 
-def test_a_budget_nothing_fits_in(tmp_path):
+def test_a_budget_nothing_fits_in(spec_for, tmp_path):
     spec = spec_for(window=2, device_memory=10_000)
     with pytest.raises(DoesNotFit, match="device memory"):
         start(stronghold, spec, tmp_path)
@@ -189,7 +192,7 @@ def test_a_budget_nothing_fits_in(tmp_path):
         start(stronghold, spec, tmp_path)
 
 
-def test_running_out_of_a_tier_that_the_plan_overrated(tmp_path):
+def test_running_out_of_a_tier_that_the_plan_overrated(spec_for, tmp_path):
     """The ledger says no even when the plan said yes."""
     spec = spec_for(window=2)
     plan = stronghold.plan(spec, made_up_profile(spec))

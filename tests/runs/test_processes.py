@@ -175,3 +175,15 @@ def test_a_killed_run_resumes_from_its_checkpoint(store: Store) -> None:
     events.clear()
     run(spec, store, force=True, on_event=events.append)
     assert not any(event["event"] == "resumed" for event in events)
+
+
+def test_a_forced_run_that_is_cancelled_leaves_the_result_there_was(store: Store) -> None:
+    spec = fake_spec("steps 0.2")
+    first = run(spec, store)
+
+    with Job(spec, store, force=True) as job:
+        job.poll()
+        job.cancel()
+        assert wait_for(job.poll).status == "cancelled"
+
+    assert store.records() == [first]

@@ -36,11 +36,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def resolve_device(device: str) -> torch.device:
     """``auto`` is CUDA where there is a GPU; raises ValueError for CUDA where there is none."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but no CUDA device is available; use cpu or auto")
-    return torch.device(device)
+    if device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) -> Batches:

@@ -1,10 +1,10 @@
-"""A few units of a model, laid out and run exactly as the engine does, one compute action at a time.
+"""A few units of a model, laid out and run as the engine does, one compute action at a time.
 
 The bench keeps to `runtime/engine.py`: parameters and gradients are views of flat slabs, a forward
 pass runs without autograd and is repeated with it before the backward pass, whose gradients
-accumulate into the slab; the head alone keeps its graph from the start. A whole small step is run in
-order, so that each action finds the caches as it will in training. Who looks on (a clock, a memory
-meter) is called around every action.
+accumulate into the slab; the head alone keeps its graph from the start. A whole small step is run
+in order, so that each action finds the caches as it will in training. Who looks on (a clock, a
+memory meter) is called around every action.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many bytes each compute action of a unit needs, seen by the meter that the runtime itself uses.
+"""How many bytes each compute action of a unit needs, seen by the meter of the runtime itself.
 
-On CUDA a small step is run and the allocator asked. On a CPU it is run on fake tensors, under the same
-meter as a real one: the counts are the same, nothing is computed, and a layer of any size can be asked
-about on any laptop.
+On CUDA a small step is run and the allocator asked. On a CPU it is run on fake tensors, under the
+same meter as a real one: the counts are the same, nothing is computed, and a layer of any size can
+be asked about on any laptop.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What the units of a model cost on this machine: seconds and bytes of every compute action.
 
-Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head, run by
-the bench as the engine would run them, and timed action by action. Bytes come from footprint.py.
+Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head,
+run by the bench as the engine would run them, and timed action by action. Bytes come from
+footprint.py.
 
-A step that would take too long here (a published size on a laptop) is timed on fewer tokens, twice,
-and the line through the two is drawn on to the size asked for: what depends on the weights alone, such
-as adding up their gradients, does not grow with the tokens. The profile says so.
+A step that would take too long here (a published size on a laptop) is timed on fewer tokens,
+twice, and the line through the two is drawn on to the size asked for: what depends on the weights
+alone, such as adding up their gradients, does not grow with the tokens. The profile says so.
 """
 
 from __future__ import annotations
@@ -71,29 +72,6 @@ def measure(
         hardware=hardware,
         seconds=seconds,
     )
-    return assemble(
-        model, costs, hardware=hardware, microbatch=microbatch, seq=seq, dtype=dtype, note=note
-    )
-
-
-def measure_batches(
-    model: LayeredModel, microbatches: Sequence[int], **settings
-) -> dict[int, Profile]:
-    """`measure` for several micro-batch sizes: what a method that chooses among them needs."""
-    return {size: measure(model, microbatch=size, **settings) for size in microbatches}
-
-
-def assemble(
-    model: LayeredModel,
-    costs: dict[str, UnitCost],
-    *,
-    hardware: Hardware,
-    microbatch: int,
-    seq: int,
-    dtype: str,
-    note: str = "",
-) -> Profile:
-    """The profile of a model of any depth from the costs of its kinds of units."""
     return Profile(
         hardware=hardware,
         units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
@@ -102,6 +80,13 @@ def assemble(
         weight_bytes=DTYPES[dtype].itemsize,
         note=note,
     )
+
+
+def measure_batches(
+    model: LayeredModel, microbatches: Sequence[int], **settings
+) -> dict[int, Profile]:
+    """`measure` for several micro-batch sizes: what a method that chooses among them needs."""
+    return {size: measure(model, microbatch=size, **settings) for size in microbatches}
 
 
 def unit_costs(

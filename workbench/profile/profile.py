@@ -41,6 +41,8 @@ class Hardware:
     adam_threads: int = 1
     link_latency_s: float = 0.0
     """Fixed cost of one transfer."""
+    link_busy: float = 1.0
+    """Share of a transfer's time in which its thread works; below 1 where the link is emulated."""
     action_overhead_s: float = 0.0
     """Fixed cost of starting one action on a lane (a thread to wake, kernels to launch)."""
     slowdowns: dict[str, float] = field(default_factory=dict)
@@ -100,13 +102,25 @@ class Profile:
         return 8 if self.weight_bytes == 4 else 12
 
     def with_link(self, bytes_per_s: float | None) -> Profile:
-        """The same machine behind a slower (emulated) link; unchanged for None."""
-        if bytes_per_s is None:
+        """The same machine behind a slower (emulated) link; unchanged for None.
+
+        An emulated transfer copies at full rate and then sleeps, so it disturbs others, and is
+        disturbed, for that share of its time only.
+        """
+        hardware = self.hardware
+        if bytes_per_s is None or bytes_per_s >= hardware.h2d_bytes_per_s:
             return self
+        share = bytes_per_s / hardware.h2d_bytes_per_s
+        slowdowns = {
+            pair: 1 + (factor - 1) * share if {H2D, D2H} & set(pair.split("|")) else factor
+            for pair, factor in hardware.slowdowns.items()
+        }
         hardware = replace(
-            self.hardware,
-            h2d_bytes_per_s=min(bytes_per_s, self.hardware.h2d_bytes_per_s),
-            d2h_bytes_per_s=min(bytes_per_s, self.hardware.d2h_bytes_per_s),
+            hardware,
+            h2d_bytes_per_s=bytes_per_s,
+            d2h_bytes_per_s=min(bytes_per_s, hardware.d2h_bytes_per_s),
+            link_busy=share,
+            slowdowns=slowdowns,
         )
         return replace(self, hardware=hardware)
 
@@ -185,11 +199,11 @@ class ProfileCosts:
         return max(1.0, factor * self._crowding((lane, *busy)) / in_pairs)
 
     def _crowding(self, lanes: tuple[str, ...]) -> float:
-        """Threads of busy lanes per core, at least 1. A device's copy engines and disks need none."""
+        """Threads of busy lanes per core, at least 1; copy engines and disks need none."""
         hardware = self.profile.hardware
         workers = lanes.count(HOST)  # they divide the threads of one among them
         threads = max(workers, hardware.adam_threads) if workers else 0
         if hardware.device == "cpu":
             threads += lanes.count(COMPUTE) * max(1, hardware.cores // 2)
-            threads += lanes.count(H2D) + lanes.count(D2H)
+            threads += (lanes.count(H2D) + lanes.count(D2H)) * hardware.link_busy
         return max(1.0, threads / hardware.cores)

@@ -3,10 +3,10 @@
     RESULTS/profiles/<device class>/hardware.json      the ceilings of the machine
     RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
 
-Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every file says
-which machine it was measured on; on another one (another processor, GPU, number of cores or version
-of torch) it is not used, and whoever asks hears why. Files are written whole or not at all. One
-process measures at a time: two at once would measure each other.
+Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
+file says which machine it was measured on; on another one (another processor, GPU, number of cores
+or version of torch) it is not used, and whoever asks hears why. Files are written whole or not at
+all. One process measures at a time: two at once would measure each other.
 
 Nothing here imports torch until something is measured, so a stored profile answers at once.
 """
@@ -155,7 +155,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts) -> Profile:
         seq=spec.model.seq,
         weight_bytes=4 if spec.dtype == "fp32" else 2,
         note=found.note,
-    )
+    ).with_link(spec.link_bytes_per_s)
 
 
 def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:

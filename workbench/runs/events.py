@@ -73,8 +73,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:
-    """Losses and seconds of the steps reported, in order; a step done twice counts as last
-    reported."""
+    """Losses and seconds of the steps, in order; a step done twice counts as last reported."""
     done = {event["step"]: event for event in events if event["event"] == "step"}
     steps = [done[step] for step in sorted(done)]
     return [float(e["loss"]) for e in steps], [float(e["seconds"]) for e in steps]

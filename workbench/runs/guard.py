@@ -86,8 +86,7 @@ def main(folder: Path) -> int:
 
 
 def _wake_on_signals() -> int:
-    """A descriptor that becomes readable, with the signal's number, when a child ends or SIGTERM
-    comes."""
+    """A descriptor that yields the signal's number when a child ends or SIGTERM comes."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)

@@ -16,8 +16,7 @@ class JobFile:
 
     key: str
     module: str
-    """Importable module whose `train` the worker calls, so that the worker needs no table of
-    methods."""
+    """Importable module whose `train` the worker calls; the worker needs no table of methods."""
     started: str
     """ISO 8601, UTC, to the microsecond: names the attempt, and is the record's `started`."""
     mark: str

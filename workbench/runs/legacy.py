@@ -17,8 +17,7 @@ EVERY_STEP_UP_TO = 100
 
 
 class LineWriter:
-    """Turns reported steps into log lines, several steps averaged into one line where there are
-    many."""
+    """Turns reported steps into log lines; of many steps, ten are averaged into one line."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

@@ -127,8 +127,7 @@ class ParsedLog:
         return mean(point.samples_per_second for point in self.points)
 
     def to_record(self) -> RunRecord:
-        """As a row beside measured and simulated ones. One entry of a series is one log
-        interval."""
+        """As a row beside measured and simulated ones; a series has one entry a log interval."""
         spec = RunSpec(
             method=self.method,
             model=ModelSpec(

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -97,7 +96,7 @@ def code_version(name: str) -> str:
 
 @cache
 def _hash(stamped: tuple[tuple[Path, int], ...]) -> str:
-    """Hash of the files' paths and contents; their modification times only say when to read again."""
+    """Hash of paths and contents; modification times only say when to read again."""
     digest = hashlib.sha256()
     for file, _ in stamped:
         digest.update(file.relative_to(_ROOT).as_posix().encode())

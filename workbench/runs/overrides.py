@@ -28,16 +28,15 @@ def hints() -> dict[str, Any]:
     return {**{f.name: get_type_hints(ModelSpec)[f.name] for f in fields(ModelSpec)}, **run}
 
 
-def make_spec(data: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> RunSpec:
-    """A spec from its JSON form, with `changes` (name -> value) laid over it.
+def make_spec(data: Mapping[str, Any], *changes: Mapping[str, Any]) -> RunSpec:
+    """A spec from its JSON form, with each of `changes` (name -> value) laid over it in turn.
 
-    Raises ValueError for an unknown field, a value of the wrong type, or whatever `RunSpec`
-    refuses.
+    Raises ValueError for an unknown field, a value of the wrong type, or what `RunSpec` refuses.
     """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"a run spec is a JSON object, this is a {type(data).__name__}")
     merged: dict[str, Any] = {"model": {}}
-    for source in (data, changes or {}):
+    for source in (data, *changes):
+        if not isinstance(source, Mapping):
+            raise ValueError(f"a run spec is a JSON object, this is a {type(source).__name__}")
         for name, value in source.items():
             if name == "model":
                 if not isinstance(value, Mapping):

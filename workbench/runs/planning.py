@@ -32,8 +32,7 @@ class Answer:
         return self.spec.batch / seconds if seconds and self.plan.fits else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: the plan's fields, the prediction's throughput, and where the costs come
-        from."""
+        """JSON-able: the plan's fields, its throughput, and where the costs come from."""
         return {
             **self.plan.to_dict(),
             "samples_per_second": self.samples_per_second,
@@ -78,7 +77,6 @@ def choose_profile(spec: RunSpec, store: Store, machine: str | None) -> Profile:
 
 
 def recommend(answers: list[Answer]) -> Answer:
-    """The fastest that fits; where none fits, the one that lacks least is not ours to say: the
-    last."""
+    """The fastest that fits; where none does, the last one asked."""
     fitting = [a for a in answers if a.plan.fits and a.plan.step_seconds is not None]
     return min(fitting, key=lambda a: a.plan.step_seconds) if fitting else answers[-1]

@@ -89,7 +89,7 @@ class Progress:
             self.line(
                 f"cached from {event['started'][:16].replace('T', ' ')} UTC (--force runs it again)"
             )
-        elif kind in ("waiting", "phase"):
+        elif kind in ("waiting", "phase", "profile"):
             self.line(event["text"])
         elif kind == "step":
             self._step(event)

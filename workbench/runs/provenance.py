@@ -24,8 +24,7 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy")
 
 
 def gather(command: list[str] | None = None) -> dict[str, Any]:
-    """Everything known now, JSON-able. `command` is what the user typed; default: this
-    process's."""
+    """Everything known now, JSON-able; `command` is by default this process's."""
     return {**_machine(), **_code(), "command": list(sys.argv if command is None else command)}
 
 

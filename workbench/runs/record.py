@@ -17,6 +17,9 @@ Status = Literal[
 STATUSES = (
     "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error",
 )  # fmt: skip
+RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_disk", "diverged"})
+"""Statuses that say something about the spec: running it again would tell nothing new."""
+
 Source = Literal["measured", "simulated", "published"]
 SCHEMA = 1
 

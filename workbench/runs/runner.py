@@ -30,13 +30,11 @@ from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.processes import MARK, kill_marked
-from workbench.runs.record import RunRecord, Status
+from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, write_whole
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
-
-RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_disk", "diverged"})
-"""Statuses that say something about the spec, so that running it again would tell nothing new."""
+from workbench.units import format_bytes
 
 POLL_S = 0.05
 
@@ -147,8 +145,7 @@ class Job:
         return events
 
     def cancel(self) -> None:
-        """Ask the run to end; poll on for its record. The second call does not wait for the grace
-        time."""
+        """Ask the run to end, and poll on for its record; a second call leaves it no time."""
         if self._guard is not None and self._guard.poll() is None:
             if self._cancelled:
                 self._guard.kill()
@@ -157,8 +154,7 @@ class Job:
         self._cancelled = True
 
     def close(self) -> None:
-        """Cancel if it still runs, wait until every process is gone, and give the key's lock
-        back."""
+        """Cancel if it still runs, wait until all is gone, and give the key's lock back."""
         if self._guard is not None and self.record is None:
             self.cancel()
             with suppress(StoreError):
@@ -269,13 +265,14 @@ class Job:
                 self._release()
 
     def _outcome(self) -> RunRecord:
-        """The record of the attempt that just ended: the worker's, or one for a worker that wrote
-        none."""
+        """The record of the attempt: the worker's, or one for a worker that wrote none."""
         found = self._store.find(self.key)
         if found is not None and found.started == self._job.started:
             return found
         returncode = self._exit.get("returncode", _shell_status(self._guard.returncode))
-        status, message = self._verdict(returncode)
+        status, message = verdict(
+            self._exit, returncode, cancelled=self._cancelled, timeout_s=self._timeout
+        )
         if returncode == STORE_EXIT:
             self._store.prepare(self.key)  # says what is wrong, if it still is
             raise StoreError(
@@ -289,34 +286,9 @@ class Job:
             message=message,
             seconds=time.monotonic() - self._began,
         )
-        self._store.write(record)
+        if found is None or found.status not in RESULTS:  # of a forced run, the result stays
+            self._store.write(record)
         return record
-
-    def _verdict(self, returncode: int) -> tuple[Status, str]:
-        reason = self._exit.get("reason")
-        if reason == "timeout":
-            return "timeout", f"it had not ended after its time limit of {self._timeout:g} seconds"
-        if (
-            self._cancelled
-            or reason == "cancelled"
-            or returncode in (CANCELLED_EXIT, -signal.SIGTERM)
-        ):
-            return "cancelled", "it was cancelled"
-        if returncode == -signal.SIGKILL:
-            resident = self._exit.get("peak_resident_bytes", 0)
-            if self._exit.get("oom_kills", 0) > 0:
-                return "oom_host", "the kernel ended it because the host was out of memory"
-            if resident >= NEAR_ALL_MEMORY * machine.host_memory_bytes():
-                return "oom_host", f"it was killed while it held {resident} bytes of host memory"
-        if returncode < 0:
-            return (
-                "error",
-                f"it was killed by signal {-returncode} ({signal.Signals(-returncode).name})",
-            )
-        return (
-            "error",
-            f"its process ended with exit status {returncode} and no record; see log.txt",
-        )
 
     def _tell(self, kind: str, **values: object) -> None:
         self._events.append(make_event(kind, **values))
@@ -327,15 +299,41 @@ class Job:
             self._lock = None
 
 
+def verdict(
+    end: Event, returncode: int, *, cancelled: bool = False, timeout_s: float | None = None
+) -> tuple[Status, str]:
+    """Status and sentence for a worker that wrote no record.
+
+    `end` is what the guard saw (its ``exit`` event, empty if it was killed too), `returncode` the
+    worker's, -n for signal n.
+    """
+    reason = end.get("reason")
+    if reason == "timeout":
+        return "timeout", f"it had not ended after its time limit of {timeout_s:g} seconds"
+    if cancelled or reason == "cancelled" or returncode in (CANCELLED_EXIT, -signal.SIGTERM):
+        return "cancelled", "it was cancelled"
+    if returncode == -signal.SIGKILL:
+        resident = end.get("peak_resident_bytes", 0)
+        if end.get("oom_kills", 0) > 0:
+            return "oom_host", "the kernel ended it because the host was out of memory"
+        if resident >= NEAR_ALL_MEMORY * machine.host_memory_bytes():
+            held = format_bytes(resident)
+            return "oom_host", f"it was killed while it held {held} of host memory"
+    if returncode < 0:
+        return (
+            "error",
+            f"it was killed by signal {-returncode} ({signal.Signals(-returncode).name})",
+        )
+    return "error", f"it ended with exit status {returncode} and no record; see log.txt"
+
+
 def _shell_status(returncode: int) -> int:
-    """The worker's exit status from the guard's, where the guard could not tell: 128 + n is signal
-    n."""
+    """The worker's exit status from the guard's, in which 128 + n is signal n."""
     return 128 - returncode if returncode > 128 else returncode
 
 
 def _import_path() -> str:
-    """What this process can import beyond its installation, so that the worker can import it as
-    well."""
+    """What this process can import beyond its installation, for the worker to do so too."""
     own = (sys.prefix, sys.base_prefix)
     root = str(Path(__file__).resolve().parents[2])
     extra = [path for path in sys.path if path and not path.startswith(own)]

@@ -31,8 +31,7 @@ RECORD = "record.json"
 
 
 class StoreError(OSError):
-    """The results folder cannot be used: read-only, full, or not a folder. One sentence for
-    people."""
+    """The results folder cannot be used: read-only, full, or not a folder. One sentence."""
 
     def __str__(self) -> str:
         return self.strerror
@@ -140,8 +139,7 @@ class Store:
 
 
 class KeyLock:
-    """Exclusive right to run one key. The kernel gives it back when the last process that shares it
-    dies."""
+    """Exclusive right to run one key. The kernel ends it with the last process that shares it."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

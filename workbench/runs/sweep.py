@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 from workbench.runs.events import Event, make_event
 from workbench.runs.overrides import make_spec
-from workbench.runs.record import STATUSES, RunRecord
-from workbench.runs.runner import POLL_S, RESULTS, Job, key_of
+from workbench.runs.record import RESULTS, STATUSES, RunRecord
+from workbench.runs.runner import POLL_S, Job, key_of
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -60,11 +60,13 @@ class SweepFile:
                 f"timeout is {timeout!r} in {path}; it must be a positive number of seconds"
             )
         results = data.get("results")
+        if not isinstance(results, str | None):
+            raise ValueError(f"results is {results!r} in {path}; it must be the path of a folder")
         return cls(
             specs=expand(
                 data.get("base", {}), grid=data.get("grid", {}), runs=data.get("runs", [{}])
             ),
-            results=REPOSITORY_RESULTS if results is None else path.parent / str(results),
+            results=REPOSITORY_RESULTS if results is None else path.parent / results,
             timeout_s=timeout,
         )
 
@@ -85,20 +87,11 @@ def expand(
             raise ValueError(
                 f"the axis {name} is {values!r}; it must be a list of at least one value"
             )
-    specs = []
-    for change in runs:
-        for values in itertools.product(*grid.values()):
-            layered = make_layers(base, change)
-            specs.append(make_spec(layered, dict(zip(grid, values, strict=True))))
-    return specs
-
-
-def make_layers(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """`change` over `base`, their models merged."""
-    if not isinstance(base, dict) or not isinstance(change, dict):
-        raise ValueError("base and every entry of runs are JSON objects of spec fields")
-    model = {**(base.get("model") or {}), **(change.get("model") or {})}
-    return {**base, **change, "model": model}
+    return [
+        make_spec(base, change, dict(zip(grid, values, strict=True)))
+        for change in runs
+        for values in itertools.product(*grid.values())
+    ]
 
 
 State = Literal["pending", "running", "done", "failed"]

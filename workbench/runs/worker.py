@@ -49,8 +49,7 @@ class Cancelled(BaseException):
 
 
 class WorkerReporter:
-    """The `Reporter` of methods.py: events for programs, and log lines in the published format for
-    people."""
+    """A `Reporter`: events for programs, and log lines in the published format for people."""
 
     def __init__(self, spec: RunSpec, log: EventLog) -> None:
         self._spec, self._log = spec, log

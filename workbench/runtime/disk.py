@@ -210,8 +210,8 @@ class DiskStore:
             or (end % ALIGNMENT and end != extent.nbytes)
         ):
             raise ValueError(
-                f"bytes {offset} to {end} of slab {name!r}, which has {extent.nbytes}: a piece must "
-                f"start at a multiple of {ALIGNMENT} and end at one, or where the slab ends"
+                f"bytes {offset} to {end} of slab {name!r}, which has {extent.nbytes}: a piece "
+                f"must start at a multiple of {ALIGNMENT} and end at one, or where the slab ends"
             )
         return tensor.detach().view(-1).view(torch.uint8), extent.offset + offset
 

@@ -108,6 +108,8 @@ class Executor:
         self._progress = dict.fromkeys(self._lanes, first_step)
         self._timings: list[_Timing] = []
         self._failure, self._stop = None, False
+        if self._streams:  # what was written before this segment, on whatever stream
+            torch.cuda.synchronize(self._device)
         base_event = self._mark(COMPUTE)
         if base_event is not None:
             base_event.synchronize()

@@ -13,13 +13,14 @@
 // torch's for-loop, foreach and fused forms, and weights with the fused one; the other two take
 // square roots from a vector library that does not always round correctly.
 //
-// Threads. Plain std::thread over contiguous chunks: torch already brings an OpenMP runtime into
+// Threads. Plain std::thread over blocks of the slab: torch already brings an OpenMP runtime into
 // the process, and a second one (or oversubscription of the first, since several layers are
 // updated at once) costs more than starting a few threads for a call that takes milliseconds.
 // There is no shared state at all, so calls on different slabs may run at the same time; the
 // caller (ctypes) holds no interpreter lock meanwhile.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -115,26 +116,28 @@ void update_range(const Update& u, std::int64_t begin, std::int64_t end, float d
 
 template <class Grad, class Work>
 void update_all(const Update& u) {
-    const auto part = [&u](std::int64_t begin, std::int64_t end) {
-        const std::int64_t split = std::clamp(u.decay_split, begin, end);
-        update_range<Grad, Work>(u, begin, split, u.decay);
-        update_range<Grad, Work>(u, split, end, 1.0f);
+    // Threads take the next block when they are done with one, so one that starts late or shares its
+    // core does less, instead of all others waiting for it. A block is some tens of microseconds of
+    // work (starting a thread costs about as much), and a whole number of cache lines even of a bf16
+    // copy, so that no two threads write one line.
+    constexpr std::int64_t block = 1 << 16;
+    const std::int64_t blocks = (u.numel + block - 1) / block;
+    std::atomic<std::int64_t> next{0};
+    const auto work = [&u, &next, blocks] {
+        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < blocks;) {
+            const std::int64_t begin = i * block, end = std::min(begin + block, u.numel);
+            const std::int64_t split = std::clamp(u.decay_split, begin, end);
+            update_range<Grad, Work>(u, begin, split, u.decay);
+            update_range<Grad, Work>(u, split, end, 1.0f);
+        }
     };
-    // Below this many elements (some tens of microseconds) starting a thread costs more than it
-    // saves.
-    constexpr std::int64_t smallest = 1 << 15;
-    const std::int64_t parts = std::max<std::int64_t>(1, std::min(u.threads, u.numel / smallest));
-    // Whole cache lines even of a bf16 copy, so that no two threads write one line.
-    const std::int64_t chunk = ((u.numel + parts - 1) / parts + 63) / 64 * 64;
     std::vector<std::thread> others;
-    std::int64_t begin = 0;
     try {
-        for (; u.numel - begin > chunk; begin += chunk)
-            others.emplace_back(part, begin, begin + chunk);
+        for (std::int64_t t = 1; t < std::min(u.threads, blocks); ++t) others.emplace_back(work);
     } catch (const std::system_error&) {
-        // The system gives us fewer threads than asked for: this one does the rest.
+        // The system gives us fewer threads than asked for; those there are do the work.
     }
-    part(begin, u.numel);
+    work();
     for (auto& thread : others) thread.join();
 }
 

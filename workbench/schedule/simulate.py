@@ -148,13 +148,15 @@ def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
     busy = dict.fromkeys(rank_of, 0)  # rank -> its busy lanes, as bits
     heap: list[tuple[float, int, int]] = []
     ready = [node for node in range(n) if not missing[node]]
-    now, changed, num_ended = 0.0, set(rank_of), 0
+    now, num_ended = 0.0, 0
+    changed: set[int] = set()  # ranks where a lane became busy or idle just now
     while True:
         for node in ready:
             lane = lane_of[node % n]
             start[node] = since[lane] = now
             running[lane], left[lane], factor[lane] = node, alone[node % n], 0.0
             busy[rank_of[lane]] |= 1 << lane
+            changed.add(rank_of[lane])
         for rank in changed:
             for lane, slowdown in slowdowns.of(busy[rank]):
                 if slowdown != factor[lane]:

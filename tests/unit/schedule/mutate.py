@@ -66,28 +66,23 @@ def rebuffer(schedule, name, **changes):
 
 
 def split(schedule, *kinds):
-    """B1.0 becomes its halves, or some of them; what waits for it waits for the input gradient."""
+    """B1.0 becomes its halves, or one of them; B0.0 then waits for the first."""
     backward = schedule.by_name["B1.0"]
-    halves = []
-    for kind in kinds:
-        last = kind is kinds[-1]
-        halves.append(
-            replace(
-                backward,
-                kind=kind,
-                after=backward.after if kind is kinds[0] else (f"{kinds[0].value}1.0",),
-                takes=backward.takes if kind is kinds[0] else (),
-                uses=(*backward.uses, "w1+1", "k1.0", "x1.0"),
-                frees=backward.frees if last else ("t:B1.0",),
-            )
+    halves = [
+        replace(
+            backward,
+            kind=kind,
+            takes=backward.takes if kind is kinds[0] else (),
+            uses=(*backward.uses, *backward.frees[:-1]),
+            frees=backward.frees if kind is kinds[-1] else (),
         )
-    if len(kinds) > 1:
-        halves[-1] = replace(halves[-1], frees=tuple(f for f in backward.frees if f != "t:B1.0"))
-    first, last = f"{kinds[0].value}1.0", f"{kinds[-1].value}1.0"
-    heirs = {"B0.0": first}
+        for kind in kinds
+    ]
+    heirs = {"B0.0": halves[0].name}
     actions = []
     for a in schedule.actions:
-        after = tuple(heirs.get(a.name, last) if d == "B1.0" else d for d in a.after)
+        heir = heirs.get(a.name, halves[-1].name)
+        after = tuple(heir if d == "B1.0" else d for d in a.after)
         actions += halves if a.name == "B1.0" else [replace(a, after=after)]
     return replace(schedule, actions=tuple(actions))
 
@@ -130,21 +125,13 @@ def peak(schedule, tier):
 
 def moved_update(schedule):
     """Unit 0 is updated on the device, right behind its backward pass."""
-    schedule = edit(
-        schedule,
-        "U0",
-        lane="compute",
-        after=(),
-        uses=(*schedule.by_name["U0"].uses, "hg0"),
-        frees=(),
-    )
-    schedule = edit(schedule, "G0", frees=("g0", "hg0"))
-    return edit(schedule, "U0", uses=("hw0", "ho0"))
+    schedule = edit(schedule, "U0", lane="compute", after=(), frees=())
+    return edit(schedule, "G0", frees=("g0", "hg0"))
 
 
-def written_back():
+def written_back(schedule):
     """Unit 0 is updated on the device and evicted before its next load."""
     schedule = add(
-        moved_update(GOOD), Kind.EVICT, 0, "d2h", after=("U0",), nbytes=WEIGHT, behind="U0"
+        moved_update(schedule), Kind.EVICT, 0, "d2h", after=("U0",), nbytes=WEIGHT, behind="U0"
     )
     return edit(schedule, "L0", after=("E0@-1",))

@@ -225,7 +225,7 @@ GOOD_ONES = {
     "all options": lambda: FULL,
     "two ranks": lambda: PIPELINE,
     "halves of a backward pass": lambda: split(GOOD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD),
-    "an update on the device that is written back": written_back,
+    "an update on the device that is written back": lambda: written_back(GOOD),
     "exact budgets": lambda: replace(
         GOOD, budgets={t: peak(GOOD, t) for t in (DEVICE, HOST_TIER, DISK)}
     ),

@@ -1,7 +1,7 @@
 """Small schedules to break: a sliding window over `n` streamed units, and a pipeline of two ranks.
 
-Every unit is streamed. Unit i uses weight slot i mod window in both passes, so the last `window` units
-stay for the backward pass; updates run on the host. This is independent of the planners that ship.
+Every unit is streamed. Unit i uses weight slot i mod window in both passes, so the last `window`
+units stay for the backward pass; updates run on the host. Independent of the planners that ship.
 """
 
 from workbench.schedule import buffers as b

@@ -1,0 +1,60 @@
+"""Run trainings by other people's libraries in a process of their own, and leave what they did.
+
+DeepSpeed and megatron-core keep process-wide state (process groups, replaced functions of torch), so
+tests run them here: ``python -m tests.methods.library_driver JOBS.json``, one job after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from tests.methods.harness import Silent
+from workbench.runs.spec import RunSpec
+from workbench.runtime.tiers import OutOfMemory
+
+
+@contextmanager
+def prepared(library: str, spec: RunSpec, report: Silent, folder: Path):
+    """A training of one library, ready to run."""
+    if library == "megatron":
+        from baselines.megatron.core import Training
+
+        yield Training(spec, report, folder)
+        return
+    from baselines import zero
+    from baselines.zero_infinity.run import adapter as infinity
+    from baselines.zero_offload.run import adapter as offload
+
+    adapter = {"zero_offload": offload, "zero_infinity": infinity}[library]
+    with zero.training(spec, report, folder, adapter(spec, folder)) as training:
+        yield training
+
+
+def run(job: dict[str, Any]) -> None:
+    """One job; its result is JSON, with the parameters before and after beside it."""
+    spec, folder = RunSpec.from_dict(job["spec"]), Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    report, result = Silent(), {}
+    try:
+        with prepared(job["library"], spec, report, folder) as training:
+            save_file(training.parameters(), folder / "before.safetensors")
+            training.run()
+            save_file(training.parameters(), folder / "after.safetensors")
+            result = asdict(training.outcome())
+    except OutOfMemory as error:
+        result = {"oom": error.tier, "message": str(error)}
+    result["left"] = sorted(path.name for path in folder.iterdir())
+    result["events"] = [kind for kind, _ in report.events]
+    Path(job["result"]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    for each in json.loads(Path(sys.argv[1]).read_text()):
+        run(each)

@@ -1,0 +1,248 @@
+"""The real DeepSpeed trains as plain training does, and its figures are what it has and moves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from baselines import deepspeed_ops
+from baselines.zero_infinity import run as zero_infinity
+from baselines.zero_offload import run as zero_offload
+from tests.methods.harness import Silent
+from tests.methods.plain import MODEL, judge, spec_for
+from workbench.model import make_model
+from workbench.model.spec import ModelSpec
+from workbench.runs.spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+LOSS_TOLERANCE = 1e-5
+"""Relative, in fp32. DeepSpeed's CPU Adam and its sums over gradients round differently from torch's."""
+PARAMETER_TOLERANCE = 1e-4
+BASE = spec_for(method="zero-offload", batch=4, microbatches=2, steps=15)
+LARGE = ModelSpec(layers=2, hidden=256, heads=4, seq=16, vocab=256, dropout=0.1)
+"""DeepSpeed sends to the disk what is at least 1 MiB."""
+PARAMETERS = make_model(MODEL).parameters_count()
+LARGEST = MODEL.vocab * MODEL.hidden
+SPECS = {
+    "all": BASE,
+    "keep": BASE.with_(activations="keep", steps=3),
+    "undivided": BASE.with_(microbatches=1, clip=None, steps=3),
+    "bf16": BASE.with_(dtype="bf16"),
+    "one step": BASE.with_(steps=1, warmup_steps=0),
+    "small device": BASE.with_(device_memory=50_000),
+    "small host": BASE.with_(host_memory=50_000),
+    "whole": BASE.with_(steps=12, save_every=0),
+    "killed": BASE.with_(steps=8, save_every=4, lr_decay_steps=12),
+}
+LIBRARIES = ("zero_offload", "zero_infinity")
+
+
+class Runs:
+    """Results of jobs by name."""
+
+    def __init__(self, folder: Path, library: str) -> None:
+        self.folder, self.library = folder, library
+
+    def start(self, specs: dict[str, RunSpec]) -> None:
+        """Run specs one after the other in a process of their own."""
+        jobs = [
+            {
+                "library": self.library,
+                "spec": spec.to_dict(),
+                "folder": str(self.folder / name),
+                "result": str(self.folder / f"{name}.json"),
+            }
+            for name, spec in specs.items()
+        ]
+        path = self.folder / "jobs.json"
+        path.write_text(json.dumps(jobs))
+        command = [sys.executable, "-m", "tests.methods.library_driver", str(path)]
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        # The exit code is not asked: DeepSpeed may abort while Python takes it down.
+        for job in jobs:
+            assert Path(job["result"]).exists(), answer.stderr[-3000:]
+
+    def result(self, name: str) -> dict[str, Any]:
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    def before(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / name / "before.safetensors")
+
+    def after(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.folder / name / "after.safetensors")
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def runs(request, tmp_path_factory) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp(request.param), request.param)
+    runs.start(SPECS)
+    return runs
+
+
+def assert_equals_plain(spec: RunSpec, losses: list[float], after: dict[str, Tensor]) -> None:
+    expected_losses, expected = judge(spec)
+    assert len(losses) == spec.steps
+    for step, (ours, plain) in enumerate(zip(losses, expected_losses, strict=True)):
+        assert abs(ours - plain) <= LOSS_TOLERANCE * abs(plain), (step, ours, plain)
+    assert after.keys() == expected.keys()
+    for name, value in expected.items():
+        worst = float((after[name] - value).abs().max())
+        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("name", ["all", "keep", "undivided", "one step"])
+def test_deepspeed_trains_as_plain_training_does(runs, name):
+    """With dropout, accumulation, clipping, decay groups, a schedule and tied embeddings."""
+    result = runs.result(name)
+    assert_equals_plain(SPECS[name], result["losses"], runs.after(name))
+    assert result["engine"].startswith("deepspeed 0.")
+    assert len(result["step_seconds"]) == SPECS[name].steps
+    assert result["parameters"] == PARAMETERS
+
+
+@pytest.mark.deepspeed
+def test_clipping_fires(runs):
+    norms = runs.result("all")["grad_norms"]
+    assert max(norms) > BASE.clip
+
+
+@pytest.mark.deepspeed
+def test_every_parameter_moves_in_one_step(runs):
+    before, after = runs.before("one step"), runs.after("one step")
+    for name, value in before.items():
+        moved = float((after[name] != value).float().mean())
+        # Rows of the embedding for tokens that did not occur move by weight decay alone.
+        assert moved > 0.95, (name, moved)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("name", ["all", "bf16"])
+def test_masters_start_as_everyones_fp32_weights(runs, name):
+    expected = make_model(MODEL).whole(seed=BASE.seed).state_dict()
+    for label, value in runs.before(name).items():
+        assert (value == expected[label]).all(), label
+
+
+@pytest.mark.deepspeed
+def test_bf16_follows_fp32(runs):
+    losses, expected = runs.result("bf16")["losses"], judge(BASE)[0]
+    assert all(abs(a - b) < 0.01 * b for a, b in zip(losses, expected, strict=True))
+    assert losses != expected
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_running_out_of_a_tier(runs, tier):
+    result = runs.result(f"small {tier}")
+    assert result["oom"] == tier
+    assert f"the {tier} tier is out of memory" in result["message"]
+
+
+@pytest.mark.deepspeed
+def test_host_memory_is_the_formula(runs):
+    """fp32 masters, their gradients and two moments, and what else each system keeps."""
+    host = {name: runs.result(name)["peak_bytes"]["host"] for name in ("undivided", "all", "bf16")}
+    if runs.library == "zero_offload":
+        # A copy of the weights from which they return, staging for the largest parameter's gradient,
+        # and with micro-batches a copy of the accumulated gradients.
+        assert host["undivided"] == 4 * (5 * PARAMETERS + LARGEST)
+        assert host["all"] == 4 * (6 * PARAMETERS + LARGEST)
+        assert host["bf16"] == 4 * (5 * PARAMETERS + LARGEST // 2)
+    else:
+        # The weights, and a buffer for gradients of their dtype.
+        assert host["undivided"] == host["all"] == 4 * 6 * PARAMETERS
+        assert host["bf16"] == 4 * 5 * PARAMETERS
+
+
+@pytest.mark.deepspeed
+def test_device_memory_is_more_than_what_must_be_there(runs):
+    device = runs.result("undivided")["peak_bytes"]["device"]
+    weights = 4 * PARAMETERS if runs.library == "zero_offload" else 4 * LARGEST
+    assert weights < device < 4 * weights + 16 * 4 * MODEL.seq * MODEL.hidden * 4 * 20
+
+
+@pytest.mark.deepspeed
+def test_bytes_moved_are_the_formula(runs):
+    once, twice = (runs.result(name)["moved_bytes"] for name in ("undivided", "all"))
+    assert once["read"] == once["write"] == 0
+    assert once["store"] == 4 * PARAMETERS
+    if runs.library == "zero_offload":
+        assert once["load"] == 4 * PARAMETERS
+        # A micro-batch's gradients leave, return to be added to, and leave again.
+        assert twice["load"] == 2 * 4 * PARAMETERS
+        assert twice["store"] == 3 * 4 * PARAMETERS
+    else:
+        # Weights come once a pass, those of small parameters once a step.
+        assert once["load"] <= 2 * 4 * PARAMETERS
+        assert 1.9 * once["load"] < twice["load"] < 2 * once["load"]
+
+
+@pytest.mark.deepspeed
+def test_resuming_continues_identically(runs):
+    """In a new process, from what the first left in the run's folder."""
+    spec = SPECS["killed"].with_(steps=12)
+    (runs.folder / "killed.json").unlink()
+    runs.start({"killed": spec})
+    resumed, whole = runs.result("killed"), runs.result("whole")
+    assert "resumed" in resumed["events"]
+    assert resumed["events"].count("step") == 4
+    assert resumed["losses"] == whole["losses"]
+    after, expected = runs.after("killed"), runs.after("whole")
+    assert all((after[name] == expected[name]).all() for name in expected)
+
+
+@pytest.mark.deepspeed
+def test_optimizer_states_on_the_disk(tmp_path):
+    if deepspeed_ops.missing(["async_io"]):
+        pytest.skip(f"async_io is not built: {deepspeed_ops.why_not('async_io')}")
+    spec = BASE.with_(model=LARGE, optimizer_tier="disk", steps=10)
+    runs = Runs(tmp_path, "zero_infinity")
+    runs.start({"disk": spec, "small disk": spec.with_(disk_memory=1 << 20)})
+    result = runs.result("disk")
+    assert_equals_plain(spec, result["losses"], runs.after("disk"))
+    states = 12 * make_model(LARGE).parameters_count()
+    # All but the small parameters' states, and on their way the larger gradients.
+    assert 0.95 * states < result["peak_bytes"]["disk"] < 1.34 * states
+    assert 0.95 * states < result["moved_bytes"]["read"] < 1.34 * states
+    assert 0.95 * states < result["moved_bytes"]["write"] < 1.34 * states
+    assert runs.result("small disk")["oom"] == "disk"
+    for name in ("disk", "small disk"):
+        assert not [left for left in runs.result(name)["left"] if "scratch" in left]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        (zero_offload, {"optimizer_tier": "disk"}, "ZeRO-Offload has no disk tier.*zero-infinity"),
+        (zero_offload, {"activations": "host"}, "activations cannot be 'host', use 'recompute'"),
+        (zero_infinity, {"activations": "host"}, "activations cannot be 'host', use 'recompute'"),
+        (zero_infinity, {"optimizer_tier": "disk", "save_every": 5}, "save_every is 5, use 0"),
+    ],
+)
+def test_what_deepspeed_does_not_offer_is_refused(tmp_path, method, changes, message):
+    with pytest.raises(ValueError, match=message):
+        method.train(BASE.with_(**changes), Silent(), tmp_path)
+
+
+def test_buckets_scale_with_the_model():
+    """At hidden size 2048 they are the published ones; a tiny model must not reserve gigabytes."""
+    wide = BASE.with_(model=ModelSpec(layers=100, hidden=2048))
+    block = wide.model.block_parameters
+    assert zero_offload.settings(wide, block)["zero_optimization"]["reduce_bucket_size"] == 5e7
+    zero = zero_infinity.settings(wide, block)["zero_optimization"]
+    assert zero["stage3_prefetch_bucket_size"] == 5e7
+    assert zero["stage3_max_live_parameters"] == 1e9
+    assert zero["stage3_param_persistence_threshold"] < wide.model.hidden**2
+    tight = wide.with_(device_memory=4 << 30)
+    zero = zero_infinity.settings(tight, block)["zero_optimization"]
+    assert zero["stage3_max_live_parameters"] == 2**28
+    tiny = zero_offload.settings(BASE, make_model(MODEL).unit_parameters(1))
+    assert tiny["zero_optimization"]["reduce_bucket_size"] <= PARAMETERS

@@ -1,0 +1,230 @@
+"""The published logs, in every shape people keep them in, and our own in the same format."""
+
+import csv
+import html
+import math
+from pathlib import Path
+
+import pytest
+
+from workbench.runs import legacy
+from workbench.runs.logs import ParsedLog, clean, parse_log, read_log
+from workbench.runs.overrides import make_spec
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "stronghold"
+needs_samples = pytest.mark.skipif(
+    not REFERENCE.exists(), reason="the published logs are not part of the repository"
+)
+METHODS = {"STRONGHOLD": "stronghold", "L2L": "l2l", "ZeRO-Offload": "zero-offload"}
+
+LINE = (
+    " iteration {i:8d}/      50 | elapsed time per iteration (ms): {ms:.1f} | learning rate: "
+    "4.687E-07 | global batch size:     4 |{loss} loss scale: 1.0 | grad norm: {norm} | number of "
+    "skipped iterations:   0 | number of nan iterations:   0 |\n"
+    "NumWorkers: 1; SamplesPerStep: 4; IterationTime: 2.7;  SamplesPerSecond: 1.5\n"
+)
+NAME = "log_stronghold_l-16_hs-2048_bs-4_ws-15_2022-07-02.1656742529.txt"
+
+
+def log_of(*losses: float | None, ms: float = 2700.0, tail: str = "") -> str:
+    return (
+        "".join(
+            LINE.format(
+                i=10 * (i + 1),
+                ms=ms,
+                norm="inf" if loss is None else "1.5",
+                loss="" if loss is None else f" lm loss: {loss:.6E} |",
+            )
+            for i, loss in enumerate(losses)
+        )
+        + tail
+    )
+
+
+END = "[exiting program at iteration 50] datetime: 2022-07-02 04:12:28 \n"
+
+
+@needs_samples
+@pytest.mark.parametrize("sample", sorted((REFERENCE / "sample_logs").glob("*.txt")))
+def test_samples_agree_with_the_reference_table(sample: Path) -> None:
+    log = read_log(sample)
+    with (REFERENCE / "runs.csv").open() as file:
+        (row,) = (
+            r
+            for r in csv.DictReader(file)
+            if METHODS.get(r["method"]) == log.method
+            and int(r["layers"]) == log.layers
+            and (r["window"] or None) == (str(log.window) if log.window else None)
+        )
+
+    iterations = [10, 20, 30, 40, 50]
+    printed = [(row[f"ms_{i}"], row[f"loss_{i}"]) for i in iterations if row[f"ms_{i}"]]
+    assert [p.elapsed_ms for p in log.points] == [float(ms) for ms, _ in printed]
+    assert [p.loss for p in log.points] == pytest.approx([float(v) for _, v in printed], rel=1e-6)
+    assert log.median_ms == float(row["median_ms"])
+    assert log.samples_per_second == pytest.approx(float(row["mean_samples_per_s"]), abs=6e-5)
+    assert log.parameters == int(row["parameters"])
+    assert log.parameters_source == row["parameters_source"].split()[0]
+    assert (log.hidden, log.batch, log.seq, log.heads) == (2048, 4, 1024, 16)
+    memory = {
+        "allocated": "mem_alloc_mib",
+        "max_allocated": "mem_max_alloc_mib",
+        "reserved": "mem_reserved_mib",
+        "max_reserved": "mem_max_reserved_mib",
+    }
+    for name, column in memory.items():
+        assert log.memory_mib[name] == pytest.approx(float(row[column]), abs=0.06)
+    assert log.status == {"ok": "ok", "killed": "oom_host"}[row["status"]]
+    if log.method == "stronghold":
+        assert [p.grad_norm for p in log.points][1] == pytest.approx(11.120)
+    record = log.to_record()
+    assert record.source == "published"
+    assert record.parameters == log.parameters
+    assert record.peak_bytes["device"] == round(log.memory_mib["max_allocated"] * 2**20)
+
+
+@needs_samples
+def test_timers_and_flops_of_the_samples() -> None:
+    samples = {p.name.split("_")[0]: read_log(p) for p in (REFERENCE / "sample_logs").iterdir()}
+
+    last = samples["stronghold"].points[-1]
+    assert last.tflops == 9.43
+    assert last.timers_ms["offloading-bwd-2cpu-overhead"] == 0.69
+    assert last.timers_ms["forward-compute"] == 877.20
+    deepspeed = samples["zero-offload"]
+    assert deepspeed.points[-1].tflops == pytest.approx(5.2)  # printed as 0.52
+    assert deepspeed.points[-1].timers_ms["optimizer_step"] == 5033.76
+    assert deepspeed.points[-1].timers_ms["backward"] == 4308.67  # Megatron's, over the interval
+    assert deepspeed.host_gb == 29.88
+    killed = samples["l2l"]
+    assert "after iteration 10" in killed.message
+    assert len(killed.points) == 1
+
+
+def test_a_loss_left_out_was_not_a_number() -> None:
+    log = parse_log(log_of(11.3, 11.2, 11.1, None, None, tail=END), NAME)
+
+    assert [p.loss for p in log.points[:3]] == [11.3, 11.2, 11.1]
+    assert math.isnan(log.points[3].loss)
+    assert log.points[3].grad_norm == math.inf
+    assert log.status == "diverged"
+    assert log.notes == ("no loss is printed at iteration 40, 50: it was not a number",)
+    assert math.isnan(log.to_record().losses[-1])
+
+
+@pytest.mark.parametrize("form", ["hs", "h"])
+@pytest.mark.parametrize("prefix", ["log_", ""])
+@pytest.mark.parametrize("suffix", ["_2022-07-02.1656742529.txt", ".txt"])
+def test_file_names(form: str, prefix: str, suffix: str) -> None:
+    name = f"{prefix}zero-infinity_l-48_{form}-1024_bs-8_ws-4{suffix}"
+    log = parse_log(log_of(9.0, tail=END), name)
+
+    assert (log.method, log.layers, log.hidden, log.batch) == ("zero-infinity", 48, 1024, 8)
+    assert log.window is None  # in the name, but the method has none
+    assert log.date == ("2022-07-02" if "2022" in suffix else "")
+
+
+@pytest.mark.parametrize(
+    ("tail", "status", "message"),
+    [
+        (END, "ok", ""),
+        ("rank: 0 | time: 2022 | exiting the program at iteration 50", "ok", ""),
+        ("x.sh: line 56: 31047 Killed    python pretrain.py\n", "oom_host", "killed by the system"),
+        ("Killed\n", "oom_host", "after iteration 20"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate", "oom_device", "after iteration 20"),
+        ("Traceback\nKeyError: 'x'\n", "error", "KeyError: 'x' after iteration 20"),
+        ("", "error", "the log stops after iteration 20"),
+        ("saved: the Killed vocabulary word\n", "error", "the log stops"),
+    ],
+)
+def test_how_it_ended(tail: str, status: str, message: str) -> None:
+    log = parse_log(log_of(9.0, 8.0, tail=tail), NAME)
+
+    assert log.status == status
+    assert message in log.message
+
+
+@pytest.mark.parametrize(
+    "mangle",
+    [
+        lambda text: f"<html><body><pre>{html.escape(text)}</pre></body></html>",
+        lambda text: "<p>" + text.replace("\n", "<br/>\n").replace("loss", "<b>loss</b>") + "</p>",
+        lambda text: text.replace("iteration", "\x1b[31miteration\x1b[0m").replace("\n", "\r\n"),
+        lambda text: "\x00\ufffd\x08progress 10%\rprogress 20%\r" + text.replace("|", "|\x07"),
+        lambda text: "\ufeff" + text.replace(" iteration  ", "WARNING: noise iteration  "),
+        lambda text: text + " iteration       60/      50 | elapsed time per iter",
+    ],
+)
+def test_what_tools_do_to_logs(mangle, tmp_path: Path) -> None:
+    plain = log_of(11.3, 10.9, 9.5, 9.0, 8.5, tail=END)
+    file = tmp_path / NAME
+    file.write_text(mangle(plain))
+
+    assert read_log(file) == parse_log(plain, NAME)
+
+
+def test_the_command_says_what_a_name_does_not() -> None:
+    command = (
+        "python pretrain.py --num-layers 24 --hidden-size 512 --num-attention-heads 8 "
+        "--seq-length 256 --micro-batch-size 2 --global-batch-size 6\n"
+        "  enable_l2l ...................................... True\n"
+    )
+    log = parse_log(command + log_of(9.0), "notes.txt")
+
+    assert (log.method, log.layers, log.heads, log.seq, log.batch) == ("l2l", 24, 8, 256, 6)
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "\x00" * 100, log_of(9.0)])
+def test_what_is_no_log(text: str) -> None:
+    with pytest.raises(ValueError, match=r"notes.txt is no log of a known form: it has no layers"):
+        parse_log(text, "notes.txt")
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        read_log(tmp_path / "missing.txt")
+
+
+def test_plain_text_is_left_alone() -> None:
+    text = "a <int> b | 1 < 2 and 3 > 2 | x\n"
+
+    assert clean(text) == text
+
+
+def write_own(steps: int, losses: list[float], **changes: object) -> tuple[str, ParsedLog]:
+    spec = make_spec(
+        {"method": "zero-offload", "layers": 2, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+        | {"steps": steps, **changes}
+    )
+    writer = legacy.LineWriter(spec)
+    lines = ["workbench run", "DeepSpeed info: version=0.19.8", *writer.header()]
+    for step, loss in enumerate(losses):
+        lines += writer.step(step, loss, 0.25)
+    text = "\n".join([*lines, writer.footer()])
+    return text, parse_log(text, "log.txt")
+
+
+def test_our_own_log_reads_back() -> None:
+    text, log = write_own(3, [5.0, 4.5, math.nan], batch=8)
+
+    assert (log.method, log.layers, log.heads, log.batch) == ("zero-offload", 2, 4, 8)
+    assert log.parameters == 2 * (12 * 64**2 + 13 * 64) + (256 + 32) * 64 + 2 * 64
+    assert [p.elapsed_ms for p in log.points] == [250.0] * 3
+    assert [p.loss for p in log.points][:2] == [5.0, 4.5]
+    assert "lm loss: NAN" in text  # not left out
+    assert math.isnan(log.points[2].loss)
+    assert log.notes == ()
+    assert log.points[2].nan_iterations == 1
+    assert log.points[0].samples_per_second == 32
+    # Not DeepSpeed's fork, though DeepSpeed ran: the printed number is the number.
+    flops = 8 * log.parameters * 8 * 32 / 0.25
+    assert log.points[0].tflops == pytest.approx(flops / 1e12, rel=1e-3)
+    assert log.status == "diverged"
+
+
+def test_of_many_steps_every_tenth_is_printed_with_its_mean() -> None:
+    _, log = write_own(105, [float(step) for step in range(105)])
+
+    assert [p.iteration for p in log.points] == [*range(10, 101, 10), 105]
+    assert log.points[0].loss == 4.5
+    assert log.points[-1].loss == 102.0

@@ -1,0 +1,103 @@
+"""Plans for people: which profile they hold for, which is best, and what a refusal looks like."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from workbench import cli
+from workbench.methods.plan import DoesNotFit, Plan
+from workbench.profile import store as profiles
+from workbench.runs import methods, planning
+from workbench.runs.overrides import make_spec
+from workbench.runs.store import Store
+
+
+def plan_of(method: str, seconds: float | None, *, fits: bool = True) -> Plan:
+    return Plan(
+        method=method,
+        fits=fits,
+        schedule=None,
+        step_seconds=seconds,
+        peak_bytes={"device": 10},
+        moved_bytes={},
+        binding="host memory" if not fits else "compute",
+    )
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """Step times by method; None for a method that does not fit."""
+    times: dict[str, float | None] = dict.fromkeys(methods.METHODS, 2.0)
+
+    def load(name: str) -> SimpleNamespace:
+        def plan(spec, profile) -> Plan:
+            if times[name] is None:
+                raise DoesNotFit(f"{name} needs 9 GiB", tier="host")
+            return plan_of(name, times[name])
+
+        return SimpleNamespace(plan=plan)
+
+    monkeypatch.setattr(methods, "load", load)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results: None)
+    return times
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict, str]:
+    code = cli.main(["plan", "--json", "-l", "4", *words])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_the_fastest_that_fits_is_recommended(seconds, capsys, tmp_path: Path) -> None:
+    seconds.update({"megatron-lm": None, "l2l": 0.5, "stronghold": 0.25})
+
+    code, answer, _ = run_cli(capsys, "-b", "8", "--results", str(tmp_path))
+
+    assert code == 0
+    assert (answer["method"], answer["fits"], answer["step_seconds"]) == ("stronghold", True, 0.25)
+    assert answer["samples_per_second"] == 32
+    assert answer["profile"] == "published"
+    assert {"fits", "method", "window", "step_seconds", "peak_bytes", "binding"} <= answer.keys()
+    assert [other["fits"] for other in answer["methods"]] == [False, True, True, True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_fits(seconds, capsys) -> None:
+    seconds["l2l"] = None
+
+    code, answer, err = run_cli(capsys, "-m", "l2l")
+
+    assert code == 2
+    assert (answer["fits"], answer["lacking"], answer["step_seconds"]) == (False, "host", None)
+    assert err == "workbench: nothing fits: l2l needs 9 GiB\n"
+
+
+def test_a_stored_profile_of_this_machine_is_preferred(
+    seconds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = SimpleNamespace(hardware=SimpleNamespace(name="this machine", source="measured"))
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results: here)
+    spec = make_spec({"method": "l2l", "layers": 4})
+
+    assert planning.answer(spec, Store(tmp_path)).source == "measured"
+    assert planning.answer(spec, Store(tmp_path), machine="v100-32gb").source == "published"
+    with pytest.raises(ValueError, match="no published machine 'abacus'"):
+        planning.answer(spec, Store(tmp_path), machine="abacus")
+
+
+def test_the_published_question_is_answered_in_seconds(capsys) -> None:
+    """Largest model of figure 6a, with the planners and the published constants as they are."""
+    words = ("plan", "--layers", "100", "--hidden", "2048", "-m", "stronghold", "--json")
+    code = cli.main(
+        [*words, "--machine", "v100-32gb", "--device-memory", "32GiB", "--host-memory", "90GiB"]
+    )
+
+    answer = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert answer["fits"]
+    assert 2 <= answer["window"] <= 100
+    assert answer["peak_bytes"]["device"] <= 32 * 2**30
+    assert answer["peak_bytes"]["host"] <= 90 * 2**30
+    assert "busy" in answer["binding"]

@@ -1,0 +1,65 @@
+"""Progress as text, with and without a terminal."""
+
+import doctest
+import io
+
+from workbench.runs import progress
+from workbench.runs.overrides import make_spec
+from workbench.runs.progress import Progress, describe_record
+from workbench.runs.record import RunRecord
+
+SPEC = make_spec({"method": "l2l", "layers": 4, "steps": 3})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def step(index: int) -> dict:
+    return {"event": "step", "step": index, "loss": 2.0 - index, "seconds": 0.5}
+
+
+def test_examples() -> None:
+    assert doctest.testmod(progress).failed == 0
+
+
+def test_a_terminal_has_one_live_line() -> None:
+    stream = Terminal()
+    shown = Progress(stream, SPEC)
+    for event in (step(0), step(1), {"event": "phase", "text": "saving"}, step(2)):
+        shown.on_event(event)
+    shown.end()
+
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith("\r\x1b[K")
+    assert "step 2/3, loss 1.0000, 0.5 s a step, 0.5 s left" in stream.getvalue()
+
+
+def test_a_pipe_gets_whole_lines_and_not_one_a_step() -> None:
+    stream = io.StringIO()
+    shown = Progress(stream, SPEC)
+    shown.line("l2l")
+    for index in range(3):
+        shown.on_event(step(index))
+
+    assert stream.getvalue() == "l2l\nstep 3/3, loss 0.0000, 0.5 s a step\n"
+
+
+def test_one_line_says_how_it_ended() -> None:
+    good = RunRecord(
+        key="k",
+        method="l2l",
+        status="ok",
+        spec={},
+        losses=[3.0, 2.0],
+        step_seconds=[9.0, 0.5],
+        samples_per_second=8.0,
+        peak_bytes={"device": 2**30, "host": None},
+    )
+    bad = RunRecord(key="k", method="l2l", status="oom_host", spec={}, message="no room")
+
+    assert describe_record(good) == (
+        "l2l: ok, 0.5 s a step, 8 samples/s, loss 3.0000 to 2.0000, peak 1 GiB device"
+    )
+    assert describe_record(bad) == "l2l: oom_host: no room"

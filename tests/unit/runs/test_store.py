@@ -1,0 +1,185 @@
+"""The store: whole records only, nothing lost, and a table of all of them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.runs import store as store_module
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import KeyLock, Store, StoreError, row
+
+
+def record(key: str, **changes: object) -> RunRecord:
+    spec = RunSpec(method="stronghold", window=4)
+    values = {
+        "key": key,
+        "method": "stronghold",
+        "status": "ok",
+        "spec": spec.to_dict(),
+        "losses": [3.0, 2.5],
+        "step_seconds": [9.0, 0.5],
+        "peak_bytes": {"device": 10, "host": 20, "disk": None},
+        "moved_bytes": {"load": 1, "store": 2, "read": 3, "write": 4},
+        "predicted": {"step_seconds": 0.4, "peak_bytes": {"device": 11}, "binding": "compute"},
+        "window": 3,
+        "started": "2026-01-01",
+    }
+    return RunRecord(**{**values, **changes})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "results")
+
+
+def test_a_store_touches_nothing_until_it_is_written(store: Store) -> None:
+    assert store.records() == []
+    assert store.find("nonesuch") is None
+    assert store.table().empty
+    assert not store.root.exists()
+
+
+def test_records_come_back_oldest_first(store: Store) -> None:
+    later, earlier = record("b", started="2026-02"), record("c", started="2026-01")
+    store.write(later)
+    store.write(earlier)
+
+    assert store.records() == [earlier, later]
+    assert store.find("b") == later
+    assert [p.name for p in store.folder("b").iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": 99}',
+        '{"schema": "one"}',
+        '{"schema": 1, "key": "k"}',
+        '{"schema": 1, "losses": 3}',
+        "\x00\xff" * 100,
+        record("k").to_json()[:-40],
+        record("k").to_json().replace('"ok"', '"fine"'),
+        record("other").to_json(),
+    ],
+)
+def test_what_is_no_record_is_not_done_and_is_never_lost(store: Store, text: str) -> None:
+    store.write(record("good"))
+    path = store.folder("k") / "record.json"
+    path.parent.mkdir()
+    path.write_text(text, encoding="latin-1")
+
+    assert [found.key for found in store.records()] == ["good"]
+    assert store.find("k") is None
+    assert list(store.problems) == [path]
+
+    store.write(record("k"))
+    assert store.find("k") == record("k")
+    assert store.problems == {}
+    assert path.with_name("record.json.corrupt-1").read_text(encoding="latin-1") == text
+
+
+def test_a_result_is_replaced_in_one_step(store: Store) -> None:
+    store.write(record("k"))
+    assert store.find("k").status == "ok"
+    newer = record("k", status="oom_host", message="no room")
+    store.write(newer)
+
+    assert store.find("k") == newer  # though the earlier one is in memory
+    assert [path.name for path in store.folder("k").iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_full_disk_leaves_the_record_that_was_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store.write(record("k"))
+
+    def refuse(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store_module.os, "fsync", refuse)
+    with pytest.raises(StoreError, match=os.strerror(number)) as caught:
+        store.write(record("k", status="error"))
+    assert "\n" not in str(caught.value)
+    assert caught.value.errno == number
+    monkeypatch.undo()
+    assert store.find("k") == record("k")
+    assert [path.name for path in store.folder("k").iterdir()] == ["record.json"]
+
+
+def test_ten_thousand_records_load_in_seconds_and_then_at_once(store: Store) -> None:
+    template = record("KEY").to_json()
+    for index in range(10_000):
+        folder = store.folder(f"{index:016x}")
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(template.replace("KEY", folder.name))
+
+    began = time.process_time()
+    assert len(store.records()) == 10_000
+    first = time.process_time() - began
+    began = time.process_time()
+    assert len(store.table()) == 10_000
+    again = time.process_time() - began
+
+    assert first < 5
+    assert again < 3
+
+
+def test_a_key_has_one_holder(tmp_path: Path) -> None:
+    first = KeyLock.take(tmp_path / "lock")
+    assert KeyLock.take(tmp_path / "lock") is None
+    first.release()
+    first.release()
+    second = KeyLock.take(tmp_path / "lock")
+    assert second is not None
+    second.release()
+
+
+def test_a_row_has_units_in_its_names_and_says_what_was_asked() -> None:
+    columns = row(record("k"))
+
+    assert columns["step_seconds"] == 0.5  # the first step warms up
+    assert (columns["window"], columns["asked_window"]) == (3, 4)
+    assert (columns["layers"], columns["hidden"]) == (16, 2048)
+    assert columns["peak_device_bytes"] == 10
+    assert columns["moved_write_bytes"] == 4
+    assert columns["predicted_step_seconds"] == 0.4
+    assert columns["predicted_peak_device_bytes"] == 11
+    assert columns["source"] == "measured"
+    assert columns["final_loss"] == 2.5
+    unfinished = row(replace(record("k"), losses=[], step_seconds=[], status="error"))
+    assert unfinished["step_seconds"] is None
+
+
+def test_numbers_published_here_are_found_by_hardware(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "REPOSITORY_RESULTS", store.root)
+    folder = store.root / "published-here" / "h200"
+    folder.mkdir(parents=True)
+    (folder / "fig8a.csv").write_text("# measured 2026\nmethod,step_seconds\nl2l,0.5\n")
+
+    assert store.published_here("h200").to_dict("records") == [
+        {"method": "l2l", "step_seconds": 0.5, "hardware": "h200"}
+    ]
+    with pytest.raises(ValueError, match="no published results for device 'v100'; known: h200"):
+        store.published_here("v100")
+
+
+def test_records_are_strict_json() -> None:
+    text = record("k", losses=[float("nan"), float("inf")]).to_json()
+
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert RunRecord.from_json(text).losses[1] == float("inf")
