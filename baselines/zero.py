@@ -147,6 +147,7 @@ class Training:
         """All steps that are left."""
         self._resume()
         spec, progress = self.spec, self.progress
+        self.account.counted_step = min(progress.next_step + 1, spec.steps - 1)
         for step in range(progress.next_step, spec.steps):
             begun_s = now_s(self.device)
             with self.account.watching(step):

@@ -39,8 +39,6 @@ HOST_STATE = (
 )
 """Where DeepSpeed's ZeRO optimizers keep what is offloaded; the inner optimizer has the moments."""
 DISK_BUFFERS = ("deepspeed.runtime.swap_tensor",)
-COUNTED_STEP = 1
-"""On a GPU copies are counted in one step only, the second, since counting costs a little time."""
 
 
 class Account:
@@ -63,7 +61,9 @@ class Account:
         self.spec, self.label = spec, label
         self._optimizer, self._device, self._scratch = optimizer, device, scratch
         self._emulated = device.type == "cpu"
-        self._counted = min(COUNTED_STEP, spec.steps - 1)
+        self.counted_step = 0
+        """On a GPU copies are counted in this step only, since counting costs a little time; one
+        after the first, which is unlike the others."""
         self._ledger = Ledger()
         self.peak_bytes: dict[str, int | None] = {"device": 0, "host": 0, "disk": 0}
         self.moved_bytes: dict[str, int | None] = dict.fromkeys(("load", "store", "read", "write"))
@@ -80,21 +80,22 @@ class Account:
     @contextmanager
     def watching(self, step: int) -> Iterator[None]:
         """Around the work of a step."""
-        io = _storage_io() if self._scratch is not None else None
-        if self._emulated or step == self._counted:
+        before = _storage_io()
+        if self._emulated or step == self.counted_step:
             with self._ledger:
                 yield
         else:
             yield
-        if io is not None and step >= self._counted:
-            now = _storage_io()
-            self.moved_bytes |= {way: now[way] - io[way] for way in io}
+        if self._scratch is not None and step >= self.counted_step:
+            after = _storage_io()
+            self.moved_bytes |= {way: after[way] - count for way, count in before.items()}
 
     def close_step(self, step: int | None) -> None:
         """Enter a step that is done (None: the start); raises OutOfMemory if it passed a budget."""
         host = [tensor for tensor in self._host_tensors() if tensor.device.type == "cpu"]
         books = self._ledger.close_step(host if self._emulated else None)
-        if step is not None and step >= self._counted and (self._emulated or step == self._counted):
+        steady = step is not None and step >= self.counted_step
+        if steady and (self._emulated or step == self.counted_step):
             self.moved_bytes |= {"load": books.load_bytes, "store": books.store_bytes}
         if self._emulated:
             self._enter("device", books.device_peak_bytes, books.device_bytes)
@@ -122,7 +123,9 @@ class Account:
             reserved = format_bytes(torch.cuda.max_memory_reserved(self._device))
             told.append(f"device peak: torch's allocator, which had reserved {reserved}")
         if self._scratch is not None:
-            told.append("bytes read and written: the kernel's account of this process's storage")
+            known = self.moved_bytes["read"] is not None
+            account = "the kernel's account of this process" if known else "not known to the kernel"
+            told.append(f"bytes read and written: {account}")
         return told
 
     def _enter(self, tier: str, nbytes: int, before: int = 0) -> None:
@@ -196,7 +199,11 @@ def _fetched_bytes(parameters: Iterable[Tensor]) -> int:
 
 
 def _storage_io() -> dict[str, int]:
-    """Bytes this process has read from and written to storage, by the kernel's account (Linux)."""
-    lines = Path("/proc/self/io").read_text().splitlines()
+    """Bytes this process has read from and written to storage; empty where the kernel keeps no
+    such account (it is Linux's, and some containers lack it)."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return {}
     counts = dict(line.split(": ") for line in lines)
     return {"read": int(counts["read_bytes"]), "write": int(counts["write_bytes"])}

@@ -11,8 +11,8 @@ where the weights are. Of both:
 
 The library trains by itself, so this schedule is simulated and never executed. What belongs to a
 release rather than to ZeRO (does a fetch run beside compute, how fast is its Adam, what does its
-allocator hold on to) stands in a `Release`: `releases.json` for today's, the constants of a published
-machine for what its paper ran.
+allocator hold on to) stands in a `Release`: `releases.json` has today's, the constants of a
+published machine what its paper ran.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer, Schedul
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
 STATE_BYTES = 16
-"""fp32 master, gradient and two moments: what the optimizer owns of a parameter, in any precision."""
+"""fp32 master, gradient and two moments: what the optimizer owns of a parameter."""
 
 
 BUCKET_ELEMENTS = 50_000_000
@@ -57,7 +57,8 @@ class Release:
     device_fixed_bytes: int = 0
     """Buffers on the device, whatever the model."""
     device_buckets: int = 0
-    """Gradient buckets on the device, of a block each (5e7 elements at most)."""
+    """Buckets on the device for gradients on their way, of a block each (5e7 elements at most);
+    twice as many where one fills while the other leaves."""
     held_weight_copies: float = 0.0
     """Copies of the weights that the allocator of the device still holds from the start."""
     host_weight_copies: float = 1.0
@@ -65,7 +66,7 @@ class Release:
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
     disk_leaves_bytes: int = 0
-    """Bytes a parameter of the optimizer's that stay on the host when its states are on the disk."""
+    """Of the optimizer's bytes a parameter, those that stay when its states are on the disk."""
     disk_tiles: int = 0
     """Host buffers of a block in fp32, through which states pass from and to the disk."""
     reuse_elements: int = 0
@@ -145,11 +146,13 @@ class _Builder:
     def _permanent(self) -> None:
         release, weights = self.release, self.parameters * self.profile.weight_bytes
         block = min(BUCKET_ELEMENTS, self.profile.units[1].parameters)
-        library = release.device_buckets * block * self.profile.weight_bytes
-        library += release.device_fixed_bytes
+        buckets = release.device_buckets * (2 if release.overlap_gradients else 1)
+        library = release.device_fixed_bytes + buckets * block * self.profile.weight_bytes
         self._buffer("library", DEVICE, library, permanent=True)
         states = release.disk_leaves_bytes if self.on_disk else STATE_BYTES
-        copies = release.host_weight_copies + (self._accumulates() and 1)
+        copies = release.host_weight_copies
+        if not self.fetched and len(self.micros) > 1:
+            copies += 1  # the sum of gradients so far
         counted = states * self.parameters + copies * weights
         self._buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
         if self.on_disk:
@@ -171,11 +174,10 @@ class _Builder:
         takes, frees = [self._scratch(F, unit, micro, cost.forward_scratch_bytes)], []
         after = [act(F, unit - 1, micro)] if unit else [self._begin(micro)]
         if self.fetched:
-            behind = (
-                act(F, unit - 2, micro) if self.release.overlap_loads and unit > 1 else after[0]
-            )
+            early = self.release.overlap_loads and unit > 1
+            behind = act(F, unit - 2, micro) if early else after[0]
             after.append(self._fetch(unit, micro, turn=0, behind=behind))
-            if unit < self.head:
+            if not self._stays(unit):
                 frees.append(self._weights(unit, micro, 0))
         if unit < self.head:
             takes.append(self._buffer(name.activation(unit + 1, micro), DEVICE, cost.output_bytes))
@@ -193,11 +195,11 @@ class _Builder:
             behind = unit + (2 if self.release.overlap_gradients else 1)  # two buckets, or one
             if behind <= self.head:
                 after.append(act(G, behind, micro))
-        if self.fetched and unit < self.head:
+        if self.fetched and not self._stays(unit):
             early = self.release.overlap_loads and unit + 2 <= self.head
             behind = act(B, unit + 2, micro) if early else after[-1]
             after.append(self._fetch(unit, micro, turn=1, behind=behind))
-        weights = self._weights(unit, micro, 0 if unit == self.head else 1)
+        weights = self._weights(unit, micro, 0 if self._stays(unit) else 1)
         if unit == self.head or self._keeps(unit):
             after.append(act(F, unit, micro))
             frees.append(name.kept(unit, micro))
@@ -216,13 +218,30 @@ class _Builder:
         gradients = f"{name.gradients(unit)}.{micro}"
         takes.append(self._buffer(gradients, DEVICE, self._weight_bytes(unit)))
         self._add(B, unit, COMPUTE, micro, after=after, takes=takes, uses=[weights], frees=frees)
-        after, nbytes = [act(B, unit, micro)], self._weight_bytes(unit)
-        self._add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=[gradients])
+        self._gradients_out(unit, micro, gradients)
+
+    def _gradients_out(self, unit: int, micro: int, label: str) -> None:
+        """Gradients to the host. With several micro-batches the sum so far comes back first.
+
+        ZeRO-Offload hands fp32 gradients to the optimizer, besides the sum it keeps.
+        """
+        nbytes, after, frees = self._weight_bytes(unit), [act(B, unit, micro)], [label]
+        accumulating = len(self.micros) > 1
+        if accumulating and micro:
+            back = self._buffer(f"{label} so far", DEVICE, nbytes)
+            self._add(L, unit, H2D, micro, turn=2, after=after, nbytes=nbytes, takes=[back])
+            after = [act(L, unit, micro, turn=2)]
+            frees.append(back)
+        if not self.fetched:
+            last = micro == self.micros[-1]
+            final = 4 * self.profile.units[unit].parameters if last else 0
+            nbytes = final + (nbytes if accumulating else 0)
+        self._add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=frees)
 
     def _fetch(self, unit: int, micro: int, *, turn: int, behind: str) -> str:
         """A unit's weights to the device, once `behind` is done; a tied head brings its matrix."""
         nbytes = self._weight_bytes(unit)
-        if unit == self.head and self.spec.model.tied:
+        if unit == self.head and self.spec.model.tied and not self._stays(0):
             model = self.spec.model
             nbytes += model.vocab * model.hidden * self.profile.weight_bytes
         label = self._buffer(self._weights(unit, micro, turn), DEVICE, nbytes)
@@ -238,20 +257,29 @@ class _Builder:
             after = [act(Kind.NORM, 0)]
             if self.on_disk:
                 nbytes = STATE_BYTES * self.profile.units[unit].parameters
-                behind = act(Kind.SPILL, unit - 1) if unit else act(Kind.NORM, 0)
-                self._add(Kind.READ, unit, DISK_IN, after=[behind], nbytes=nbytes)
+                # One tile is updated, one is being read, one written.
+                free = [act(Kind.NORM, 0), act(Kind.SPILL, unit, step=-1)]
+                if unit > 1:
+                    free.append(act(Kind.SPILL, unit - 2))
+                self._add(Kind.READ, unit, DISK_IN, after=free, nbytes=nbytes)
                 after.append(act(Kind.READ, unit))
             self._add(U, unit, HOST, after=after)
             if self.on_disk:
                 self._add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
 
     def _begin(self, micro: int) -> str:
-        """What the first unit waits for: the micro-batch before, or the optimizer of the last step."""
+        """What the first unit waits for: the micro-batch before, or the last step's optimizer."""
         if micro:
             return act(B, 0, micro - 1)
         return act(U, self.head, step=-1) if self.fetched else act(L, self.head)
 
     # -- small answers --------------------------------------------------------------------------
+
+    def _stays(self, unit: int) -> bool:
+        """Whether fetched weights stay from forward to backward pass: all of those used in between,
+        once each way, are within the reuse distance."""
+        between = 2 * sum(cost.parameters for cost in self.profile.units[unit + 1 :])
+        return unit == self.head or 0 < between <= self.release.reuse_elements
 
     def _keeps(self, unit: int) -> bool:
         return self.spec.activations == "keep" and self.profile.units[unit].kept_bytes > 0
@@ -298,5 +326,5 @@ class _Builder:
                 takes=tuple(takes),
                 uses=tuple(uses or []),
                 frees=(*(frees or []), *scratch),
-            )  # fmt: skip
+            )
         )

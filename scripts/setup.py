@@ -93,7 +93,7 @@ def last_lines(count):
 
 def newer_python():
     """A Python on the PATH that is new enough, for when this one is not."""
-    for minor in range(OLDEST_PYTHON[1] + 3, OLDEST_PYTHON[1] - 1, -1):
+    for minor in (12, 11, 13, 14):  # the tested ones first
         path = shutil.which(f"python3.{minor}")
         if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
             return path

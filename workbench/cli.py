@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench import __version__
-from workbench.cli_spec import add_spec_flags, specs_from
+from workbench.cli_spec import Parser, add_spec_flags, specs_from
 from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -35,16 +35,6 @@ PUBLISHED_WINDOW = 4
 DESCRIPTION = """Train models that do not fit on the GPUs at hand, and compare the methods that
 do it. Exit codes: 0 done; 2 the input is wrong, or does not fit; 3 a run ended in anything but ok;
 130 interrupted."""
-
-
-class Parser(argparse.ArgumentParser):
-    """One sentence instead of a usage text, and no guessing of abbreviated flags."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="say what would run")
     sweep.set_defaults(handler=_sweep)
 
-    # Its flags are the profiler's business; `main` hands them over before they come here.
+    # Its flags are the doctor's business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
 
     reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
@@ -157,14 +147,14 @@ def _run(arguments: argparse.Namespace) -> int:
             progress.end()
         records.append(record)
         if record.status != "ok":
-            _complain(describe_record(record))
+            _complain(record.message if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
         if not arguments.json:
             print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
     if arguments.json:
         printed = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(printed if arguments.method == "all" else printed[0], indent=1))
+        print(json.dumps(printed if len(specs) > 1 else printed[0], indent=1))
     return max(_code(record) for record in records)
 
 

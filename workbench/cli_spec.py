@@ -7,12 +7,17 @@ there and are said in ``--help``. Fields too rare for a flag are set by name.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench.runs import methods
-from workbench.runs.overrides import describe, make_spec, parse_settings, parse_value
+from workbench.runs.overrides import (
+    describe,
+    make_spec,
+    parse_settings,
+    parse_value,
+    read_object,
+)
 from workbench.runs.spec import RunSpec
 
 SPEC_FLAGS = (
@@ -49,6 +54,16 @@ SPEC_FLAGS = (
 """Flags, field of the spec, help. What a value may be comes from the field's annotation."""
 
 
+class Parser(argparse.ArgumentParser):
+    """One sentence instead of a usage text, and no guessing of abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window: str) -> None:
     known = ", ".join((*methods.METHODS, "all"))
     parser.add_argument("-m", "--method", help=f"{known}; {method_help}")
@@ -80,7 +95,7 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
 
     `window` is the default, cut to the number of layers.
     """
-    data: dict[str, Any] = read_spec(arguments.spec) if arguments.spec else {}
+    data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
         field: parse_value(field, getattr(arguments, field))
         for _, field, _ in SPEC_FLAGS
@@ -89,28 +104,12 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     changes |= parse_settings(arguments.set)
     if arguments.hf_config:
         changes["model"] = _hugging_face(arguments.hf_config, changes)
-    if (
-        "text" in changes and Path(changes["text"]).expanduser().exists()
-    ):  # the key must not depend on where we are
-        changes["text"] = str(Path(changes["text"]).expanduser().resolve())
     asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
     names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
     if "window" not in changes and "window" not in data and window != "auto":
         specs = [spec.with_(window=min(window, max(2, spec.model.layers))) for spec in specs]
     return specs
-
-
-def read_spec(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"the spec {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"the spec {path} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"the spec {path} is not a JSON object")
-    return data
 
 
 def _hugging_face(path: str, changes: dict[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ L, E, G, U = Kind.LOAD, Kind.EVICT, Kind.GRAD_OUT, Kind.UPDATE
 ROWS = 22
 """Rows of a block's tensors, in hidden sizes: 9 of matrices, 9 of biases, 4 of norms."""
 NOTE = (
-    "not the published algorithm and not training: the host Adam touches 0.09 % of the model and the "
-    "loss never falls; simulated to explain the published figures"
+    "not the published algorithm and not training: the host Adam touches 0.09 % of the model and "
+    "the loss never falls; simulated to explain the published figures"
 )
 
 

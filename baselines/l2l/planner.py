@@ -2,9 +2,10 @@
 
 The published algorithm, not the variant of the STRONGHOLD artifact: the loop over layers is outside
 and the loop over micro-batches inside, so one transfer serves the whole batch; each micro-batch's
-input of a layer is stashed; the backward pass recomputes from it; gradients go to the host as soon as
-a layer's are complete, and the host updates eagerly while the device goes on. With one weight buffer
-a load starts only when the layer before is done: nothing hides it, which is the method's price.
+input of a layer is stashed; the backward pass recomputes from it; gradients go to the host as
+soon as a layer's are complete, and the host updates eagerly while the device goes on. With one
+weight buffer a load starts only when the layer before is done: nothing hides it, which is the
+method's price.
 
 Two deviations, both for exactness: clipping, where asked for, is by the global norm (L2L's server
 clips each layer), which defers the updates to the end of the backward pass; and the stash is on the
@@ -13,9 +14,9 @@ device, L2L's first variant, unless activations are set to ``host``, its constan
 
 from __future__ import annotations
 
+from workbench.methods.draft import Layout
 from workbench.methods.evaluate import Budgets, as_plan, evaluate
 from workbench.methods.plan import Plan
-from workbench.methods.program import Layout
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baselines import zero_plan
+from baselines.zero_infinity.run import live_elements
 from baselines.zero_plan import Release
 from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
@@ -11,5 +14,7 @@ from workbench.runs.spec import RunSpec
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:
     """What DeepSpeed will do with the spec; `release` None for today's."""
-    release = release or Release.current("zero-infinity")
+    if release is None:
+        reuse = live_elements(spec, profile.units[1].parameters)
+        release = replace(Release.current("zero-infinity"), reuse_elements=reuse)
     return zero_plan.plan(spec, profile, release, offload_weights=True)

@@ -1,7 +1,7 @@
 """Run trainings by other people's libraries in a process of their own, and leave what they did.
 
-DeepSpeed and megatron-core keep process-wide state (process groups, replaced functions of torch), so
-tests run them here: ``python -m tests.methods.library_driver JOBS.json``, one job after the other.
+DeepSpeed and megatron-core keep process-wide state (process groups, replaced functions of torch),
+so tests run them here, one after the other: ``python -m tests.methods.library_driver JOBS.json``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from tests.methods.harness import Silent
@@ -50,6 +51,8 @@ def run(job: dict[str, Any]) -> None:
             result = asdict(training.outcome())
     except OutOfMemory as error:
         result = {"oom": error.tier, "message": str(error)}
+    except torch.OutOfMemoryError as error:
+        result = {"oom": "device", "message": str(error)}
     result["left"] = sorted(path.name for path in folder.iterdir())
     result["events"] = [kind for kind, _ in report.events]
     Path(job["result"]).write_text(json.dumps(result))

@@ -81,7 +81,7 @@ def test_malformed_specs(text: str, sentence: str, tmp_path: Path) -> None:
     [
         ({"base": {"method": "l2l"}, "grids": {}}, "unknown field 'grids'"),
         ({"base": {"method": "l2l"}, "grid": {"window": []}}, "the axis window is []"),
-        ({"base": {"method": "l2l"}, "grid": {"windo": [2]}}, "unknown field 'windo'"),
+        ({"base": {"method": "l2l"}, "grid": {"breadth": [2]}}, "unknown field 'breadth'"),
         ({"base": {"method": "stronghold"}, "grid": {"window": [2, 99]}}, "a window of 99 layers"),
         ({"base": {"method": "nonesuch"}}, "unknown method 'nonesuch'"),
         ({"base": {"method": "l2l"}, "timeout": 0}, "timeout is 0"),

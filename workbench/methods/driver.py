@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.methods.plan import Plan
+from workbench.methods.train import train_planned
 from workbench.profile.profile import Profile
 from workbench.profile.store import profile_for
-from workbench.runs.report import Reporter
 from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
-from workbench.methods.train import train_planned
 
 
 def train_with(

@@ -1,12 +1,15 @@
-"""From a layout to a plan: build the schedule, prove it, simulate it, and say in words what binds."""
+"""From a layout to a plan: build the schedule, prove it, simulate it, and say in words what
+binds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from workbench.methods.draft import Layout
 from workbench.methods.plan import Plan
-from workbench.methods.program import Layout, build
+from workbench.methods.program import build
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
@@ -156,7 +159,9 @@ def binding(candidate: Candidate, budgets: Budgets, *, whole: bool) -> str:
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest integer in [low, high] that fits, where smaller ones fit whenever larger ones do."""
+    """The largest integer in [low, high] that fits, where smaller ones fit whenever larger ones
+    do.
+    """
     if not fits(low):
         return None
     while low < high:

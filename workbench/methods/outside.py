@@ -1,17 +1,17 @@
 """Plans of schedules that our builder did not make: what other people's systems do in a step.
 
-Their schedules are proved and simulated like ours, but their allocators are not ours: what a library's
-device memory must hold can be more than its buffers, so a plan fits when the memory that is
-*held* does. Such a schedule is for prediction only; nobody here executes it.
+Their schedules are proved and simulated like ours, but their allocators are not ours: what a
+library's device memory must hold can be more than its buffers, so a plan fits when the memory that
+is *held* does. Such a schedule is for prediction only; nobody here executes it.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan
 from workbench.methods.plan import Plan
-from workbench.methods.program import Layout
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import simulate
@@ -34,9 +34,9 @@ def plan_of(
     """The plan that a finished schedule amounts to.
 
     `held_device_bytes` is memory that the device's allocator keeps beside the permanent buffers and
-    can use again for passing ones; `reserved_factor` what fragments add to the peak. The larger of the
-    two decides whether the plan fits, and is in the settings as ``reserved_bytes``. A schedule that
-    is known not to be exact training is simulated only: `exact` False.
+    can use again for passing ones; `reserved_factor` what fragments add to the peak. The larger of
+    the two decides whether the plan fits, and is in the settings as ``reserved_bytes``. A schedule
+    that is known not to be exact training is simulated only: `exact` False.
     """
     simulation = simulate(schedule, ProfileCosts(profile), steps=STEPS)
     peak = (validate(schedule) if exact else simulation).peak_bytes[0]

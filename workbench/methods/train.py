@@ -18,8 +18,8 @@ from workbench.methods.plan import DoesNotFit, Plan
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches, load_text
-from workbench.runs.report import Reporter
 from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.device_budget import device_meter

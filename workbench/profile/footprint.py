@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
-from workbench.runtime.device_budget import StorageMeter, device_meter
+from workbench.runtime.device_budget import device_meter
 
 TOKEN_BYTES = 8
 LOSS_BYTES = 4
@@ -29,13 +29,15 @@ def footprints(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    fake: bool | None = None,
 ) -> dict[str, dict[str, int]]:
     """The fields of UnitCost that end in ``_bytes``, by kind of unit.
 
-    `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens.
+    `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens. `fake`
+    chooses fake tensors (CPU only), by default wherever it can.
     """
-    fake = device.type == "cpu"
-    meter = StorageMeter() if fake else device_meter(device)
+    fake = device.type == "cpu" if fake is None else fake
+    meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
     with FakeTensorMode() if fake else nullcontext(), meter:
         bench = Bench(model, units, dtype=dtype, device=device, meter=meter)

@@ -1,4 +1,4 @@
-"""Published values as tables, one CSV a system, with where each value comes from and whether it is sound.
+"""Published values as tables: one CSV a system, with the origin of each value and its soundness.
 
 A value is *sound* when the run behind it trained what the figure says it trained. The column
 ``defects`` names what is wrong with a run, sound or not; ``note`` spells it out.
@@ -17,11 +17,11 @@ SYSTEMS = ("stronghold",)
 def published(system: str) -> pd.DataFrame:
     """All published values of a system. Raises ValueError for an unknown one.
 
-    Columns: ``figure`` (``memory`` and ``none`` for values of runs that no figure shows), ``method``,
+    Columns: ``figure`` (``memory`` and ``none`` for values that no figure shows), ``method``,
     ``layers``, ``window`` (missing where there is none), ``value``, ``unit``, ``statistic``,
-    ``spread`` (standard deviation of the log points), ``pair`` (figure 7a: the baseline whose largest
-    model it is), ``source`` (always ``published``), ``origin`` (the table or log it was read from),
-    ``sound``, ``defects``, ``note``.
+    ``spread`` (standard deviation of the log points), ``pair`` (figure 7a: the baseline whose
+    largest model it is), ``source`` (always ``published``), ``origin`` (the table or log it was read
+    from), ``sound``, ``defects``, ``note``.
     """
     if system not in SYSTEMS:
         raise ValueError(

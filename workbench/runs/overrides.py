@@ -8,12 +8,14 @@ model go by their own names (``layers``) or dotted (``model.layers``).
 
 from __future__ import annotations
 
+import json
 import math
 import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.model.spec import ModelSpec
@@ -46,6 +48,19 @@ def make_spec(data: Mapping[str, Any], *changes: Mapping[str, Any]) -> RunSpec:
             else:
                 _put(merged, name, value)
     return RunSpec.from_dict(merged)
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """A JSON file that holds one object; raises ValueError naming `what` it was to be."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"the {what} {path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"the {what} {path} is not a JSON object")
+    return data
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -39,19 +39,20 @@ from workbench.units import format_bytes
 POLL_S = 0.05
 
 NEAR_ALL_MEMORY = 0.9
-"""A worker killed from outside while it held this share of the memory is taken for out of
-memory."""
+"""A worker killed while it held this share of the host's memory is taken for out of memory."""
 
 
 def resolve(spec: RunSpec) -> RunSpec:
-    """The spec as it would run here: the device decided, and a window only for methods that have
-    one.
+    """The spec as it would run here: its device and text decided, a window only for who has one.
 
     Raises ValueError for an unknown method, or a device that is not here.
     """
     changes = {"device": machine.resolve_device(spec.device)}
     if not methods.find(spec.method).windowed:
         changes |= {"window": "auto", "resident": "auto"}
+    text = Path(spec.text).expanduser()
+    if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
+        changes["text"] = str(text.resolve())
     return spec.with_(**changes)
 
 

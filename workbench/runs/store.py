@@ -88,9 +88,10 @@ class Store:
 
     def lock(self, key: str) -> KeyLock | None:
         """The key's lock, or None while another process holds it; raises StoreError."""
-        path = self.prepare(key) / "lock"
+        folder = self.folder(key)
         try:
-            return KeyLock.take(path)
+            folder.mkdir(parents=True, exist_ok=True)
+            return KeyLock.take(folder / "lock")
         except OSError as error:
             raise self.unusable(error) from error
 

@@ -13,7 +13,6 @@ combinations), ``runs`` (list of field changes; default one run that changes not
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from workbench.runs.events import Event, make_event
-from workbench.runs.overrides import make_spec
+from workbench.runs.overrides import make_spec, read_object
 from workbench.runs.record import RESULTS, STATUSES, RunRecord
 from workbench.runs.runner import POLL_S, Job, key_of
 from workbench.runs.spec import RunSpec
@@ -43,14 +42,7 @@ class SweepFile:
     @classmethod
     def load(cls, path: Path) -> SweepFile:
         """Raises ValueError for a file that is missing or malformed, before anything is run."""
-        try:
-            data = json.loads(path.read_text())
-        except OSError as error:
-            raise ValueError(f"the sweep {path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ValueError(f"the sweep {path} is not JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise ValueError(f"the sweep {path} is not a JSON object")
+        data = read_object(path, "sweep")
         for name in data:
             if name not in FIELDS:
                 raise ValueError(f"unknown field {name!r} in {path}; known: {', '.join(FIELDS)}")
@@ -77,8 +69,7 @@ def expand(
     grid: dict[str, list[Any]] | None = None,
     runs: Iterable[dict[str, Any]] = ({},),
 ) -> list[RunSpec]:
-    """Every combination of the grid's axes for every entry of `runs`, laid over `base`;
-    ValueError."""
+    """Every combination of the grid's values, for every entry of `runs`, laid over `base`."""
     grid = {} if grid is None else grid
     if not isinstance(grid, dict) or not isinstance(runs, list | tuple):
         raise ValueError("grid is an object of lists, and runs is a list of objects")

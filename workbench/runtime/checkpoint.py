@@ -1,8 +1,8 @@
 """Checkpoints that any method can read: weights and moments by the model's own parameter names.
 
 A checkpoint is a folder with one safetensors file per unit and a manifest; it is written under a
-temporary name and renamed into place, so a run killed while saving loses nothing. It says nothing of
-windows, slots or tiers: what was saved under one plan resumes under another.
+temporary name and renamed into place, so a run killed while saving loses nothing. It says nothing
+of windows, slots or tiers: what was saved under one plan resumes under another.
 """
 
 from __future__ import annotations

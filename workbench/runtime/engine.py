@@ -1,10 +1,10 @@
 """What each action does to a layered model: the work behind any single-device schedule.
 
 The schedule decides what happens when; the engine knows only how. It owns the memory (storage.py,
-tiers.py) and finds a unit's place by the slot its buffer names in the schedule, so a new method needs
-no code here. Exactness is the contract: gradients accumulate over micro-batches in order, random
-numbers are keyed, the clip coefficient is the global one, and every update of a step sees the same
-snapshot of learning rate, step number and coefficient.
+tiers.py) and finds a unit's place by the slot its buffer names in the schedule, so a new method
+needs no code here. Exactness is the contract: gradients accumulate over micro-batches in order,
+random numbers are keyed, the clip coefficient is the global one, and every update of a step sees
+the same snapshot of learning rate, step number and coefficient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
-from workbench.runtime.storage import Flat, States
+from workbench.runtime.storage import Flat
 from workbench.runtime.threads import cpu_threads
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
@@ -134,8 +134,8 @@ class Engine:
             slot = self.schedule.buffers[name.weights(unit)].slot
             key = (slot, self.model.kind(unit))
             if key not in self._slots:
-                module = self._slots[key] = self.model.shell(unit, device=memory.device, dtype=dtype)
-                self._flats[unit].point_weights(
+                module = self._slots[key] = self.model.shell(unit, device=memory.device,
+                dtype=dtype) self._flats[unit].point_weights(
                     module, memory.weight_slots[slot][: self._flats[unit].numel]
                 )
 

@@ -1,8 +1,8 @@
 """Runs any schedule: the simulator's counterpart on real hardware.
 
 One thread walks each lane in order. Before an action it waits for what the action names in `after`:
-on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event, so
-that copies, compute and host updates overlap exactly as far as the dependencies allow:
+on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event,
+so that copies, compute and host updates overlap exactly as far as the dependencies allow:
 
 * the compute lane runs in the caller's thread, on its own stream;
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
@@ -115,7 +115,9 @@ class Executor:
             base_event.synchronize()
         self._base = time.perf_counter()
         threads = [
-            threading.Thread(target=self._walk, args=(lane, steps), name=f"lane {lane}", daemon=True)
+            threading.Thread(
+                target=self._walk, args=(lane, steps), name=f"lane {lane}", daemon=True
+            )
             for lane in self._lanes
             if lane != COMPUTE
         ]

@@ -46,8 +46,11 @@ class Memory:
         self._flats, self._schedule = flats, schedule
         self._slabs: list = []
         units = range(len(flats))
-        self.resident = frozenset(u for u in units if name.weights(u) in schedule.buffers
-                                  and schedule.buffers[name.weights(u)].permanent)
+        self.resident = frozenset(
+            u
+            for u in units
+            if name.weights(u) in schedule.buffers and schedule.buffers[name.weights(u)].permanent
+        )
         self.streamed = [u for u in units if u not in self.resident]
         self._narrow = dtype != torch.float32
         self._weights: dict[int, Tensor] = {}
@@ -157,9 +160,7 @@ class Memory:
             whole = staging[slot][: self._state_bytes(unit)].view(torch.float32)
             self._states[unit] = self._split(unit, list(whole.split(numel)))
 
-    def _host(
-        self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False
-    ) -> dict:
+    def _host(self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False) -> dict:
         """Pinned host memory for a dict of sizes: one slab with views, or (`apart`) a slab each."""
         pin = self.device.type == "cuda"
         if apart:
@@ -190,7 +191,9 @@ class Memory:
         return self._gradients[unit]
 
     def states(self, unit: int) -> States:
-        """Where a unit is updated. For a unit on the disk: its staging, valid between read and write."""
+        """Where a unit is updated. For a unit on the disk: its staging, valid between read and
+        write.
+        """
         return self._states[unit]
 
     def host_weights(self, unit: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Where a unit's numbers are: flat slabs with a fixed layout, and modules that are views of them.
 
-Each unit's parameters lie in one slab, those that decay first, so that a transfer is one copy and an
-update one kernel call. The same layout serves working weights, gradients, master weights and both
-moments. A module never owns memory: its parameters and gradients are pointed into slabs.
+Each unit's parameters lie in one slab, those that decay first, so that a transfer is one copy and
+an update one kernel call. The same layout serves working weights, gradients, master weights and
+both moments. A module never owns memory: its parameters and gradients are pointed into slabs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Flat:
             module.get_parameter(name).data = view
 
     def point_gradients(self, module: nn.Module, slab: Tensor) -> None:
-        """Make the gradients of the module's parameters views of `slab`; autograd accumulates there."""
+        """Make the gradients of the module's parameters views of `slab`; autograd accumulates
+        there.
+        """
         for name, view in self.views(slab):
             module.get_parameter(name).grad = view
 

@@ -151,8 +151,12 @@ class Action:
     """Buffers that become free when it ends."""
 
     def __post_init__(self) -> None:
-        if lane_kind(self.lane) not in LANES:
-            raise ValueError(f"lane {self.lane!r} is unknown; lanes are {', '.join(LANES)}")
+        kind, dot, number = self.lane.partition(".")
+        if kind not in LANES or (dot and not (number.isascii() and number.isdigit())):
+            raise ValueError(
+                f"lane {self.lane!r} is unknown; lanes are {', '.join(LANES)}, "
+                f"and {HOST}.1 is a second one of a kind"
+            )
         counts = (self.unit, self.microbatch or 0, self.turn, self.rank, self.nbytes)
         if min(counts) < 0:
             raise ValueError(

@@ -82,7 +82,8 @@ def test_contention_keeps_the_order_and_never_helps(rng, num_actions):
     check_physics(schedule, simulation)
     for event in simulation.events:
         alone = costs.seconds(schedule.by_name[event.name])
-        assert event.end_s - event.start_s >= alone * (1 - 1e-9)
+        rounding = 1e-12 * simulation.makespan_s
+        assert event.end_s - event.start_s >= alone - rounding
 
 
 def test_a_neighbour_slows_an_action_down_only_while_it_runs():
@@ -169,11 +170,8 @@ def test_a_deadlock_is_named():
 
 
 def test_an_empty_schedule_takes_no_time():
-    simulation = (
-        simulate(chain(), Table())
-        if False
-        else simulate(Schedule(name="empty", num_units=1, num_microbatches=1, actions=()), Table())
-    )
+    empty = Schedule(name="empty", num_units=1, num_microbatches=1, actions=())
+    simulation = simulate(empty, Table())
     assert (simulation.events, simulation.makespan_s, simulation.step_seconds) == ([], 0.0, 0.0)
 
 

@@ -1,10 +1,12 @@
-"""Plain training: everything on the device, nothing moves. The reference every method is equal to."""
+"""Plain training: everything on the device, nothing moves. The reference every method is equal
+to.
+"""
 
 from __future__ import annotations
 
+from workbench.methods.draft import Layout
 from workbench.methods.evaluate import Budgets, as_plan, evaluate
 from workbench.methods.plan import Plan
-from workbench.methods.program import Layout
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 

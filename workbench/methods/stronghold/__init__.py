@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.methods.stronghold.planner import plan
-from workbench.runs.report import Reporter
 from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 
 __all__ = ["plan", "train"]

@@ -1,16 +1,16 @@
 """The schedule of STRONGHOLD's published artifact (SC'22, AE revision), for the simulator only.
 
-This is what the figures of the artifact measured, and it is *not* training: the host Adam touches as
-many elements of a tensor as it has rows, and no copy waits for compute (README.md of this folder). So
-the validator refuses it, rightly, and nobody can execute it. What it is for: with the constants of
-the published machine the simulator must give the published times, or it understands neither.
+This is what the figures of the artifact measured, and it is *not* training: the host Adam touches
+as many elements of a tensor as it has rows, and no copy waits for compute (published/README.md).
+So the validator refuses it, rightly, and nobody can execute it. What it is for: with the constants
+of the published machine the simulator must give the published times, or it understands neither.
 
 With a window of W layers out of n, per step:
 
-* forward: layer i + W is loaded when layer i starts; layer i goes back to the host after its pass
-  (clean or not), except the last W, with which the backward pass begins;
-* backward: after layer i, layer i - W is loaded, and layer i + 1 is *evicted and updated* in one task:
-  weights out, gradients out, gradients out again into pageable memory (the update asks for a
+* forward: layer i + W is loaded when layer i starts; layer i goes back to the host after its
+  pass (clean or not), except the last W, with which the backward pass begins;
+* backward: after layer i, layer i - W is loaded, and layer i + 1 is *evicted and updated* in one
+  task: weights out, gradients out, gradients out again into pageable memory (the update asks for a
   host copy of what it already has), Adam on the host;
 * that task is awaited W layers later, so both the copies and the update have W layers of slack and
   no more; the first W layers stay and are updated on the device.

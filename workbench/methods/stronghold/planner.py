@@ -1,28 +1,30 @@
 """STRONGHOLD (SC'22): how many layers to keep on the device, and which.
 
 The published system slides a window of W layers over the model and promises to find the smallest
-device-resident share that hides all transfers (abstract; the inequalities of its section III are not
-public in its artifact, which takes W from the command line). Here the choice is made by what the
-schedule will do: every candidate is proved to fit and simulated, so the conditions that the paper
-writes as inequalities (loads behind forward, loads and gradients behind backward, updates before the
-next load, one serial link per direction) all hold or fail in the simulated timeline, together.
+device-resident share that hides all transfers (abstract; the inequalities of its section III are
+not public in its artifact, which takes W from the command line). Here the choice is made by what
+the schedule will do: every candidate is proved to fit and simulated, so the conditions that the
+paper writes as inequalities (loads behind forward, loads and gradients behind backward, updates
+before the next load, one serial link per direction) all hold or fail in the simulated timeline,
+together.
 
 Two numbers are chosen:
 
-* ``window``: weight slots that slide over the streamed layers, 2 to n. A load runs window - 1 layers
-  ahead of compute.
-* ``resident``: the first layers, whose weights and optimizer states never leave the device. They are
-  the ones whose gradients come last and whose weights are needed first, so they shield the host
-  updates of all others. With a given window they are as many as the window, as published; with
-  ``auto`` as many as the device budget holds.
+* ``window``: weight slots that slide over the streamed layers, 2 to n. A load runs window - 1
+  layers ahead of compute.
+* ``resident``: the first layers, whose weights and optimizer states never leave the device. They
+  are the ones whose gradients come last and whose weights are needed first, so they shield the
+  host updates of all others. With a given window they are as many as the window, as published;
+  with ``auto`` as many as the device budget holds.
 
-Unlike the published artifact: a slot is free once compute is done, parameters are ready once updated
-(two promises, not one); clean weights are never written back; updates reach every element, with one
-snapshot of the learning rate, and clipping is by the global norm.
+Unlike the published artifact: a slot is free once compute is done, parameters are ready once
+updated (two promises, not one); clean weights are never written back; updates reach every
+element, with one snapshot of the learning rate, and clipping is by the global norm.
 """
 
 from __future__ import annotations
 
+from workbench.methods.draft import Layout
 from workbench.methods.evaluate import (
     Budgets,
     Candidate,
@@ -32,16 +34,18 @@ from workbench.methods.evaluate import (
     proved_peak,
 )
 from workbench.methods.plan import Plan
-from workbench.methods.program import Layout
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
+from workbench.schedule.schedule import DEVICE
 
 TOLERANCE = 0.01
 """A smaller window is preferred when it costs no more than this share of the step time."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The fastest window and residency within the budgets; the smallest one where times are equal."""
+    """The fastest window and residency within the budgets; the smallest one where times are
+    equal.
+    """
     budgets = Budgets.of(spec, profile)
     layers = spec.model.layers
     candidates = []
@@ -90,14 +94,18 @@ def _windows(spec: RunSpec, layers: int) -> list[int]:
 
 
 def _residency(spec: RunSpec, profile: Profile, budgets: Budgets, window: int) -> int:
-    """How many first layers stay: as asked, else as many as fit (up to the window if that is given)."""
+    """How many first layers stay: as asked, else as many as fit (up to the window if that is
+    given).
+    """
     layers = spec.model.layers
     if spec.resident != "auto":
         return spec.resident
     most = layers if spec.window == "auto" else min(window, layers)
 
     def fits(resident: int) -> bool:
-        return budgets.lacking(proved_peak(layout_of(spec, window, resident), profile)) is None
+        # The device only: each more resident layer costs it memory and relieves the host.
+        peak = proved_peak(layout_of(spec, window, resident), profile)
+        return peak[DEVICE] <= budgets.device
 
     if fits(most):
         return most

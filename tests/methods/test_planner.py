@@ -1,0 +1,129 @@
+"""The planner keeps its promises: budgets, the window it says, and words that name what binds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.methods.plain import MODEL, made_up_profile, spec_for
+from workbench.methods import resident, stronghold
+from workbench.methods.evaluate import Budgets, evaluate
+from workbench.methods.stronghold.planner import layout_of
+from workbench.profile.profile import Profile, ProfileCosts
+from workbench.schedule.simulate import simulate
+from workbench.schedule.validate import validate
+
+SPEC = spec_for(window="auto")
+
+
+def scaled(profile: Profile, **changes) -> Profile:
+    """A profile of a machine that differs in some ceilings."""
+    return replace(profile, hardware=replace(profile.hardware, **changes))
+
+
+def test_everything_resident_where_it_fits():
+    plan = stronghold.plan(SPEC, made_up_profile(SPEC))
+    assert plan.fits
+    assert plan.resident == MODEL.layers
+    assert plan.moved_bytes == {"load": 0, "store": 0, "read": 0, "write": 0}
+    plain = resident.plan(SPEC, made_up_profile(SPEC))
+    assert plan.step_seconds == pytest.approx(plain.step_seconds, rel=0.01)
+
+
+def scarce(spec, profile, share: float) -> int:
+    """A device budget between the smallest layout (0) and everything resident (1)."""
+    least = stronghold.plan(spec.with_(window=2, resident=0), profile).peak_bytes["device"]
+    most = resident.plan(spec, profile).peak_bytes["device"]
+    return int(least + share * (most - least))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+def test_plans_stay_within_the_device_budget(share):
+    profile = made_up_profile(SPEC)
+    budget = scarce(SPEC, profile, share)
+    plan = stronghold.plan(SPEC.with_(device_memory=budget), profile)
+    assert plan.fits
+    assert plan.resident < MODEL.layers
+    proved = validate(plan.schedule).peak_bytes[0]["device"]
+    assert plan.peak_bytes["device"] <= proved <= budget
+    more = layout_of(SPEC, plan.window, plan.resident + 1)
+    wider = evaluate(more, profile, Budgets(device=budget, host=1 << 30), {})
+    assert wider.peak["device"] > budget, "one more resident layer would have fitted"
+
+
+def test_auto_is_as_fast_as_the_best_of_all_windows_and_residencies():
+    profile = made_up_profile(SPEC)
+    budget = scarce(SPEC, profile, 0.5)
+    spec = SPEC.with_(device_memory=budget)
+    chosen = stronghold.plan(spec, profile)
+    best = min(
+        plan.step_seconds
+        for window in range(2, MODEL.layers + 1)
+        for kept in range(MODEL.layers + 1)
+        if (plan := stronghold.plan(spec.with_(window=window, resident=kept), profile)).fits
+    )
+    assert chosen.step_seconds <= best * 1.02
+
+
+def test_the_smallest_window_that_hides_transfers():
+    """On a fast link two slots are enough; a slow burst needs more, a slow link cannot be helped."""
+    profile = made_up_profile(SPEC)
+    spec = SPEC.with_(resident=0)
+    fast = stronghold.plan(spec, scaled(profile, h2d_bytes_per_s=1e12, d2h_bytes_per_s=1e12))
+    assert fast.window == 2
+    assert "compute" in fast.binding
+    slow = stronghold.plan(spec, scaled(profile, h2d_bytes_per_s=2e6))
+    assert "the link to the device" in slow.binding
+
+
+def test_a_slow_host_optimizer_binds():
+    profile = scaled(made_up_profile(SPEC), host_adam_params_per_s=1e6)
+    plan = stronghold.plan(SPEC.with_(resident=0, window=2), profile)
+    assert "the host optimizer" in plan.binding
+    helped = stronghold.plan(SPEC.with_(resident=0, window=2, host_workers=2), profile)
+    assert helped.step_seconds < 0.75 * plan.step_seconds
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_a_budget_nothing_fits_in_names_the_tier(tier):
+    spec = SPEC.with_(resident=0, **{f"{tier}_memory": 20_000})
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    assert not plan.fits
+    assert plan.lacking == tier
+    assert f"{tier} memory" in plan.binding
+
+
+def test_a_small_host_keeps_more_on_the_device():
+    """What the host has no room for stays, where the device has."""
+    profile = made_up_profile(SPEC)
+    needed = stronghold.plan(SPEC.with_(resident=2, window=2), profile).peak_bytes["host"]
+    plan = stronghold.plan(SPEC.with_(host_memory=needed), profile)
+    assert plan.fits
+    assert plan.resident >= 2
+
+
+def test_device_memory_does_not_grow_with_depth():
+    """Window fixed, activations on the host: what STRONGHOLD promises and the artifact missed."""
+    peaks = []
+    for layers in (8, 16, 32):
+        model = replace(MODEL, layers=layers)
+        spec = spec_for(model=model, window=3, resident=0, activations="host")
+        peaks.append(stronghold.plan(spec, made_up_profile(spec)).peak_bytes["device"])
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_a_hundred_layers_in_seconds():
+    model = replace(MODEL, layers=100)
+    spec = spec_for(model=model, window="auto")
+    profile = made_up_profile(spec)
+    budget = scarce(spec, profile, 0.4)
+    start = time.perf_counter()
+    plan = stronghold.plan(spec.with_(device_memory=budget), profile)
+    assert time.perf_counter() - start < 20
+    assert plan.fits
+    start = time.perf_counter()
+    validate(plan.schedule)
+    simulate(plan.schedule, ProfileCosts(profile), steps=10)
+    assert time.perf_counter() - start < 2

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.profile.ceilings import measure_ceilings
+from workbench.profile.table import Ceilings, format_figure
+from workbench.runtime.threads import Threads, cpu_threads
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
+
+LANES = (COMPUTE, H2D, D2H, HOST, DISK_IN, DISK_OUT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ceilings")
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def ceilings(folder: Path, heard: list[str]) -> Ceilings:
+    return measure_ceilings("cpu", folder=folder, echo=heard.append, seconds=0.01)
+
+
+def test_every_rate_is_measured(ceilings: Ceilings) -> None:
+    hardware = ceilings.hardware
+    for name in hardware.__dataclass_fields__:
+        if name.endswith(("_per_s", "_s", "_bytes")):
+            assert getattr(hardware, name) > 0, name
+    assert hardware.source == "measured"
+    assert hardware.cores >= hardware.adam_threads >= 1
+
+
+def test_the_interference_table_has_every_pair_both_ways(ceilings: Ceilings) -> None:
+    slowdowns = ceilings.hardware.slowdowns
+    pairs = {f"{a}|{b}" for a in LANES for b in LANES if a != b} | {"host|host"}
+    assert set(slowdowns) == pairs
+    assert all(factor >= 1 for factor in slowdowns.values())
+
+
+def test_every_figure_is_heard_and_has_a_spread(ceilings: Ceilings, heard: list[str]) -> None:
+    assert len(heard) == len(ceilings.figures)
+    assert any(figure.spread > 0 for figure in ceilings.figures)
+    assert all(figure.value > 0 for figure in ceilings.figures)
+    assert 0 <= ceilings.others <= ceilings.machine.cores
+
+
+def test_nothing_is_left_in_the_folder(ceilings: Ceilings, folder: Path) -> None:
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_hold_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match="cannot hold a scratch file"):
+        measure_ceilings("cpu", folder=tmp_path / "file", seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "threads"),
+    [("cpu", 1, (1, 1)), ("cpu", 2, (1, 1)), ("cpu", 5, (2, 3)), ("cuda", 16, (1, 16))],
+)
+def test_a_machine_without_a_gpu_is_halved(
+    device: str, cores: int, threads: tuple[int, int]
+) -> None:
+    assert cpu_threads(device, cores) == Threads(*threads)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(7.67e14, "FLOP/s", "767 TFLOP/s"), (2.3e9, "params/s", "2.3 Gparams/s"), (0.0, "s", "0 ns")],
+)
+def test_figures_are_written_for_people(value: float, unit: str, text: str) -> None:
+    assert format_figure(value, unit) == text

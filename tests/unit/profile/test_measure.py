@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench.model import make_model
+from workbench.model.spec import ModelSpec
+from workbench.profile.footprint import footprints
+from workbench.profile.measure import measure, measure_batches, model_units
+from workbench.profile.profile import Hardware
+
+B, S, H, HEADS, VOCAB, LAYERS = 2, 24, 32, 4, 80, 5
+
+
+def spec(**changes) -> ModelSpec:
+    values = {"layers": LAYERS, "hidden": H, "heads": HEADS, "seq": S, "vocab": VOCAB}
+    return ModelSpec(**{**values, **changes})
+
+
+def profiled(hardware: Hardware, **changes):
+    settings = {"microbatch": B, "seq": S, "dtype": "fp32", "device": "cpu", **changes}
+    return measure(make_model(spec()), hardware=hardware, seconds=0.0, **settings)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bytes_equal_the_formulas_of_a_gpt(hardware: Hardware, dtype: str) -> None:
+    embedding, *blocks, head = profiled(hardware, dtype=dtype).units
+    value = 4 if dtype == "fp32" else 2
+    residual = B * S * H * value
+
+    assert (embedding.input_bytes, embedding.output_bytes) == (B * S * 8, residual)
+    assert embedding.parameters == (VOCAB + S) * H
+    assert len(blocks) == LAYERS
+    assert len(set(blocks)) == 1
+    block = blocks[0]
+    assert block.parameters == 12 * H**2 + 13 * H
+    assert block.input_bytes == block.output_bytes == residual
+    # Two norms' outputs, q, k, v, the attention's output, the residual between the branches, the
+    # feed-forward's 4 H before and after GELU; then two norms' statistics and the log-sum-exp.
+    statistics = 4 * B * S * value
+    assert block.kept_bytes == 15 * residual + statistics + B * HEADS * S * 4
+    assert head.input_bytes == residual
+    assert head.output_bytes == 4
+    assert head.parameters == 2 * H
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"tied": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: torch.dtype) -> None:
+    model, device = make_model(spec(**changes)), torch.device("cpu")
+    units = model_units(model, 1)
+    fake, real = (
+        footprints(model, units, (B, S), dtype=dtype, device=device, fake=fake)
+        for fake in (True, False)
+    )
+    assert fake == real
+
+
+def test_every_time_is_measured_and_none_of_the_sizes_depends_on_the_others(
+    hardware: Hardware,
+) -> None:
+    profiles = measure_batches(
+        make_model(spec()),
+        [1, 4],
+        seq=S,
+        dtype="fp32",
+        device="cpu",
+        hardware=hardware,
+        seconds=0.0,
+    )
+    one, four = profiles[1], profiles[4]
+    assert (one.microbatch, four.microbatch) == (1, 4)
+    for small, large in zip(one.units, four.units, strict=True):
+        for name in ("forward_s", "recompute_s", "backward_s", "gradient_s"):
+            assert getattr(small, name) > 0
+        assert large.flops == 4 * small.flops
+        assert large.parameters == small.parameters
+        if large.kind == "block":
+            assert large.kept_bytes == 4 * small.kept_bytes
+            assert large.output_bytes == 4 * small.output_bytes
+    assert not one.note
+
+
+def test_a_step_that_takes_too_long_is_timed_on_less_and_says_so(hardware: Hardware) -> None:
+    """On a machine of 30 MFLOP/s this model would take minutes."""
+    slow = replace(hardware, matmul_flops_per_s=3e7)
+    full = profiled(hardware, microbatch=16)
+    reduced = profiled(slow, microbatch=16)
+    assert not full.note
+    assert "drawn on to 16 x 24" in reduced.note
+    for quick, exact in zip(reduced.units, full.units, strict=True):
+        # Bytes are exact all the same; seconds are those of the whole micro-batch, not of a part.
+        assert quick.kept_bytes == exact.kept_bytes
+        assert quick.backward_scratch_bytes == exact.backward_scratch_bytes
+        assert quick.flops == exact.flops
+        assert quick.forward_s > 0

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from workbench.profile import ceilings as measuring
+from workbench.profile import store
+from workbench.profile.machine import Machine, this_machine
+from workbench.profile.profile import Hardware
+from workbench.profile.table import Ceilings, Figure
+from workbench.runs.spec import RunSpec
+
+
+@pytest.fixture
+def measured(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Ceilings without the wait; the list holds the folders that were measured in."""
+    calls: list[Path] = []
+
+    def instead(device: str, *, folder: Path, **_) -> Ceilings:
+        calls.append(folder)
+        return Ceilings(
+            machine=this_machine(device),
+            hardware=hardware,
+            figures=(Figure(name="link", value=1e9, unit="B/s"),),
+            measured="2026-01-01T00:00:00+00:00",
+            seconds=1.0,
+            others=0.0,
+        )
+
+    monkeypatch.setattr(measuring, "measure_ceilings", instead)
+    return calls
+
+
+def test_the_machine_is_measured_once(tmp_path: Path, measured: list[Path]) -> None:
+    first = store.ceilings(tmp_path, "cpu")
+    assert store.ceilings(tmp_path, "cpu") == first
+    assert store.hardware(tmp_path, "cpu") == first.hardware
+    assert len(measured) == 1
+    store.ceilings(tmp_path, "cpu", fresh=True)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"processor": "Another 9000"}, "processor is Another 9000"),
+        ({"cores": 4096}, "cores is 4096"),
+        ({"torch": "1.0"}, "torch is 1.0"),
+        ({"gpu": "NVIDIA Another"}, "gpu is NVIDIA Another"),
+        ({"memory_bytes": 2**20}, "memory is 1 MiB"),
+    ],
+)
+def test_figures_of_another_machine_are_not_used_silently(
+    tmp_path: Path, measured: list[Path], change: dict, why: str
+) -> None:
+    found = store.ceilings(tmp_path, "cpu")
+    path = store.folder_of(tmp_path, found.machine) / "hardware.json"
+    data = json.loads(path.read_text())
+    data["machine"] |= change
+    path.write_text(json.dumps(data))
+    heard: list[str] = []
+    assert store.ceilings(tmp_path, "cpu", heard.append, measure=False) is None
+    assert len(heard) == 1
+    assert why in heard[0]
+    assert store.ceilings(tmp_path, "cpu").machine == found.machine
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 0}', '{"format": 1, "machine": 3}'])
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, measured: list[Path], text: str) -> None:
+    found = store.ceilings(tmp_path, "cpu")
+    (store.folder_of(tmp_path, found.machine) / "hardware.json").write_text(text)
+    heard: list[str] = []
+    assert store.ceilings(tmp_path, "cpu", heard.append) == found
+    assert "cannot be read" in heard[0]
+
+
+def test_a_sweep_over_depth_measures_the_layers_once(
+    tmp_path: Path, measured: list[Path], spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.stored_profile(spec, tmp_path) is None
+    profile = store.profile_for(spec, tmp_path)
+    assert [unit.kind for unit in profile.units] == ["embedding", "block", "block", "head"]
+    assert profile.microbatch == 2
+    assert store.stored_profile(spec, tmp_path) == profile
+
+    from workbench.profile import measure
+
+    monkeypatch.setattr(measure, "unit_costs", None)  # calling it would fail
+    deeper = spec.with_(model=replace(spec.model, layers=40))
+    assert len(store.profile_for(deeper, tmp_path).units) == 42
+    assert store.stored_profile(spec.with_(microbatches=1), tmp_path) is None
+    wider = spec.with_(model=replace(spec.model, hidden=64))
+    assert store.stored_profile(wider, tmp_path) is None
+    assert store.stored_profile(spec.with_(dtype="bf16"), tmp_path) is None
+
+
+def test_an_emulated_link_is_in_the_profile(
+    tmp_path: Path, measured: list[Path], spec: RunSpec
+) -> None:
+    store.profile_for(spec, tmp_path)
+    slow = store.stored_profile(spec.with_(link_bytes_per_s=1e6), tmp_path)
+    assert slow.hardware.h2d_bytes_per_s == slow.hardware.d2h_bytes_per_s == 1e6
+
+
+def test_a_stored_profile_answers_without_torch(
+    tmp_path: Path, measured: list[Path], spec: RunSpec, root: Path
+) -> None:
+    store.profile_for(spec, tmp_path)
+    code = (
+        "import json, sys; from pathlib import Path\n"
+        "from workbench.profile.store import stored_profile\n"
+        "from workbench.runs.spec import RunSpec\n"
+        f"spec = RunSpec.from_dict(json.loads({json.dumps(json.dumps(spec.to_dict()))}))\n"
+        f"assert stored_profile(spec, Path({str(tmp_path)!r})) is not None\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_named(tmp_path: Path, measured: list[Path]) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match="cannot be written"):
+        store.ceilings(tmp_path, "cpu")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path, measured: list[Path]) -> None:
+    (tmp_path / "profiles").write_text("in the way")
+    with pytest.raises(ValueError, match="cannot be written"):
+        store.ceilings(tmp_path, "cpu")
+
+
+def test_machines_of_one_class_have_one_folder() -> None:
+    here = this_machine("cpu")
+    assert here.difference(Machine(**asdict(here))) is None
+    device, host = here.tiers()
+    assert 0 < device <= host
+    assert device + host <= here.memory_bytes

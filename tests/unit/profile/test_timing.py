@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from workbench.profile import timing
+from workbench.profile.timing import Sample, Watch, quietest, repeat_beside, sample, summarize
+
+
+def same(seconds: float) -> Sample:
+    return Sample(seconds, seconds)
+
+
+def test_a_burst_of_disturbance_does_not_move_the_figure() -> None:
+    calm = [same(1.0 + 0.01 * (i % 3)) for i in range(20)]
+    disturbed = [*calm, same(5.0), same(9.0)]
+    assert summarize(disturbed).seconds == pytest.approx(summarize(calm).seconds, abs=0.01)
+    assert summarize(disturbed).spread < 0.02
+
+
+def test_processor_time_counts_where_others_were_at_work() -> None:
+    samples = [Sample(wall=2.0, cpu=1.0)] * 5
+    assert summarize(samples, others=0.0).seconds == 2.0
+    assert summarize(samples, others=0.8).seconds == 1.0
+
+
+def test_the_quietest_of_several_tries_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([1.5, 0.4, 0.9])
+
+    class Scripted(Watch):
+        def __exit__(self, *failure: object) -> None:
+            self.others = next(loads)
+
+    monkeypatch.setattr(timing, "Watch", Scripted)
+    results = iter("abc")
+    assert quietest(lambda: next(results), tries=3) == ("b", 0.4)
+
+
+def test_a_quiet_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(Watch):
+        def __exit__(self, *failure: object) -> None:
+            self.others = 0.0
+
+    monkeypatch.setattr(timing, "Watch", Quiet)
+    calls = []
+    quietest(lambda: calls.append(1))
+    assert calls == [1]
+
+
+def test_a_watch_does_not_count_our_own_work() -> None:
+    with Watch() as watch:
+        end = time.perf_counter() + 0.3
+        while time.perf_counter() < end:
+            pass
+    assert 0.0 <= watch.others <= timing.available_cores()
+
+
+def test_a_timing_has_enough_samples() -> None:
+    calls = []
+
+    def once() -> Sample:
+        calls.append(1)
+        return same(0.5)
+
+    found = sample(once, seconds=0.0, least=6)
+    assert len(calls) >= 7  # one to warm up
+    assert found.seconds == 0.5
+
+
+def test_work_side_by_side_overlaps_in_time() -> None:
+    spans: tuple[list, list] = ([], [])
+
+    def work(side: int):
+        def once() -> Sample:
+            begin = time.perf_counter()
+            time.sleep(0.005)
+            spans[side].append((begin, time.perf_counter()))
+            return same(0.005)
+
+        return once
+
+    samples = repeat_beside(work(0), work(1), seconds=0.05)
+    for side in (0, 1):
+        counted = spans[side][1 : 1 + len(samples[side])]
+        assert len(counted) >= 2
+        other = spans[1 - side]
+        assert other[0][0] <= counted[0][0] + 0.005
+        assert counted[-1][1] <= other[-1][1] + 0.005
+
+
+def test_a_failure_on_either_side_is_raised_and_ends_the_other() -> None:
+    def fails() -> Sample:
+        raise OSError("the disk is gone")
+
+    def works() -> Sample:
+        time.sleep(0.001)
+        return same(0.001)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        repeat_beside(works, fails, seconds=5.0)

@@ -1,0 +1,165 @@
+"""The draft of a schedule: what a method chose, and the actions and buffers written so far.
+
+Sizes and names come from here, so that the passes (program.py) and the updates (updates.py) only
+say what happens after what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.profile.profile import Profile
+from workbench.schedule import buffers as name
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import format_name as act
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer
+
+TOKEN_BYTES = 16
+"""Two 64-bit integers per position: the token and its target."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """What a method chose."""
+
+    method: str
+    resident: frozenset[int]
+    """Units that never leave the device; the first and last are always among them."""
+    slots: int
+    """Weight slots of the streamed units."""
+    microbatches: int = 1
+    activations: str = "recompute"
+    """``keep``, ``recompute`` or ``host``."""
+    deferred: bool = True
+    """Updates wait for the global norm."""
+    optimizer_tier: str = HOST_TIER
+    """``host`` or ``disk``: where the states of streamed units live."""
+    host_workers: int = 1
+    gradient_slots: int = 2
+    """Gradient buffers the streamed units share on the device."""
+    staging_slots: int = 3
+    """Host buffers for states on their way from and to the disk."""
+    microbatch_major: bool = False
+
+
+class Draft:
+    """Collects the actions and buffers of one step."""
+
+    def __init__(self, layout: Layout, profile: Profile) -> None:
+        """Raises ValueError for a layout no program can have."""
+        self.layout, self.profile = layout, profile
+        self.num_units = len(profile.units)
+        self.head = self.num_units - 1
+        self.micros = range(layout.microbatches)
+        self.last_micro = layout.microbatches - 1
+        self.streamed = [u for u in range(self.num_units) if u not in layout.resident]
+        self.index = {unit: k for k, unit in enumerate(self.streamed)}
+        self.actions: list[Action] = []
+        self.buffers: dict[str, Buffer] = {}
+        if not {0, self.head} <= layout.resident:
+            raise ValueError("the embedding and the head must be resident")
+        if self.streamed and layout.slots < 1:
+            raise ValueError(f"{len(self.streamed)} streamed units need at least 1 slot, got 0")
+        if self.streamed and layout.microbatch_major:
+            raise ValueError("micro-batch-major order needs every unit resident")
+        self._permanent_buffers()
+
+    def _permanent_buffers(self) -> None:
+        profile, layout = self.profile, self.layout
+        tokens = profile.microbatch * layout.microbatches * profile.seq * TOKEN_BYTES
+        self.buffer("tokens", DEVICE, tokens, permanent=True)
+        for unit, cost in enumerate(profile.units):
+            weight = cost.parameters * profile.weight_bytes
+            state = cost.parameters * profile.state_bytes
+            if unit in layout.resident:
+                self.buffer(name.weights(unit), DEVICE, weight, permanent=True)
+                self.buffer(name.gradients(unit), DEVICE, weight, permanent=True)
+                self.buffer(name.states(unit), DEVICE, state, permanent=True)
+                continue
+            self.buffer(name.host_weights(unit), HOST_TIER, weight, permanent=True)
+            if layout.optimizer_tier == DISK:
+                self.buffer(name.disk_states(unit), DISK, state, permanent=True)
+            else:
+                self.buffer(name.host_states(unit), HOST_TIER, state, permanent=True)
+
+    def buffer(self, label: str, tier: str, nbytes: int, **kw) -> str:
+        """Enter a buffer; returns its name."""
+        self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, **kw)
+        return label
+
+    def wrapped(self, k: int, slots: int) -> int:
+        """The streamed index that used slot k mod slots last in the step before, going backward."""
+        return k % slots
+
+    def weight_bytes(self, unit: int) -> int:
+        """Bytes of a unit's working weights, and of its gradients."""
+        return self.profile.units[unit].parameters * self.profile.weight_bytes
+
+    def state_bytes(self, unit: int) -> int:
+        """Bytes of a unit's optimizer states."""
+        return self.profile.units[unit].parameters * self.profile.state_bytes
+
+    def leaves(self, unit: int) -> bool:
+        """Whether a streamed unit gives its slot up between forward and backward pass."""
+        return self.index[unit] < len(self.streamed) - self.layout.slots
+
+    def weights(self, unit: int, turn: int) -> str:
+        """The buffer that holds a unit's weights in the forward (0) or backward (1) pass."""
+        if unit in self.index and turn == 1 and self.leaves(unit):
+            return name.weights(unit, 1)
+        return name.weights(unit)
+
+    def stashed(self, unit: int) -> bool:
+        """Inputs of inner blocks go to the host; the backward pass begins with the last ones."""
+        return self.layout.activations == "host" and 0 < unit < self.head - 1
+
+    def inputs(self, unit: int, micro: int) -> list[str]:
+        """The buffer a unit's backward visit reads its input from; none for the embedding."""
+        if unit == 0:
+            return []
+        return [name.activation(unit, micro, 1 if self.stashed(unit) else 0)]
+
+    def ready(self, unit: int, micro: int) -> list[str]:
+        """What the backward visit of a unit waits for besides its output gradient."""
+        after = []
+        if unit in self.index and self.leaves(unit):
+            after.append(act(Kind.LOAD, unit, turn=1))
+        if self.stashed(unit):
+            after.append(act(Kind.FETCH, unit, micro))
+        return after
+
+    def scratch(self, owner: str, nbytes: int) -> str:
+        """What one compute action needs for itself; `add` frees it with the action."""
+        return self.buffer(name.scratch(owner), DEVICE, nbytes, slot=name.WORKSPACE)
+
+    def add(
+        self,
+        kind: Kind,
+        unit: int,
+        lane: str,
+        micro: int | None = None,
+        *,
+        turn: int = 0,
+        after: list[str] | None = None,
+        nbytes: int = 0,
+        takes: list[str] | None = None,
+        uses: list[str] | None = None,
+        frees: list[str] | None = None,
+    ) -> None:
+        """Write one action at the end of its lane."""
+        takes, frees = list(takes or []), list(frees or [])
+        scratch = [t for t in takes if t.startswith("t:") and t not in frees]
+        self.actions.append(
+            Action(
+                kind=kind,
+                unit=unit,
+                lane=lane,
+                microbatch=micro,
+                turn=turn,
+                after=tuple(dict.fromkeys(after or [])),
+                nbytes=nbytes,
+                takes=tuple(takes),
+                uses=tuple(uses or []),
+                frees=tuple(frees + scratch),
+            )
+        )
