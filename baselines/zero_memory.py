@@ -61,6 +61,8 @@ class Account:
         self.spec, self.label = spec, label
         self._optimizer, self._device, self._scratch = optimizer, device, scratch
         self._emulated = device.type == "cpu"
+        self._fetches = hasattr(next(whole.parameters()), "ds_id")
+        """Whether parameters are ZeRO-3's."""
         self.counted_step = 0
         """On a GPU copies are counted in this step only, since counting costs a little time; one
         after the first, which is unlike the others."""
@@ -70,7 +72,7 @@ class Account:
         if scratch is None:
             self.moved_bytes |= {"read": 0, "write": 0}
         if self._emulated:
-            if hasattr(next(whole.parameters()), "ds_id"):
+            if self._fetches:
                 _observe_fetches(whole, self._ledger)
             _observe_updates(optimizer.optimizer, self._ledger)
             everything = tensors_in(vars(optimizer), inside=("deepspeed.runtime",))
@@ -116,9 +118,12 @@ class Account:
             told += [
                 "device peak: storages alive in a step that the offloaded optimizer does not own, "
                 "held against the budget after the step",
-                "weights that ZeRO-3 fetches are aliases on a CPU, counted as the copies of a GPU; "
-                "its gradients, which go back and forth on a GPU, are counted as they moved here",
             ]
+            if self._fetches:
+                told.append(
+                    "fetched weights are aliases on a CPU, counted as the copies they are on a GPU; "
+                    "gradients, which a GPU moves back and forth once more, as they moved here"
+                )
         else:
             reserved = format_bytes(torch.cuda.max_memory_reserved(self._device))
             told.append(f"device peak: torch's allocator, which had reserved {reserved}")

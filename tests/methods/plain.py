@@ -80,7 +80,7 @@ def train(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
 
 @cache
 def plain(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
-    """`train`, once per distinct computation: window, tiers and workers make no difference to it."""
+    """`train`, once per distinct computation."""
     return train(spec)
 
 
@@ -101,7 +101,9 @@ def judge(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def made_up_profile(spec: RunSpec) -> Profile:
-    """Sizes of the spec's model with invented times, for tests that need a plan but no prediction."""
+    """Sizes of the spec's model with invented times, for tests that need a plan but no
+    prediction.
+    """
     model = make_model(spec.model)
     activation = spec.microbatch * spec.model.seq * spec.model.hidden * 4
     hardware = Hardware(

@@ -29,7 +29,10 @@ def grid():
         yield window, tier, policy, workers, residents, micro, clip
 
 
-@pytest.mark.parametrize("window,tier,policy,workers,residents,micro,clip", list(grid()))
+@pytest.mark.parametrize(
+    ("window", "tier", "policy", "workers", "residents", "micro", "clip"),
+    list(grid()),
+)
 def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents, micro, clip):
     spec = spec_for(
         window=window,

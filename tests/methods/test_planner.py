@@ -68,7 +68,7 @@ def test_auto_is_as_fast_as_the_best_of_all_windows_and_residencies():
 
 
 def test_the_smallest_window_that_hides_transfers():
-    """On a fast link two slots are enough; a slow burst needs more, a slow link cannot be helped."""
+    """On a fast link two slots are enough; a slow link cannot be helped by any window."""
     profile = made_up_profile(SPEC)
     spec = SPEC.with_(resident=0)
     fast = stronghold.plan(spec, scaled(profile, h2d_bytes_per_s=1e12, d2h_bytes_per_s=1e12))

@@ -23,9 +23,11 @@ BLOCK = make_model(MODEL).unit_parameters(1) * 4
 """Bytes of one block's fp32 weights."""
 
 
-@pytest.mark.parametrize("window,residents", list(itertools.product((2, 3, 5), (0, 2))))
+@pytest.mark.parametrize(("window", "residents"), list(itertools.product((2, 3, 5), (0, 2))))
 def test_transfers_are_the_formula(spec_for, tmp_path, window, residents):
-    """Streamed layers are loaded forward, again backward unless still there; gradients leave once."""
+    """Streamed layers are loaded forward, again backward unless still there; gradients leave
+    once.
+    """
     spec = spec_for(window=window, resident=residents, steps=3)
     training, _ = run(stronghold, spec, tmp_path)
     streamed = MODEL.layers - residents

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import resource
 import signal
@@ -44,6 +45,8 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         time.sleep(FOREVER_S if argument != "leave" else 0)
     elif word == "value_error":
         raise ValueError("the corpus is empty; give one with at least one sample")
+    elif word == "library_error":
+        json.loads("not JSON")  # a ValueError, but nothing the user can mend
     elif word == "late_value_error":
         report.step(0, 1.0, 0.1)
         raise ValueError("a shape is wrong")

@@ -33,6 +33,7 @@ def test_a_finished_run_is_a_whole_record(store: Store) -> None:
     [
         ("value_error", "error", "the corpus is empty; give one with at least one sample", 0, True),
         ("late_value_error", "error", "a shape is wrong", 1, False),
+        ("library_error", "error", "Expecting value", 0, False),
         ("bug", "error", r"KeyError: 'layer 3\nand a second line'", 0, False),
         ("does_not_fit", "oom_host", "fake does not fit: the smallest layout needs 3 GiB", 0, True),
         ("memory_error", "oom_host", "MemoryError: no memory", 1, False),

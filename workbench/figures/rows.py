@@ -1,7 +1,10 @@
 """The one table that figures read: a row is one value of one method, from one source.
 
-Columns: figure, method, label, x (what the axis shows: layers or window; empty for bars by method),
-layers, window, value, unit, low, high (spread), source, variant, status, note, parameters, key.
+Rows come from four places: records of runs (`measured`), what the simulator said of those runs before
+they ran (`simulated`), the published tables (`published`), and the simulation of the published
+machine (`simulated`, in two variants). Each row says how its number was obtained; a run that gave no
+number keeps its place and its reason. The table is what `workbench figure` writes as CSV, and a CSV
+of it in ``results/published-here/<device>/`` is read back as measured on that device.
 """
 
 from __future__ import annotations
@@ -15,73 +18,177 @@ from workbench.runs.methods import METHODS
 from workbench.runs.record import RunRecord, steady_step_seconds
 
 COLUMNS = (
-    "figure", "method", "label", "x", "layers", "window", "value", "unit", "low", "high",
-    "source", "variant", "status", "note", "parameters", "key",
+    "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",
+    "low", "high", "parameters", "source", "variant", "hardware", "device", "how", "status",
+    "note", "sound", "calibrated", "key",
 )  # fmt: skip
+"""`pair`: figure 7a's baseline whose largest model it is. `x`: what a line is drawn over. `low`,
+`high`: spread. `sound`: False where the published run did not train what it names. `calibrated`: the
+published value of this point went into a constant of the simulation."""
+
+HERE = "from this machine's profile"
+"""The variant of what was predicted of a run on the machine that then ran it."""
+
+UNITS = {"samples/s": "samples/s", "ms": "ms", "parameters": "million parameters"}
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A table with all columns, in order."""
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
+    """A table with all columns, in order; `same` is said of every row."""
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name, value in same.items():
+        frame[name] = value
+    for name in ("pair", "variant", "hardware", "device", "how", "status", "note", "key"):
+        frame[name] = frame[name].fillna("").astype(str)
+    for name in ("value", "low", "high", "x", "layers", "window", "parameters"):
+        frame[name] = pd.to_numeric(frame[name])
+    return frame
+
+
+def join(*parts: pd.DataFrame) -> pd.DataFrame:
+    """Tables under each other, empty ones left out."""
+    full = [part for part in parts if len(part)]
+    return pd.concat(full, ignore_index=True) if full else table([])
 
 
 def measured(
-    record: RunRecord, figure: str, quantity: str, *, x: float | None = None, variant: str = ""
+    record: RunRecord, quantity: str, *, x: float | None = None, pair: str = ""
 ) -> dict[str, Any]:
-    """A record's value of a quantity as a row; a run that gave none keeps its reason.
+    """A record's value of a quantity; a run that gave none keeps its reason.
 
     `quantity`: ``samples/s``, ``ms`` (per step), or ``parameters``. The spread is the quartiles of
     the steady steps.
     """
     value, low, high = _quantity(record, quantity)
+    model = record.spec["model"]
     return {
-        "figure": figure,
         "method": record.method,
         "label": METHODS[record.method].label,
+        "pair": pair,
         "x": x,
-        "layers": record.spec["model"]["layers"],
+        "layers": model["layers"],
         "window": record.window,
         "value": value,
-        "unit": quantity,
+        "unit": UNITS[quantity],
         "low": low,
         "high": high,
-        "source": record.source,
-        "variant": variant,
-        "status": record.status,
-        "note": record.message,
         "parameters": record.parameters,
+        "source": "measured",
+        "hardware": hardware_of(record),
+        "device": record.spec["device"],
+        "how": _how(record, quantity),
+        "status": record.status,
+        "note": "; ".join([record.message] if record.message else record.notes),
         "key": record.key,
     }
 
 
-def predicted(record: RunRecord, figure: str, quantity: str, *, x: float | None) -> dict[str, Any]:
-    """What the simulator said of the same run before it ran."""
+def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] | None:
+    """What the planner said of the same run before it ran; None where it said nothing."""
     seconds = record.predicted.get("step_seconds")
-    value = None
-    if seconds:
-        value = record.spec["batch"] / seconds if quantity == "samples/s" else seconds * 1e3
+    if not seconds:
+        return None
+    value = record.spec["batch"] / seconds if quantity == "samples/s" else seconds * 1e3
     return {
-        **measured(record, figure, quantity, x=x),
+        **measured(record, quantity, **place),
         "value": value,
         "low": None,
         "high": None,
         "source": "simulated",
-        "variant": "this machine's profile",
-        "note": "" if seconds else "the method makes no prediction",
+        "variant": HERE,
+        "how": "the schedule that ran, simulated before it ran",
+        "status": "",
+        "note": record.predicted.get("binding", ""),
     }
+
+
+def both(record: RunRecord, quantity: str, **place: Any) -> list[dict[str, Any]]:
+    """The measured row, and the predicted one where there is one."""
+    before = predicted(record, quantity, **place)
+    return [measured(record, quantity, **place), *([before] if before else [])]
+
+
+def published(figure: str) -> pd.DataFrame:
+    """The published values of a figure: the README's table for sizes, else the logs' medians."""
+    from workbench.published.tables import published as published_table
+
+    frame = published_table("stronghold").query("figure == @figure")
+    frame = frame[frame["origin"] == ("README table" if figure == "6a" else "artifact log")]
+    spread = pd.to_numeric(frame["spread"])
+    return _foreign(
+        frame,
+        low=frame["value"] - spread,
+        high=frame["value"] + spread,
+        how=frame["origin"] + ", " + frame["statistic"],
+        hardware="V100 32 GB, 12 cores",
+        sound=frame["sound"],
+    )
+
+
+def simulated(figure: str) -> pd.DataFrame:
+    """The figure as the simulator predicts it with constants of the published machine."""
+    from workbench.published.predict import predict
+
+    frame = predict(figure)
+    notes = [
+        "; ".join(text for text in pair if text)
+        for pair in zip(frame["binding"], frame["note"], strict=True)
+    ]
+    return _foreign(
+        frame,
+        variant=frame["variant"],
+        how="simulated with constants of the published machine",
+        hardware="V100 32 GB, 12 cores",
+        calibrated=frame["calibrated"],
+        note=notes,
+    )
+
+
+def kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
+    """Rows of a figure and size out of a table read from ``results/published-here``."""
+    if frame.empty or not {"figure", "size", "source"} <= set(frame.columns):
+        return table([])
+    wanted = (
+        (frame["figure"].astype(str) == figure)
+        & (frame["size"] == size)
+        & (frame["source"] == "measured")
+    )
+    return table(frame[wanted].to_dict("records"))
+
+
+def hardware_of(record: RunRecord) -> str:
+    """The device of a record, for people: a GPU's name, or the processor and its cores."""
+    origin = record.provenance
+    if record.spec["device"] == "cuda" and origin.get("gpus"):
+        return origin["gpus"][0]
+    cpu = (origin.get("cpu") or "processor").removesuffix(" Processor")
+    return f"{cpu}, {origin.get('cores', '?')} cores, no GPU"
+
+
+def _foreign(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """A table of values that no run of ours gave, in our columns."""
+    frame = frame.assign(**columns)
+    frame["label"] = [METHODS[method].label for method in frame["method"]]
+    return table(frame.reindex(columns=list(COLUMNS)).to_dict("records"), status="ok")
+
+
+def _how(record: RunRecord, quantity: str) -> str:
+    if record.status != "ok":
+        return "no value"
+    if quantity == "parameters":
+        return "the largest model that trained, one layer more did not"
+    steady = max(1, len(record.step_seconds) - 1)
+    return f"median of {steady} steady steps, spread: quartiles; {record.engine}"
 
 
 def _quantity(record: RunRecord, quantity: str) -> tuple[float | None, float | None, float | None]:
     if record.status != "ok":
         return None, None, None
     if quantity == "parameters":
-        return record.parameters, None, None
+        return record.parameters / 1e6, None, None
     seconds = steady_step_seconds(record.step_seconds)
     steady = record.step_seconds[1:] or record.step_seconds
     first, _, third = quantiles(steady, n=4) if len(steady) > 1 else (seconds,) * 3
     if quantity == "ms":
         return seconds * 1e3, first * 1e3, third * 1e3
-    if quantity == "samples/s":
-        batch = record.spec["batch"]
-        return batch / seconds, batch / third, batch / first
-    raise ValueError(f"unknown quantity {quantity!r}; known: samples/s, ms, parameters")
+    batch = record.spec["batch"]
+    return batch / seconds, batch / third, batch / first

@@ -1,8 +1,9 @@
 """How figures look: one table of method colours, one rule for where a number comes from.
 
-Published values are hollow, measured ones filled, simulated ones hatched, and no mark mixes two of
-them. Colours are Okabe and Ito's, safe for colour-blind readers; every method also has a marker of its
-own, so that a grey print still tells them apart.
+Published values are hollow, simulated ones hatched, measured ones filled, and no mark mixes two of
+them. Colours are Okabe and Ito's, safe for colour-blind readers; every method also has a marker of
+its own, so that a grey print still tells them apart. Widths are those of a column (3.3 in) and of a
+page (7 in) of the usual two-column papers, so a figure is printed at the size it was drawn for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMN_IN, PAGE_IN = 3.3, 7.0
+"""Widths of a figure, in inches."""
+
+GREY = "#444444"
+"""Of legends and text that belong to no method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +38,35 @@ LOOKS = {
     "zero-offload": Look("#009E73", "D"),
     "zero-infinity": Look("#CC79A7", "v"),
     "stronghold": Look("#D55E00", "o"),
-    "plain": Look("#000000", "x"),
 }
 
 SOURCES = ("published", "simulated", "measured")
+EXACT = "ours, exact"
+"""The second variant of a simulation: our own runtime on the published machine."""
 
 RC = {
     "figure.dpi": 110,
-    "savefig.dpi": 200,
-    "savefig.bbox": "tight",
+    "figure.constrained_layout.h_pad": 0.05,
+    "savefig.dpi": 220,
     "font.size": 8,
-    "axes.titlesize": 8.5,
+    "axes.titlesize": 8,
     "axes.labelsize": 8,
     "legend.fontsize": 7,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#dddddd",
+    "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.7,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     "svg.hashsalt": "workbench",
-    "legend.frameon": False,
 }
 
 
@@ -66,45 +79,55 @@ def styled() -> Iterator[None]:
         yield
 
 
-def bar_look(method: str, source: str) -> dict[str, Any]:
-    """Keyword arguments of `Axes.bar` for a method's value of a source."""
-    color = LOOKS[method].color
+def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
+    """Keyword arguments of `Axes.bar` for a value of a source."""
+    look: dict[str, Any] = {"facecolor": "white", "edgecolor": color, "linewidth": 0.9}
     if source == "published":
-        return {"facecolor": "white", "edgecolor": color, "linewidth": 1.3}
+        return {**look, "linewidth": 1.3}
     if source == "simulated":
-        return {"facecolor": "white", "edgecolor": color, "hatch": "/////", "linewidth": 0.8}
-    return {"facecolor": color, "edgecolor": color, "linewidth": 0.8}
+        return {**look, "hatch": "xxxxx" if variant == EXACT else "/////"}
+    return {**look, "facecolor": color}
 
 
-def line_look(method: str, source: str) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a method's series of a source."""
+def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for a method's series of a source.
+
+    A marker cannot be hatched: simulated ones are half filled, in a shape of their own.
+    """
     look = LOOKS[method]
-    base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 1.1}
+    base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 1.0}
     if source == "published":
         return {**base, "markerfacecolor": "white", "linestyle": ":"}
     if source == "simulated":
-        return {**base, "markerfacecolor": "white", "linestyle": "--", "fillstyle": "left"}
+        marker = "P" if variant == EXACT else "D"
+        style = "-." if variant == EXACT else "--"
+        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markersize": 5}
+        return {**base, **half, "marker": marker, "linestyle": style}
     return {**base, "linestyle": "-"}
 
 
-def legend_of_sources(axes: Any, sources: list[str], **options: Any) -> None:
-    """A legend that says which mark is published, simulated, measured."""
-    from matplotlib.patches import Patch
-
-    marks = {
-        "published": Patch(facecolor="white", edgecolor="#444444", linewidth=1.3),
-        "simulated": Patch(facecolor="white", edgecolor="#444444", hatch="/////"),
-        "measured": Patch(facecolor="#444444", edgecolor="#444444"),
-    }
-    names = [source for source in SOURCES if source in sources]
-    axes.legend([marks[name] for name in names], names, **options)
+def name_of(source: str, variant: str, hardware: str = "") -> str:
+    """A series in a legend: ``measured (AMD EPYC, 2 cores)``, ``simulated, ours, exact``."""
+    words = source if not variant else f"{source}, {variant}"
+    return f"{words} ({hardware})" if hardware and source == "measured" else words
 
 
-def save(figure: Any, stem: Any) -> list[Any]:
-    """Write a figure as PDF, PNG beside `stem`, without dates so that equal figures are equal files."""
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure as PDF and PNG, without dates, so that equal figures are equal files."""
     paths = []
-    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
-        path = stem.with_suffix(suffix)
-        figure.savefig(path, metadata=metadata)
-        paths.append(path)
+    with styled():
+        for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
+            path = stem.with_suffix(suffix)
+            figure.savefig(path, metadata=metadata)
+            paths.append(path)
     return paths
+
+
+def as_svg(figure: Figure) -> str:
+    """A figure as text that needs nothing else: letters are outlines, no date is in it."""
+    from io import StringIO
+
+    text = StringIO()
+    with styled():
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()

@@ -162,7 +162,7 @@ class Training:
         self._report.event("saved", path=path.name, next_step=next_step)
 
     def _resume(self) -> int:
-        """Continue from the newest checkpoint of this run's folder; returns the first step to do."""
+        """Continue from the newest checkpoint in the run's folder; returns the first step to do."""
         if not self.spec.save_every:
             return 0
         found = checkpoint.latest(self.folder / "checkpoints")

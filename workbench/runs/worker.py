@@ -43,6 +43,9 @@ TEARDOWN_S = 20
 """After the record is written, how long library threads and destructors may take before a hard
 exit."""
 
+LONGEST_MESSAGE = 300
+"""Of a library's message; the whole of it is in log.txt."""
+
 
 class Cancelled(BaseException):
     """SIGTERM came. Not an Exception, so that a method's own handlers do not swallow it."""
@@ -104,7 +107,7 @@ def main(folder: Path) -> int:
     except BaseException as error:
         traceback.print_exc()
         status, message = classify(error)
-        refused = isinstance(error, ValueError)
+        refused = isinstance(error, ValueError) and _is_ours(error, job.module)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left takes milliseconds
     if outcome is None:
@@ -205,10 +208,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
+def _is_ours(error: BaseException, method: str) -> bool:
+    """Whether this project or the method raised it; a library's own ValueError is a bug."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    raiser = frame.f_globals.get("__name__", "").partition(".")[0]
+    return raiser in ("workbench", "baselines", method.partition(".")[0])
+
+
 def _sentence(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, ValueError | OSError) or hasattr(error, "tier"):
-        return text or type(error).__name__
+    if len(text) > LONGEST_MESSAGE:
+        text = text[: LONGEST_MESSAGE - 3] + "..."
+    if text and (isinstance(error, ValueError | OSError) or hasattr(error, "tier")):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

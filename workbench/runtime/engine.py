@@ -134,10 +134,10 @@ class Engine:
             slot = self.schedule.buffers[name.weights(unit)].slot
             key = (slot, self.model.kind(unit))
             if key not in self._slots:
-                module = self._slots[key] = self.model.shell(unit, device=memory.device,
-                dtype=dtype) self._flats[unit].point_weights(
-                    module, memory.weight_slots[slot][: self._flats[unit].numel]
-                )
+                module = self.model.shell(unit, device=memory.device, dtype=dtype)
+                slab = memory.weight_slots[slot][: self._flats[unit].numel]
+                self._flats[unit].point_weights(module, slab)
+                self._slots[key] = module
 
     def _begin(self, step: int) -> Step:
         """The shared state of a step; the first forward action makes it."""
@@ -316,9 +316,7 @@ class Engine:
 
     def _run(self, state: Step, unit: int, micro: int, x: Tensor) -> Tensor:
         rows = self._rows(state, micro)
-        ctx = Context(
-            seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows]
-        )
+        ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
         return self.model.forward(unit, self._module(unit), x, ctx, targets)
 
@@ -344,4 +342,3 @@ class Engine:
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:
             self.moved[way] += nbytes
-

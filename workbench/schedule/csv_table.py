@@ -1,8 +1,8 @@
 """Schedules as CSV: a table of actions and a table of buffers, as one string each.
 
-One row an action, lists separated by spaces: what spreadsheets read, and the quickest way to write a
-schedule by hand. Lost in CSV: the schedule's name, budgets and settings, which the reader passes in;
-the numbers of units, micro-batches and ranks are those that the actions mention.
+One row an action, lists separated by spaces: what spreadsheets read, and the quickest way to write
+a schedule by hand. Lost in CSV: the schedule's name, budgets and settings, which the reader passes
+in; the numbers of units, micro-batches and ranks are those that the actions mention.
 
     >>> steps = '''name,lane,after
     ... F0.0,compute,U0@-1

@@ -1,9 +1,9 @@
 """Schedules as JSON, which loses nothing. (csv_table.py writes what people edit by hand.)
 
 An action is one line and states what differs from the defaults; its name holds kind, unit,
-micro-batch, turn and rank. Lines keep the schedule's order, so a diff of two files shows what a planner
-changed. Files name their format and version, and are read strictly: whatever is unknown, missing or
-of the wrong type is a ValueError that says where.
+micro-batch, turn and rank. Lines keep the schedule's order, so a diff of two files shows what a
+planner changed. Files name their format and version, and are read strictly: whatever is unknown,
+missing or of the wrong type is a ValueError that says where.
 
     >>> from workbench.schedule import Action, Kind, Schedule
     >>> update = Action(kind=Kind.UPDATE, unit=0, lane="host", after=("B0.0",))
@@ -54,12 +54,12 @@ SCHEDULE_FIELDS: dict[str, type] = {
 
 
 def to_json(schedule: Schedule) -> str:
-    """The whole schedule; equal schedules give equal text.
+    """The whole schedule, always in the same words.
 
     Raises ValueError for a setting that JSON cannot hold (a number that is not finite).
     """
     for name, value in schedule.settings.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        if not _finite(value):
             raise ValueError(f"setting {name!r} is {value}, which JSON cannot hold")
     head = {
         "format": FORMAT,
@@ -79,6 +79,10 @@ def to_json(schedule: Schedule) -> str:
     lines.append(_block("buffers", "{}", buffers) + ",")
     lines.append(_block("actions", "[]", actions))
     return "{\n" + "\n".join(lines) + "\n}\n"
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _block(key: str, brackets: str, lines: list[str]) -> str:
@@ -119,25 +123,24 @@ def from_json(text: str) -> Schedule:
     for name, limit in data["budgets"].items():
         _check_fields({"budget": limit}, {"budget": int}, f"tier {name!r}")
     for name, value in data["settings"].items():
-        if isinstance(value, list | dict):
-            raise ValueError(f"setting {name!r} is {value!r}; it must be a single value")
+        if isinstance(value, list | dict) or not _finite(value):
+            raise ValueError(f"setting {name!r} is {value!r}; it must be a single finite value")
     buffers = {}
     for name, fields in data["buffers"].items():
         where = f"buffer {name!r}"
         _check_fields(fields, BUFFER_FIELDS, where, required=("tier", "nbytes"))
         buffers[name] = made(where, Buffer, **fields)
+    actions = (action_from(f"action {i}", row) for i, row in enumerate(data["actions"], start=1))
     return Schedule(
-        actions=tuple(
-            action_from(f"action {i}", fields) for i, fields in enumerate(data["actions"], start=1)
-        ),
+        name=data["name"],
+        num_units=data["num_units"],
+        num_microbatches=data["num_microbatches"],
+        num_ranks=data["num_ranks"],
+        settings=data["settings"],
+        budgets=data["budgets"],
         buffers=buffers,
-        **{
-            key: data[key]
-            for key in (
-                "name", "num_units", "num_microbatches", "num_ranks", "settings", "budgets"
-            )
-        },
-    )  # fmt: skip
+        actions=tuple(actions),
+    )
 
 
 def _refuse_constant(constant: str) -> None:

@@ -1,0 +1,283 @@
+"""Schedules survive JSON and CSV, and what is not a schedule is refused with the place."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.schedule.window import pipeline, window_schedule
+from workbench.schedule.action import LANES, Action, Kind, format_name, parse_name
+from workbench.schedule.csv_table import from_csv, to_csv
+from workbench.schedule.schedule import TIERS, Buffer, Schedule
+from workbench.schedule.serialize import from_json, to_json
+from workbench.schedule.validate import validate
+
+FULL = window_schedule(4, 2, 2, workers=2, norm=True, stash=True, disk=True, budgets={"host": 2000})
+
+counts = st.integers(0, 12)
+references = st.builds(
+    format_name,
+    st.sampled_from(Kind),
+    counts,
+    st.none() | counts,
+    turn=counts,
+    rank=counts,
+    step=st.integers(-3, 0),
+)
+words = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=6)
+
+
+def lists(of):
+    return st.lists(of, max_size=3).map(tuple)
+
+
+actions = st.builds(
+    Action,
+    kind=st.sampled_from(Kind),
+    unit=counts,
+    lane=st.sampled_from(LANES) | st.sampled_from(LANES).map("{}.1".format),
+    microbatch=st.none() | counts,
+    turn=counts,
+    rank=counts,
+    after=lists(references),
+    nbytes=st.integers(0, 2**60),
+    takes=lists(words),
+    uses=lists(words),
+    frees=lists(words),
+)
+
+
+def buffers(slots):
+    shared = st.builds(
+        Buffer, tier=st.sampled_from(TIERS), nbytes=st.integers(0, 2**60), rank=counts, slot=slots
+    )
+    own = st.builds(
+        Buffer, tier=st.sampled_from(TIERS), nbytes=st.integers(0, 2**60), permanent=st.booleans()
+    )
+    return shared | own
+
+
+@st.composite
+def schedules(draw, names, slots):
+    work = tuple(draw(st.lists(actions, min_size=1, max_size=5)))
+    return Schedule(
+        name=draw(st.text(max_size=8)),
+        num_units=1 + max(a.unit for a in work),
+        num_microbatches=1 + max(a.microbatch or 0 for a in work),
+        num_ranks=1 + max(a.rank for a in work),
+        actions=work,
+        buffers=draw(st.dictionaries(names, buffers(slots), max_size=4)),
+        budgets=draw(st.dictionaries(st.sampled_from(TIERS), st.integers(0, 2**60))),
+        settings=draw(
+            st.dictionaries(
+                st.text(max_size=5),
+                st.none()
+                | st.booleans()
+                | st.integers()
+                | st.text()
+                | st.floats(allow_nan=False, allow_infinity=False),
+                max_size=4,
+            )
+        ),
+    )
+
+
+@given(references)
+def test_names_parse_back(name):
+    ref = parse_name(name)
+    assert name == format_name(
+        ref.kind, ref.unit, ref.microbatch, turn=ref.turn, rank=ref.rank, step=ref.step
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedules(names=st.text(max_size=6), slots=st.none() | st.text(max_size=4)))
+def test_json_loses_nothing(schedule):
+    text = to_json(schedule)
+    back = from_json(text)
+    assert back == schedule
+    assert list(back.buffers) == list(schedule.buffers)
+    assert to_json(back) == text
+    assert text.isascii()
+    for key, value in schedule.settings.items():  # 1, 1.0 and True are equal, and differ
+        assert type(back.settings[key]) is type(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedules(names=words, slots=st.none() | words))
+def test_csv_keeps_all_but_name_budgets_and_settings(schedule):
+    work, memory = to_csv(schedule)
+    rest = {"name": schedule.name, "budgets": schedule.budgets, "settings": schedule.settings}
+    back = from_csv(work, memory, **rest)
+    assert back == schedule
+    assert to_csv(back) == (work, memory)
+
+
+@pytest.mark.parametrize("schedule", [FULL, pipeline()], ids=["window", "pipeline"])
+def test_what_comes_back_is_proved_again(schedule):
+    assert validate(from_json(to_json(schedule))) == validate(schedule)
+    work, memory = to_csv(schedule)
+    assert (
+        validate(from_csv(work, memory, name="again")).peak_bytes == validate(schedule).peak_bytes
+    )
+
+
+def test_one_changed_action_is_one_changed_line():
+    before = to_json(FULL).splitlines()
+    changed = tuple(replace(a, nbytes=7) if a.name == "L2" else a for a in FULL.actions)
+    after = to_json(replace(FULL, actions=changed)).splitlines()
+    differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert len(differing) == 1
+    assert '"name": "L2"' in differing[0][1]
+    assert len(before) == len(FULL.actions) + len(FULL.buffers) + 14
+
+
+def test_csv_is_easy_to_write_by_hand():
+    schedule = from_csv(
+        "lane , name, after\n"
+        "compute, F0.0, U0@-1\n"
+        "\n"
+        'compute, B0.0, "F0.0"\n'
+        "host,    U0,   B0.0   F0.0\n",
+        name="by hand",
+    )
+    assert [str(a) for a in schedule.actions] == ["F0.0", "B0.0", "U0"]
+    assert schedule.actions[2].after == ("B0.0", "F0.0")
+    assert validate(schedule).num_actions == 3
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def data():
+    return json.loads(to_json(window_schedule(2, 1)))
+
+
+def changed(*path, to):
+    """The JSON of a schedule with one value replaced."""
+    whole = data()
+    place = whole
+    for key in path[:-1]:
+        place = place[key]
+    if to is KeyError:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return json.dumps(whole)
+
+
+BAD_JSON = {
+    "empty": ("", "not a schedule: Expecting value"),
+    "cut": (to_json(FULL)[:-20], "not a schedule: "),
+    "deep": ("[" * 100_000, "not a schedule: "),
+    "a list": ("[]", 'it does not say "format": "workbench schedule"'),
+    "another format": (changed("format", to="x"), 'it does not say "format"'),
+    "no version": (changed("version", to=KeyError), "has version None, this program reads 1"),
+    "version": (changed("version", to=2), "the schedule has version 2, this program reads 1"),
+    "true version": (changed("version", to=True), "has version True, this program reads 1"),
+    "unknown field": (changed("colour", to=1), "the schedule has the unknown field 'colour'"),
+    "no actions": (changed("actions", to=KeyError), "the schedule has no actions"),
+    "no units": (
+        changed("num_units", to=0),
+        "at least one unit, micro-batch and rank, got 0, 1, 1",
+    ),
+    "units": (changed("num_units", to="2"), "num_units is '2'; it must be of type int"),
+    "true units": (changed("num_units", to=True), "num_units is True; it must be of type int"),
+    "a tier": (changed("budgets", to={"tape": 1}), "budget for unknown tier 'tape'"),
+    "a budget": (changed("budgets", to={"host": 1.5}), "budget is 1.5; it must be of type int"),
+    "a setting": (changed("settings", "window", to=[1]), "setting 'window' is [1]"),
+    "not a number": (changed("settings", "window", to=float("nan")), "NaN is no number of JSON"),
+    "too large": (
+        changed("settings", "window", to=9).replace('"window": 9', '"window": 1e999'),
+        "setting 'window' is inf; it must be a single finite value",
+    ),
+    "twice": ('{"format": "x", "format": "y"}', "'format' stands twice in one object"),
+    "not an action": (changed("actions", 2, to="F0.0"), "action 3 is 'F0.0'; it must be an object"),
+    "no name": (changed("actions", 2, "name", to=KeyError), "action 3 has no name"),
+    "a kind": (changed("actions", 0, "name", to="Q0"), "action 1: 'Q0' is no action name"),
+    "a step": (changed("actions", 0, "name", to="L0@-1"), "action 1: 'L0@-1' names a step"),
+    "zeros": (changed("actions", 0, "name", to="L00"), "action 1: 'L00' must be written L0"),
+    "a lane": (changed("actions", 0, "lane", to="gpu"), "action 1: lane 'gpu' is unknown"),
+    "a worker": (changed("actions", 0, "lane", to="host.x"), "action 1: lane 'host.x' is unknown"),
+    "a reference": (changed("actions", 0, "after", to=["Q"]), "action 1: 'Q' is no action name"),
+    "no list": (changed("actions", 0, "after", to="L0"), "after is 'L0'; it must be of type list"),
+    "numbers": (changed("actions", 0, "uses", to=[1]), "uses is [1]; it must be a list of names"),
+    "bytes": (
+        changed("actions", 0, "nbytes", to=-1),
+        "action 1: L0: unit, micro-batch, turn, rank",
+    ),
+    "fields": (changed("actions", 0, "unit", to=0), "action 1 has the unknown field 'unit'"),
+    "a buffer": (changed("buffers", "w0", to=3), "buffer 'w0' is 3; it must be an object"),
+    "a size": (changed("buffers", "w0", "nbytes", to=-3), "buffer 'w0': a buffer of -3 bytes"),
+    "no tier": (changed("buffers", "w0", "tier", to=KeyError), "buffer 'w0' has no tier"),
+    "a memory": (changed("buffers", "w0", "tier", to="gpu"), "buffer 'w0': tier 'gpu' is unknown"),
+    "a slot": (
+        changed("buffers", "hw0", "slot", to="s"),
+        "buffer 'hw0': a permanent buffer has no",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_JSON)
+def test_malformed_json_is_refused_with_the_place(case):
+    text, sentence = BAD_JSON[case]
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the sentence is compared below
+        from_json(text)
+    assert sentence in str(error.value)
+
+
+BAD_CSV = {
+    "no actions": ("name,lane\n", "", "the table has no actions"),
+    "nothing": ("", "", "the table has no actions"),
+    "a column": ("name,lane,colour\n", "", "line 1: column 'colour' is unknown or twice there"),
+    "a column twice": ("name,lane,lane\n", "", "line 1: column 'lane' is unknown or twice there"),
+    "no lane": ("name\nF0.0\n", "", "line 1: column 'lane' is missing"),
+    "too many cells": ("name,lane\nU0,host,x\n", "", "line 2: 3 cells in 2 columns"),
+    "a name": ("name,lane\nU0,host\nX1,host\n", "", "line 3: 'X1' is no action name"),
+    "an empty lane": ("name,lane\nU0\n", "", "line 2: lane '' is unknown"),
+    "a size": (
+        "name,lane,nbytes\nU0,host,1e3\n",
+        "",
+        "line 2: nbytes is '1e3'; it must be a whole",
+    ),
+    "a quote": ('name,lane\n"U0,host\n', "", "line 2: "),
+    "a buffer": ("name,lane\nU0,host\n", "name,tier,nbytes\nb,gpu,1\n", "line 2: tier 'gpu' is un"),
+    "twice": (
+        "name,lane\nU0,host\n",
+        "name,tier,nbytes\nb,host,1\nb,host,2\n",
+        "line 3: buffer 'b' stands twice in the table",
+    ),
+    "permanence": (
+        "name,lane\nU0,host\n",
+        "name,tier,nbytes,permanent\nb,host,1,1\n",
+        "line 2: permanent is '1'; write yes or nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CSV)
+def test_malformed_csv_is_refused_with_the_line(case):
+    work, memory, sentence = BAD_CSV[case]
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the sentence is compared below
+        from_csv(work, memory, name="bad")
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        ({"a b": Buffer(tier="host", nbytes=1)}, "buffer 'a b': CSV needs a name without spaces"),
+        ({"": Buffer(tier="host", nbytes=1)}, "buffer '': CSV needs a name without spaces"),
+        ({"a": Buffer(tier="host", nbytes=1, slot="")}, "buffer 'a': CSV cannot hold its slot ''"),
+    ],
+)
+def test_csv_says_what_it_cannot_hold(memory, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        to_csv(replace(FULL, buffers=memory))
+
+
+def test_json_says_what_it_cannot_hold():
+    with pytest.raises(ValueError, match="setting 'x' is nan, which JSON cannot hold"):
+        to_json(replace(FULL, settings={"x": float("nan")}))
