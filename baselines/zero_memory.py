@@ -121,7 +121,7 @@ class Account:
             ]
             if self._fetches:
                 told.append(
-                    "fetched weights are aliases on a CPU, counted as the copies they are on a GPU; "
+                    "fetched weights are aliases on a CPU, counted as the copies of a GPU; "
                     "gradients, which a GPU moves back and forth once more, as they moved here"
                 )
         else:

@@ -104,13 +104,16 @@ def make_parser() -> argparse.ArgumentParser:
     figure = verbs.add_parser("figure", help="run and draw one exhibit")
     figure.add_argument("only", nargs=1, metavar="EXHIBIT", help="e.g. fig8a")
     for exhibit in (reproduce, figure):
-        exhibit.add_argument("--size", choices=("smoke", "small", "paper"), default="smoke")
+        exhibit.add_argument("--size", default="smoke", metavar="smoke|small|paper")
         exhibit.add_argument(
             "-p", "--parameter", action="append", default=[], metavar="KEY=VALUE",
             help="a parameter of the notebooks",
         )  # fmt: skip
-        exhibit.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
         exhibit.set_defaults(handler=_reproduce)
+    report = verbs.add_parser("report", help="write the report again from the results there are")
+    report.set_defaults(handler=_report)
+    for verb in (reproduce, figure, report):
+        verb.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
     return parser
 
 
@@ -253,6 +256,13 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         arguments.size, arguments.results, only=arguments.only, parameters=parameters, echo=print
     )
     print(report)
+    return OK
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from workbench.reproduce import report
+
+    print(report(arguments.results, echo=print))
     return OK
 
 

@@ -8,7 +8,6 @@ is within reach, and why not where it is not; and whether figures were measured 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import shutil
@@ -87,8 +86,6 @@ def _software(results: Path, here: Machine) -> list[Finding]:
     """What runs depend on besides the machine."""
     build, gpus = machine.torch_build(), machine.gpus()
     cuda = f"for CUDA {build.cuda}" if build and build.cuda else "for CPUs"
-    absent = deepspeed_ops.missing(device=here.device)
-    wanted = deepspeed_ops.required(disk=True, device=here.device)
     compiler = deepspeed_ops.compiler()
     browser = _first(("chromium", "chromium-browser", "google-chrome"))
     free = shutil.disk_usage(results).free
@@ -107,13 +104,7 @@ def _software(results: Path, here: Machine) -> list[Finding]:
             or "none: host memory and half of the cores play the device",
         ),
         _package("deepspeed"),
-        Finding(
-            name="DeepSpeed operators",
-            works=not absent,
-            detail=", ".join(
-                f"{name} {'not built' if name in absent else 'built'}" for name in wanted
-            ),
-        ),
+        _operators(here),
         _package("megatron-core"),
         _package("transformers"),
         Finding(name="C++ compiler", works=compiler is not None, detail=compiler or "none found"),
@@ -163,13 +154,15 @@ def _methods(here: Machine) -> list[Finding]:
 def _megatron(here: Machine) -> tuple[bool, str]:
     if here.device != "cuda":
         return True, "as plain resident training: megatron-core computes on CUDA devices only"
-    if importlib.util.find_spec("megatron") is None:
+    if not _installed("megatron-core"):
         return True, "as plain resident training: megatron-core is not installed"
     return True, f"megatron-core {version('megatron-core')}"
 
 
 def _deepspeed(here: Machine, *, disk: bool) -> tuple[bool, str]:
     """Whether DeepSpeed's operators are there, or can be built before the first run."""
+    if not _installed("deepspeed"):
+        return False, "DeepSpeed is not installed: `make setup` installs it"
     absent = deepspeed_ops.missing(
         deepspeed_ops.required(disk=disk, device=here.device), here.device
     )
@@ -215,6 +208,17 @@ def _lacking(size: Size, here: Machine) -> str | None:
     return None
 
 
+def _operators(here: Machine) -> Finding:
+    """DeepSpeed's native code, built once into the environment."""
+    name = "DeepSpeed operators"
+    if not _installed("deepspeed"):
+        return Finding(name=name, works=False, detail="DeepSpeed is not installed")
+    absent = deepspeed_ops.missing(device=here.device)
+    wanted = deepspeed_ops.required(disk=True, device=here.device)
+    detail = ", ".join(f"{op} {'not built' if op in absent else 'built'}" for op in wanted)
+    return Finding(name=name, works=not absent, detail=detail)
+
+
 def _fonts() -> Finding:
     """Figures bring their own; a browser needs the system's."""
     tool = shutil.which("fc-list")
@@ -227,10 +231,16 @@ def _fonts() -> Finding:
 
 
 def _package(name: str) -> Finding:
+    found = _installed(name)
+    return Finding(name=name, works=found is not None, detail=found or "not installed")
+
+
+def _installed(package: str) -> str | None:
+    """Its version, or None."""
     try:
-        return Finding(name=name, works=True, detail=version(name))
+        return version(package)
     except PackageNotFoundError:
-        return Finding(name=name, works=False, detail="not installed")
+        return None
 
 
 def _first(programs: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
 """ZeRO-Infinity: weights, gradients and optimizer states on the host (or states on the disk).
 
-Rajbhandari et al., SC 2021, section 5 (infinity offload engine) and 6.1 (prefetching, overlap). See
-README.md for the settings and why. Imports neither torch nor DeepSpeed until a run starts.
+Rajbhandari et al., SC 2021, sections 5.1.1 (what goes where), 6.2 (overlap) and 6.3 (offload
+engine). See README.md for the settings and why. Imports neither torch nor DeepSpeed until a run
+starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """ZeRO-Offload: weights on the device, gradients to the host as they come, DeepSpeedCPUAdam there.
 
-Ren et al., USENIX ATC 2021, section 4 (offload strategy) and 5 (optimized CPU execution). See
-README.md for the settings and why. Imports neither torch nor DeepSpeed until a run starts.
+Ren et al., USENIX ATC 2021, sections 3 (what goes where), 4.1 (schedule on one GPU) and 5.1 (CPU
+Adam). See README.md for the settings and why. Imports neither torch nor DeepSpeed until a run
+starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The two drawings all five exhibits need: bars by method, and lines over a number.
+"""The two drawings all five exhibits need: bars in groups, and lines over a number.
 
 Sources stand side by side, never stacked into one mark; spread is an error bar; a value that is
-missing says why in its place.
+missing says why in its place. Small marks at the numbers send the reader to the small print: a dagger
+for a published run that did not train what it names, a double dagger for a point whose published value
+calibrated the simulation.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.figures.style import SOURCES, bar_look, line_look
+from workbench.figures.rows import HERE
+from workbench.figures.style import GREY, LOOKS, SOURCES, bar_look, line_look, name_of
+from workbench.runs.methods import METHODS
+
+UNSOUND, CALIBRATED = "\u2020", "\u2021"
 
 SHORT = {
-    "oom_device": "out of device\nmemory",
-    "oom_host": "out of host\nmemory",
+    "oom_device": "out of device memory",
+    "oom_host": "out of host memory",
     "oom_disk": "out of disk",
     "timeout": "timed out",
     "cancelled": "cancelled",
@@ -23,76 +29,244 @@ SHORT = {
     "error": "failed",
     "": "not run",
 }
-"""What stands where a bar is missing."""
+"""What stands where a value is missing."""
+
+DEFECTS = {
+    "row-adam": "updates 0.09 % of an offloaded layer",
+    "races": "copies not ordered with compute",
+    "partial-lr": "learning rate and clipping reach one layer",
+    "not-l2l": "not the published algorithm, its loss never falls",
+    "killed": "killed after 10 iterations",
+}
+"""Why a published run is not sound, in the space a figure has."""
 
 
 def series_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
     """(source, variant) pairs that occur, published first and measured last."""
-    pairs = {(r.source, r.variant) for r in rows.itertuples()}
+    pairs = {(row.source, row.variant) for row in rows.itertuples()}
     return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))
 
 
-def bars(axes: Any, rows: pd.DataFrame, ylabel: str, *, order: list[str], number: str = "{:.3g}"):
-    """One group of bars per label in `order`, one bar in it per (source, variant)."""
+def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
+    """The rows of one series."""
+    return rows[(rows["source"] == source) & (rows["variant"] == variant)]
+
+
+def missing_words(status: str) -> str:
+    """Why there is no value."""
+    return SHORT.get(status, "no value")
+
+
+def bars(
+    axes: Any,
+    rows: pd.DataFrame,
+    groups: dict[str, str],
+    ylabel: str,
+    *,
+    column: str = "method",
+    number: str = "{:.3g}",
+) -> None:
+    """One group of bars per key of `groups` (its value is the tick's label).
+
+    A group holds the rows whose `column` is its key, the baseline before STRONGHOLD in each series.
+    """
     series = series_of(rows)
-    width = 0.8 / max(1, len(series))
-    top = rows["value"].max()
-    top = 1.0 if pd.isna(top) else float(top)
-    for i, (source, variant) in enumerate(series):
-        part = rows[(rows["source"] == source) & (rows["variant"] == variant)]
-        for row in part.itertuples():
-            if row.label not in order:
-                continue
-            x = order.index(row.label) + (i - (len(series) - 1) / 2) * width
-            if row.value is None or pd.isna(row.value):
-                why = SHORT.get(row.status or "", "no value")
-                axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=5.5)
-                continue
-            axes.bar(x, row.value, width * 0.92, **bar_look(row.method, source))
-            if not (pd.isna(row.low) or pd.isna(row.high)):
-                error = [[row.value - row.low], [row.high - row.value]]
-                axes.errorbar(x, row.value, yerr=error, color="#333333", capsize=2, lw=0.8)
-            axes.text(
-                x, row.value + top * 0.015, number.format(row.value),
-                ha="center", va="bottom", fontsize=5.5, rotation=90 if width < 0.3 else 0,
-            )  # fmt: skip
-    axes.set_xticks(range(len(order)), [label.replace("-", "-\n", 1) for label in order])
-    axes.set_xlim(-0.6, len(order) - 0.4)
-    axes.set_ylim(0, top * 1.28)
+    parts = {key: _ordered(rows[rows[column] == key], key, series) for key in groups}
+    width = 0.86 / max(1, *(len(part) for part in parts.values()))
+    tall = pd.concat([rows["value"], rows["high"]]).max()
+    top = 1.0 if pd.isna(tall) else float(tall)
+    for place, part in enumerate(parts.values()):
+        for i, row in enumerate(part):
+            x = place + (i - (len(part) - 1) / 2) * width
+            _bar(axes, row, x, width, top, number)
+    axes.set_xticks(range(len(groups)), list(groups.values()))
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.55, len(groups) - 0.45)
+    axes.set_ylim(0, top * (1.34 if width < 0.3 else 1.16))
     axes.set_ylabel(ylabel)
+
+
+def _ordered(part: pd.DataFrame, key: str, series: list[tuple[str, str]]) -> list[Any]:
+    def place(row: Any) -> tuple[int, bool]:
+        return series.index((row.source, row.variant)), row.method != key
+
+    return sorted(part.itertuples(), key=place)
+
+
+def _bar(axes: Any, row: Any, x: float, width: float, top: float, number: str) -> None:
+    if pd.isna(row.value):
+        why = missing_words(row.status)
+        axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
+        return
+    axes.bar(x, row.value, width * 0.86, **bar_look(_color(row), row.source, row.variant))
+    end = row.value
+    if not (pd.isna(row.low) or pd.isna(row.high)):
+        error = [[row.value - row.low], [row.high - row.value]]
+        axes.errorbar(x, row.value, yerr=error, color="black", capsize=1.5, lw=0.7, capthick=0.7)
+        end = row.high
+    axes.annotate(
+        number.format(row.value) + marks(row),
+        (x, end),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=6,
+        rotation=90 if width < 0.3 else 0,
+    )
+
+
+def _color(row: Any) -> str:
+    return LOOKS[row.method].color
+
+
+def marks(row: Any) -> str:
+    """The daggers of a row."""
+    unsound = UNSOUND if row.source == "published" and row.sound is False else ""
+    return unsound + (CALIBRATED if row.calibrated is True else "")
 
 
 def lines(axes: Any, rows: pd.DataFrame, xlabel: str, ylabel: str) -> None:
-    """Value over x, one line per (source, variant), quartiles as a band of error bars."""
+    """Value over x, one line per (source, variant), quartiles as error bars."""
     for source, variant in series_of(rows):
-        part = rows[(rows["source"] == source) & (rows["variant"] == variant)].sort_values("x")
+        part = part_of(rows, source, variant).sort_values("x")
         shown = part.dropna(subset=["value"])
-        if shown.empty:
-            continue
-        look = line_look(shown["method"].iloc[0], source)
-        if source == "simulated" and variant != "as published":
-            look["marker"] = "P"
-        label = source if not variant else f"{source}: {variant}"
-        axes.plot(shown["x"], shown["value"], label=label, **look)
-        spread = shown.dropna(subset=["low", "high"])
-        if not spread.empty:
-            error = [spread["value"] - spread["low"], spread["high"] - spread["value"]]
-            axes.errorbar(
-                spread["x"], spread["value"], yerr=error,
-                fmt="none", color=look["color"], capsize=2, lw=0.8,
-            )  # fmt: skip
+        if not shown.empty:
+            look = line_look(shown["method"].iloc[0], source, variant)
+            axes.plot(shown["x"], shown["value"], label=_series_name(shown), **look)
+            _spread(axes, shown, look["color"])
         for row in part[part["value"].isna()].itertuples():
             axes.annotate(
-                SHORT.get(row.status or "", "no value").replace("\n", " "),
-                (row.x, 0.02), xycoords=("data", "axes fraction"),
-                rotation=90, fontsize=5.5, ha="center",
-            )  # fmt: skip
+                missing_words(row.status),
+                (row.x, 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                fontsize=6,
+                ha="center",
+                va="bottom",
+                color=GREY,
+            )
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.04)
+    axes.margins(x=0.04)
 
 
-def footnote(figure: Any, text: str) -> None:
-    """One line of small print under the axes: where the numbers come from."""
-    figure.text(0.0, -0.02, textwrap.fill(text, 130), fontsize=5.8, color="#444444", va="top")
+def _spread(axes: Any, shown: pd.DataFrame, color: str) -> None:
+    spread = shown.dropna(subset=["low", "high"])
+    if len(spread):
+        error = [spread["value"] - spread["low"], spread["high"] - spread["value"]]
+        axes.errorbar(
+            spread["x"], spread["value"], yerr=error, fmt="none", color=color, capsize=1.5, lw=0.7
+        )
+
+
+def _series_name(part: pd.DataFrame) -> str:
+    first = part.iloc[0]
+    return name_of(first["source"], first["variant"], first["hardware"])
+
+
+def legend_of_bars(figure: Any, rows: pd.DataFrame, *, pairs: bool = False) -> None:
+    """Above the axes: which mark is published, simulated, measured; with `pairs`, whose bar it is."""
+    from matplotlib.patches import Patch
+
+    handles, names = [], []
+    for source, variant in series_of(rows):
+        part = part_of(rows, source, variant)
+        handles.append(Patch(**bar_look(GREY, source, variant)))
+        names.append(_series_name(part))
+    if pairs:
+        handles += [
+            Patch(color="#bbbbbb"),
+            Patch(color=LOOKS["stronghold"].color),
+        ]
+        names += ["the baseline named below", METHODS["stronghold"].label]
+    _place_legend(figure, handles, names)
+
+
+def legend_of_lines(figure: Any) -> None:
+    """Above the axes: every line once."""
+    known: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            known.setdefault(name, handle)
+    _place_legend(figure, list(known.values()), list(known))
+
+
+def _place_legend(figure: Any, handles: list[Any], names: list[str]) -> None:
+    across = figure.get_figwidth() * 20  # characters of 7 point
+    columns = len(names)
+    while columns > 1 and sum(len(name) + 8 for name in names) > across * -(-len(names) // columns):
+        columns -= 1
+    longest = max((len(name) for name in names), default=0) + 8
+    columns = max(1, min(columns, int(across // longest) or 1))
+    figure.legend(
+        handles, names, loc="outside upper center", ncols=columns, columnspacing=1.2, borderpad=0.1
+    )
+
+
+def small_print(figure: Any, rows: pd.DataFrame, *more: str) -> None:
+    """Under the axes: what the marks mean, why a published value is not sound, and `more`."""
+    sentences = [*more]
+    unsound = rows[[UNSOUND in marks(row) for row in rows.itertuples()]]
+    if len(unsound):
+        told = [f"{METHODS[name].label}: {_defects(name)}" for name in unsound["method"].unique()]
+        sentences.append(f"{UNSOUND} published run not sound. " + ". ".join(told) + ".")
+    if any(CALIBRATED in marks(row) for row in rows.itertuples()):
+        sentences.append(f"{CALIBRATED} its published value calibrates the simulation.")
+    if not sentences:
+        return
+    width = int(figure.get_figwidth() * 25)  # characters of 6 point
+    text = "\n".join(line for sentence in sentences for line in textwrap.wrap(sentence, width))
+    figure.supxlabel(text, fontsize=6, color=GREY, ha="left", x=0.01)
+
+
+def _defects(method: str) -> str:
+    from workbench.published.tables import published
+
+    table = published("stronghold")
+    ids = " ".join(table[(table["method"] == method) & ~table["sound"]]["defects"]).split()
+    return ", ".join(words for name, words in DEFECTS.items() if name in ids)
+
+
+def relative_to_method(rows: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Each series' values over its own value of one method; as published where it has none.
+
+    A simulation of our own runtime has no Megatron-LM of its own: the published system is its too.
+    """
+    out = []
+    for source, variant in series_of(rows):
+        part = part_of(rows, source, variant).copy()
+        base = part[part["method"] == method]["value"].dropna()
+        if base.empty:
+            base = rows[(rows["source"] == source) & (rows["method"] == method)]["value"].dropna()
+        if base.empty:
+            continue
+        for column in ("value", "low", "high"):
+            part[column] = part[column] / float(base.iloc[0])
+        out.append(part)
+    return pd.concat(out) if out else rows.iloc[:0]
+
+
+def relative_to_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each series' values over its own value at the smallest x."""
+    out = []
+    for source, variant in series_of(rows):
+        part = part_of(rows, source, variant).dropna(subset=["value"]).sort_values("x").copy()
+        if part.empty:
+            continue
+        base = float(part["value"].iloc[0])
+        for column in ("value", "low", "high"):
+            part[column] = part[column] / base
+        out.append(part)
+    return pd.concat(out) if out else rows.iloc[:0]
+
+
+def without(rows: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Rows of the other sources, and not the predictions that were made for this machine's runs."""
+    return rows[rows["source"] != source]
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """What a panel of ratios compares: everything but our predictions of the runs shown beside it."""
+    return rows[rows["variant"] != HERE]

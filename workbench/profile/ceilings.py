@@ -26,6 +26,7 @@ from workbench.profile.loads import (
     Product,
     device_adam_load,
     host_adam_load,
+    torch_device,
 )
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware
@@ -56,8 +57,7 @@ def measure_ceilings(
     Raises ValueError for a device that is not there, or a folder that cannot hold a file.
     """
     machine = this_machine(device)
-    target = torch.device(machine.device)
-    use_device_threads(machine.device)
+    target = torch_device(machine.device)
     begin = time.perf_counter()
     table = Table(echo=echo, seconds=seconds)
     device_bytes, host_bytes = machine.tiers()
@@ -87,6 +87,7 @@ def measure_ceilings(
             action_overhead_s=_overhead(target, table),
             slowdowns=_slowdowns(target, lanes, adam_threads, table),
         )
+    use_device_threads(machine.device)
     return Ceilings(
         machine=machine,
         hardware=hardware,

@@ -25,6 +25,7 @@ from workbench.profile.timing import Sample
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.disk import DiskStore
+from workbench.runtime.threads import cpu_threads
 from workbench.runtime.tiers import Slab, Tier, slab
 
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
@@ -40,6 +41,13 @@ HYPER = AdamStep(
 )
 
 
+def torch_device(device: str) -> torch.device:
+    """With its index, which some of torch's calls insist on."""
+    if device == "cuda":
+        return torch.device(device, torch.cuda.current_device())
+    return torch.device(device)
+
+
 class Load(ABC):
     """Work of one lane."""
 
@@ -47,6 +55,8 @@ class Load(ABC):
     """What one piece does: bytes, parameters or floating-point operations."""
     computes = True
     """Whether the calling thread does the work itself, as far as it is not the GPU's."""
+    threads = 1
+    """Threads torch may use for it: the lanes beside the compute lane have one each."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,6 +71,8 @@ class Load(ABC):
 
     def once(self) -> Sample:
         """Take one sample in the calling thread; its seconds are those of a piece."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.threads)  # holds for this thread
         if not self._pieces:
             self._timed(1)
             self._pieces = max(1, math.ceil(SAMPLE_S / self._timed(1).wall))
@@ -131,11 +143,14 @@ class Copy(Load):
 
 
 class Adam(Load):
-    """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and working weights."""
+    """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and working weights.
+
+    `threads` are the kernel's own, not torch's.
+    """
 
     def __init__(self, device: torch.device, *, threads: int, numel: int, narrow: bool) -> None:
         super().__init__(device)
-        self.amount, self._threads = numel, threads
+        self.amount, self._kernel_threads = numel, threads
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
         self._states = torch.zeros(RING, 3, numel, device=device)
@@ -152,7 +167,7 @@ class Adam(Load):
             HYPER,
             decay_split=int(self.amount),
             working=None if self._working is None else self._working[index],
-            threads=self._threads,
+            threads=self._kernel_threads,
         )
 
 
@@ -161,6 +176,7 @@ class Product(Load):
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device)
+        self.threads = cpu_threads(device.type).compute
         tokens, hidden = (512, 512) if device.type == "cpu" else (4096, 4096)
         self.amount = 2.0 * tokens * hidden * 4 * hidden
         self._x = torch.randn(tokens, hidden, device=device).to(dtype)
@@ -189,6 +205,7 @@ class Layer(Load):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        self.threads = cpu_threads(device.type).compute
         hidden, seq, batch = (256, 128, 4) if device.type == "cpu" else (2048, 1024, 4)
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._model = make_model(

@@ -21,6 +21,7 @@ import torch
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
 from workbench.profile.footprint import footprints
+from workbench.profile.loads import torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, summarize
 from workbench.runtime.device_budget import device_meter
@@ -28,8 +29,10 @@ from workbench.runtime.threads import use_device_threads
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-BLOCKS = 3
-"""Blocks in the small step, so that a block finds the caches full of another's data, as it will."""
+BLOCKS = 6
+"""Blocks in the small step, so that a block finds the caches full of others' data, as it will."""
+FEW_BLOCKS = 2
+"""Blocks where more would take too long; a large one fills the caches by itself."""
 STEP_SECONDS = 1.5
 """Longest small step that is timed at full size."""
 REDUCED_STEP_SECONDS = 0.8
@@ -100,11 +103,11 @@ def unit_costs(
     seconds: float = 1.0,
 ) -> tuple[dict[str, UnitCost], str]:
     """Cost by kind of unit, and a sentence on what was scaled (empty if nothing was)."""
-    target, torch_dtype = torch.device(device), DTYPES[dtype]
+    target, torch_dtype = torch_device(device), DTYPES[dtype]
     use_device_threads(target.type)
     full = Size(microbatch, seq)
-    small = _affordable(model, full, hardware)
-    units = model_units(model, BLOCKS if small == full else 1)
+    small, blocks = _affordable(model, full, hardware)
+    units = model_units(model, blocks)
     with device_meter(target) as meter:
         bench = Bench(model, units, dtype=torch_dtype, device=target, meter=meter)
         timings = {
@@ -167,20 +170,22 @@ def model_units(model: LayeredModel, most: int) -> list[int]:
     return units
 
 
-def _affordable(model: LayeredModel, full: Size, hardware: Hardware) -> Size:
-    """The full size, if a small step of it is short enough, else the largest part that is."""
+def _affordable(model: LayeredModel, full: Size, hardware: Hardware) -> tuple[Size, int]:
+    """The full size, if a small step of it is short enough, else the largest part that is; and of
+    how many blocks."""
 
     def seconds(size: Size, blocks: int) -> float:
         # Forward, recomputation, and a backward pass of two forward passes.
         flops = sum(4 * model.flops(unit, *size) for unit in model_units(model, blocks))
         return flops / hardware.matmul_flops_per_s
 
-    if seconds(full, BLOCKS) <= STEP_SECONDS:
-        return full
+    for blocks in (BLOCKS, FEW_BLOCKS):
+        if seconds(full, blocks) <= STEP_SECONDS:
+            return full, blocks
     size = _half(full)
     while seconds(size, 1) > REDUCED_STEP_SECONDS and size.microbatch * size.seq > LEAST_TOKENS:
         size = _half(size)
-    return size
+    return size, 1
 
 
 def _half(size: Size) -> Size:

@@ -74,9 +74,9 @@ def predict(figure: str) -> pd.DataFrame:
 
     Columns: ``figure``, ``method``, ``layers``, ``window``, ``value``, ``unit`` (billion
     parameters, samples/s or ms, as published), ``source`` (always ``simulated``), ``variant``,
-    ``pair`` (figure 7a: the baseline whose largest model it is), ``calibrated`` (the published value
-    of this point was used to calibrate a constant), ``tier`` (figure 6a: the memory that one more
-    layer would not fit), ``binding`` (what decides, in words), ``note``.
+    ``pair`` (figure 7a: the baseline whose largest model it is), ``calibrated`` (the published
+    value of this point was used to calibrate a constant), ``tier`` (figure 6a: the memory that one
+    more layer would not fit), ``binding`` (what decides, in words), ``note``.
     """
     if figure not in FIGURES:
         raise ValueError(f"figure {figure!r} is not predicted; {', '.join(FIGURES)} are")

@@ -20,8 +20,8 @@ def published(system: str) -> pd.DataFrame:
     Columns: ``figure`` (``memory`` and ``none`` for values that no figure shows), ``method``,
     ``layers``, ``window`` (missing where there is none), ``value``, ``unit``, ``statistic``,
     ``spread`` (standard deviation of the log points), ``pair`` (figure 7a: the baseline whose
-    largest model it is), ``source`` (always ``published``), ``origin`` (the table or log it was read
-    from), ``sound``, ``defects``, ``note``.
+    largest model it is), ``source`` (always ``published``), ``origin`` (the table or log it was
+    read from), ``sound``, ``defects``, ``note``.
     """
     if system not in SYSTEMS:
         raise ValueError(

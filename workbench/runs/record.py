@@ -46,7 +46,7 @@ class Outcome:
     """Steps left out because a gradient was not finite."""
     grad_norms: list[float | None] = field(default_factory=list)
     engine: str = ""
-    """Which implementation ran, e.g. ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
+    """Which implementation ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
     notes: list[str] = field(default_factory=list)
 
 

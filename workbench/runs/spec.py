@@ -1,7 +1,7 @@
 """What a run is: everything that determines its result, as plain data.
 
-A `RunSpec` is frozen, JSON-able and hashable into a key; two runs with one key would do the same work
-on the same class of device, so the second is not run again.
+A `RunSpec` is frozen, JSON-able and hashable into a key; two runs with one key would do the same
+work on the same class of device, so the second is not run again.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ class RunSpec:
         for name in ("lr", "eps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0, below 1")
         for name in ("weight_decay", "min_lr", "warmup_steps", "save_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")

@@ -111,7 +111,7 @@ def _rows(
     """("line 2", column -> cell) of each row that is not empty."""
     if not text.strip():
         return
-    reader = csv.reader(io.StringIO(text), strict=True)
+    reader = csv.reader(io.StringIO(text), strict=True, skipinitialspace=True)
     try:
         head = [cell.strip() for cell in next(reader)]
         for column in head:

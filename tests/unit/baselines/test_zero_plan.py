@@ -1,0 +1,168 @@
+"""The ZeRO planners: schedules that are proved, and predictions that today's DeepSpeed bears out."""
+
+from __future__ import annotations
+
+import pytest
+
+from baselines.zero_infinity.planner import plan as plan_infinity
+from baselines.zero_offload.planner import plan as plan_offload
+from baselines.zero_plan import Release
+from workbench.methods.plan import Plan
+from workbench.model.spec import ModelSpec
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.runs.spec import RunSpec
+from workbench.schedule.action import Kind
+from workbench.schedule.validate import validate
+
+PLANNERS = {"zero-offload": plan_offload, "zero-infinity": plan_infinity}
+SMALL = ModelSpec(layers=6, hidden=256, heads=4, seq=128, vocab=512)
+
+
+def hardware(device: str = "cuda", **changes: float) -> Hardware:
+    values = {
+        "cores": 16,
+        "device_bytes": 32 * 2**30,
+        "host_bytes": 118 * 2**30,
+        "h2d_bytes_per_s": 55.4e9,
+        "d2h_bytes_per_s": 55.4e9,
+        "host_adam_params_per_s": 5.4e9,
+        "device_adam_params_per_s": 120e9,
+        "matmul_flops_per_s": 7e14,
+        "disk_read_bytes_per_s": 3e9,
+        "disk_write_bytes_per_s": 1.6e9,
+    }
+    return Hardware(name="test", source="measured", device=device, **{**values, **changes})
+
+
+def profile(model: ModelSpec, seconds: float, *, weight_bytes: int = 4, **hw) -> Profile:
+    """A profile whose units take `seconds` in all, blocks and head by their operations."""
+    blocks, head = 12 * model.hidden**2 * model.layers, model.vocab * model.hidden
+    share = seconds / (4 * blocks + 3 * head)
+    each = share * 12 * model.hidden**2
+    embedding = UnitCost(
+        kind="embedding", parameters=(model.vocab + model.seq) * model.hidden,
+        forward_s=0, recompute_s=0, backward_s=0,
+    )  # fmt: skip
+    block = UnitCost(
+        kind="block", parameters=model.block_parameters, kept_bytes=1000,
+        forward_s=each, recompute_s=each, backward_s=2 * each, input_bytes=100, output_bytes=100,
+    )  # fmt: skip
+    last = UnitCost(
+        kind="head", parameters=2 * model.hidden, forward_s=share * head, recompute_s=share * head,
+        backward_s=2 * share * head, input_bytes=100, kept_bytes=500,
+    )  # fmt: skip
+    units = (embedding, *[block] * model.layers, last)
+    return Profile(
+        hardware=hardware(**hw), units=units, microbatch=4, seq=model.seq, weight_bytes=weight_bytes
+    )
+
+
+def make(method: str, model: ModelSpec = SMALL, seconds: float = 1.0, **spec) -> Plan:
+    hw = spec.pop("hw", {})
+    dtype = spec.get("dtype", "fp32")
+    costs = profile(model, seconds, weight_bytes=4 if dtype == "fp32" else 2, **hw)
+    return PLANNERS[method](RunSpec(method=method, model=model, **spec), costs)
+
+
+@pytest.mark.parametrize("method", PLANNERS)
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_schedules_are_proved(
+    method: str, microbatches: int, activations: str, device: str
+) -> None:
+    made = make(method, microbatches=microbatches, activations=activations, hw={"device": device})
+    assert made.fits
+    validate(made.schedule)
+
+
+def test_states_on_the_disk_are_read_and_written() -> None:
+    made = make("zero-infinity", optimizer_tier="disk")
+    validate(made.schedule)
+    n = SMALL.parameters
+    assert made.moved_bytes["read"] == made.moved_bytes["write"] == 16 * n
+    assert made.peak_bytes["disk"] == 16 * n
+    assert made.step_seconds > make("zero-infinity").step_seconds
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "microbatches", "load", "store", "host"),
+    [
+        # Bytes a parameter that DeepSpeed 0.19.8 had and moved on a CPU, 6 layers of hidden 256.
+        ("zero-offload", "fp32", 1, 4, 4, 20.2),
+        ("zero-offload", "fp32", 2, 8, 12, 24.2),
+        ("zero-offload", "fp32", 4, 16, 20, 24.2),
+        ("zero-offload", "bf16", 1, 2, 4, 18.1),
+        ("zero-offload", "bf16", 2, 4, 8, 20.1),
+        ("zero-infinity", "fp32", 1, 4, 4, 24.0),
+        ("zero-infinity", "bf16", 1, 2, 2, 20.0),
+    ],
+)
+def test_bytes_are_those_of_deepspeed(
+    method: str, dtype: str, microbatches: int, load: int, store: int, host: float
+) -> None:
+    made = make(method, dtype=dtype, microbatches=microbatches)
+    n = SMALL.parameters
+    assert made.moved_bytes["load"] == load * n
+    assert made.moved_bytes["store"] == store * n
+    assert made.peak_bytes["host"] / n == pytest.approx(host, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "layers", "in_gpu", "measured"),
+    [
+        ("zero-offload", 32, 31.8, 4.57),
+        ("zero-offload", 78, 13.5, 2.04),
+        ("zero-infinity", 32, 31.8, 3.79),
+        ("zero-infinity", 78, 13.5, 1.59),
+    ],
+)
+def test_the_h200_figures_come_out_within_10_percent(
+    method: str, layers: int, in_gpu: float, measured: float
+) -> None:
+    """Samples/s of DeepSpeed 0.19.8, batch 4, bf16; `in_gpu` with everything on the device."""
+    model = ModelSpec(layers=layers)
+    made = make(method, model, 4 / in_gpu, dtype="bf16")
+    assert 4 / made.step_seconds == pytest.approx(measured, rel=0.10)
+
+
+def test_the_optimizer_is_exposed_after_the_last_gradient() -> None:
+    for method in PLANNERS:
+        fast = make(method, hw={"host_adam_params_per_s": 1e15})
+        slow = make(method, hw={"host_adam_params_per_s": 1e8})
+        share = Release.current(method).adam_share
+        assert slow.step_seconds - fast.step_seconds == pytest.approx(
+            SMALL.parameters / (share * 1e8), rel=1e-3
+        )
+
+
+def test_weights_within_the_reuse_distance_are_fetched_once() -> None:
+    small = make("zero-infinity")
+    loads = [a.unit for a in small.schedule.actions if a.kind is Kind.LOAD]
+    assert len(loads) == len(set(loads)) == SMALL.units
+    large = ModelSpec(layers=60)
+    loads = [a for a in make("zero-infinity", large).schedule.actions if a.kind is Kind.LOAD]
+    again = {a.unit for a in loads if a.turn == 1}
+    assert again == set(range(51)), "the last 9 layers are within 1e9 / 2 parameters"
+
+
+def test_memory_edges() -> None:
+    need = make("zero-offload").settings["reserved_bytes"]
+    assert make("zero-offload", device_memory=need).fits
+    short = make("zero-offload", device_memory=need - 1)
+    assert not short.fits
+    assert short.lacking == "device"
+    host = make("zero-infinity").peak_bytes["host"]
+    assert make("zero-infinity", host_memory=host).fits
+    assert make("zero-infinity", host_memory=host - 1).lacking == "host"
+
+
+def test_nothing_overlaps_without_streams() -> None:
+    slow_link = {"h2d_bytes_per_s": 1e8, "d2h_bytes_per_s": 1e8}
+    for method in PLANNERS:
+        moved = make(method, hw=slow_link).moved_bytes
+        link_s = (moved["load"] + moved["store"]) / 1e8
+        cuda = make(method, hw={"device": "cuda", **slow_link}).step_seconds
+        cpu = make(method, hw={"device": "cpu", **slow_link}).step_seconds
+        assert cpu > cuda
+        assert cpu > 1.0 + link_s
