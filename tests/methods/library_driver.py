@@ -38,6 +38,25 @@ def prepared(library: str, spec: RunSpec, report: Silent, folder: Path):
         yield training
 
 
+def poison(training: Any, at_step: int) -> None:
+    """Make a gradient of one step not a number."""
+    step = training._step
+
+    def poisoned(number: int) -> float:
+        if number != at_step:
+            return step(number)
+        feed_forward = training.whole.blocks[1].mlp
+        hook = feed_forward.register_full_backward_hook(
+            lambda module, grads, _: (grads[0] * float("nan"),)
+        )
+        try:
+            return step(number)
+        finally:
+            hook.remove()
+
+    training._step = poisoned
+
+
 def run(job: dict[str, Any]) -> None:
     """One job; its result is JSON, with the parameters before and after beside it."""
     spec, folder = RunSpec.from_dict(job["spec"]), Path(job["folder"])
@@ -46,6 +65,8 @@ def run(job: dict[str, Any]) -> None:
     try:
         with prepared(job["library"], spec, report, folder) as training:
             save_file(training.parameters(), folder / "before.safetensors")
+            if job["poison_step"] is not None:
+                poison(training, job["poison_step"])
             training.run()
             save_file(training.parameters(), folder / "after.safetensors")
             result = asdict(training.outcome())

@@ -42,7 +42,9 @@ SPECS = {
     "small device": BASE.with_(device_memory=50_000),
     "small host": BASE.with_(host_memory=50_000),
     "tight": BASE.with_(device_memory=600_000, microbatches=4, steps=3),
-    "whole": BASE.with_(steps=12, save_every=0),
+    "poisoned": BASE.with_(steps=3, lr_decay_steps=15),
+    "two steps": BASE.with_(steps=2, lr_decay_steps=15),
+    "whole": BASE.with_(steps=12),
     "killed": BASE.with_(steps=8, save_every=4, lr_decay_steps=12),
 }
 LIBRARIES = ("zero_offload", "zero_infinity")
@@ -65,6 +67,7 @@ class Runs:
                 "spec": spec.to_dict(),
                 "folder": str(self.folder / (shared or {}).get(name, name)),
                 "result": str(self.folder / f"{name}.json"),
+                "poison_step": 2 if name == "poisoned" else None,
             }
             for name, spec in specs.items()
         ]
@@ -198,6 +201,16 @@ def test_bytes_moved_are_the_formula(runs):
         # Weights come once a pass, those of small parameters once a step.
         assert once["load"] <= 2 * 4 * PARAMETERS
         assert 1.9 * once["load"] < twice["load"] < 2 * once["load"]
+
+
+@pytest.mark.deepspeed
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(runs):
+    """The third step of three, so the end is that of two."""
+    result = runs.result("poisoned")
+    assert result["skipped_steps"] == [2]
+    assert result["events"].count("skipped") == 1
+    after, expected = runs.after("poisoned"), runs.after("two steps")
+    assert all((after[name] == expected[name]).all() for name in expected)
 
 
 @pytest.mark.deepspeed

@@ -65,10 +65,12 @@ def bars(
     *,
     column: str = "method",
     number: str = "{:.3g}",
+    bound: bool = False,
 ) -> None:
     """One group of bars per key of `groups` (its value is the tick's label).
 
     A group holds the rows whose `column` is its key, the baseline before STRONGHOLD in each series.
+    With `bound` the number at a bar is followed by the tier that decided it.
     """
     series = series_of(rows)
     parts = {key: _ordered(rows[rows[column] == key], key, series) for key in groups}
@@ -78,11 +80,13 @@ def bars(
     for place, part in enumerate(parts.values()):
         for i, row in enumerate(part):
             x = place + (i - (len(part) - 1) / 2) * width
-            _bar(axes, row, x, width, top, number)
+            words = f"{number.format(row.value)}{marks(row)}"
+            _bar(axes, row, x, width, top, f"{words} {row.bound}" if bound else words)
     axes.set_xticks(range(len(groups)), list(groups.values()))
-    axes.tick_params(axis="x", length=0)
+    narrow = axes.figure.get_figwidth() / len(axes.figure.axes) < 4
+    axes.tick_params(axis="x", length=0, labelsize=6.3 if narrow else 7)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_ylim(0, top * (1.34 if width < 0.3 else 1.16))
+    axes.set_ylim(0, top * (1.42 if bound else 1.3 if width < 0.3 else 1.16))
     axes.set_ylabel(ylabel)
 
 
@@ -93,7 +97,7 @@ def _ordered(part: pd.DataFrame, key: str, series: list[tuple[str, str]]) -> lis
     return sorted(part.itertuples(), key=place)
 
 
-def _bar(axes: Any, row: Any, x: float, width: float, top: float, number: str) -> None:
+def _bar(axes: Any, row: Any, x: float, width: float, top: float, words: str) -> None:
     if pd.isna(row.value):
         why = missing_words(row.status)
         axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
@@ -105,9 +109,9 @@ def _bar(axes: Any, row: Any, x: float, width: float, top: float, number: str) -
         axes.errorbar(x, row.value, yerr=error, color="black", capsize=1.5, lw=0.7, capthick=0.7)
         end = row.high
     axes.annotate(
-        number.format(row.value) + marks(row),
+        words,
         (x, end),
-        xytext=(0, 2),
+        xytext=(0, 2.5),
         textcoords="offset points",
         ha="center",
         va="bottom",
@@ -135,6 +139,10 @@ def lines(axes: Any, rows: pd.DataFrame, xlabel: str, ylabel: str) -> None:
             look = line_look(shown["method"].iloc[0], source, variant)
             axes.plot(shown["x"], shown["value"], label=_series_name(shown), **look)
             _spread(axes, shown, look["color"])
+            for row in shown.itertuples():
+                if row.calibrated is True:
+                    place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
+                    axes.annotate(CALIBRATED, (row.x, row.value), **place)
         for row in part[part["value"].isna()].itertuples():
             axes.annotate(
                 missing_words(row.status),
@@ -163,7 +171,9 @@ def _spread(axes: Any, shown: pd.DataFrame, color: str) -> None:
 
 def _series_name(part: pd.DataFrame) -> str:
     first = part.iloc[0]
-    return name_of(first["source"], first["variant"], first["hardware"])
+    name = name_of(first["source"], first["variant"], first["hardware"])
+    unsound = first["source"] == "published" and not part["sound"].any()
+    return f"{name} {UNSOUND}" if unsound else name
 
 
 def legend_of_bars(figure: Any, rows: pd.DataFrame, *, pairs: bool = False) -> None:
@@ -194,19 +204,21 @@ def legend_of_lines(figure: Any) -> None:
 
 
 def _place_legend(figure: Any, handles: list[Any], names: list[str]) -> None:
-    across = figure.get_figwidth() * 20  # characters of 7 point
-    columns = len(names)
-    while columns > 1 and sum(len(name) + 8 for name in names) > across * -(-len(names) // columns):
-        columns -= 1
-    longest = max((len(name) for name in names), default=0) + 8
-    columns = max(1, min(columns, int(across // longest) or 1))
+    """In as few even rows as the width allows; the figure grows by them."""
+    letters = figure.get_figwidth() * 17  # of 7 point
+    longest = max((len(name) + 6 for name in names), default=1)
+    columns = max(1, min(len(names), int(letters // longest)))
+    rows = -(-len(names) // columns)
+    columns = -(-len(names) // rows)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows)
     figure.legend(
-        handles, names, loc="outside upper center", ncols=columns, columnspacing=1.2, borderpad=0.1
+        handles, names, loc="outside upper center", ncols=columns, columnspacing=1.4, borderpad=0.1
     )
 
 
 def small_print(figure: Any, rows: pd.DataFrame, *more: str) -> None:
-    """Under the axes: what the marks mean, why a published value is not sound, and `more`."""
+    """Under the axes, the figure growing by it: what the marks mean, why a published value is not
+    sound, and `more`."""
     sentences = [*more]
     unsound = rows[[UNSOUND in marks(row) for row in rows.itertuples()]]
     if len(unsound):
@@ -216,9 +228,10 @@ def small_print(figure: Any, rows: pd.DataFrame, *more: str) -> None:
         sentences.append(f"{CALIBRATED} its published value calibrates the simulation.")
     if not sentences:
         return
-    width = int(figure.get_figwidth() * 25)  # characters of 6 point
-    text = "\n".join(line for sentence in sentences for line in textwrap.wrap(sentence, width))
-    figure.supxlabel(text, fontsize=6, color=GREY, ha="left", x=0.01)
+    width = int(figure.get_figwidth() * 22.5)  # characters of 6 point
+    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, width)]
+    figure.set_figheight(figure.get_figheight() + 0.1 * len(lines))
+    figure.supxlabel("\n".join(lines), fontsize=6, color=GREY, ha="left", x=0.01)
 
 
 def _defects(method: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from workbench.figures.sizes import Size
+from workbench.figures.verdict import Verdict
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 
@@ -24,7 +25,7 @@ class Exhibit(Protocol):
     SECTION: str
     """Where the paper shows it."""
     CLAIM: str
-    """In one sentence."""
+    """In one sentence or two."""
 
     def specs(self, size: Size, largest: dict[str, int]) -> list[RunSpec]:
         """The runs to make; `largest` is figure 6a's outcome (layers by method), empty if unknown."""
@@ -35,8 +36,8 @@ class Exhibit(Protocol):
     def draw(self, figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
         """Draw on an empty matplotlib figure. `same_scale`: published values share the axes."""
 
-    def verdicts(self, rows: pd.DataFrame, source: str) -> list[Any]:
-        """Judge the claim by the rows of a source."""
+    def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
+        """Judge the claim by the rows of one series."""
 
 
 FIGURES = ("6a", "7a", "8a", "8b", "9")
@@ -44,7 +45,7 @@ FIGURES = ("6a", "7a", "8a", "8b", "9")
 
 def find(figure: str) -> Exhibit:
     """The exhibit by its number, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
-    name = figure.removeprefix("fig")
+    name = figure.lower().removeprefix("fig")
     if name not in FIGURES:
         raise ValueError(
             f"unknown exhibit {figure!r}; known: {', '.join('fig' + f for f in FIGURES)}"
@@ -52,11 +53,19 @@ def find(figure: str) -> Exhibit:
     return import_module(f"workbench.figures.fig{name}")
 
 
-def value(rows: pd.DataFrame, source: str, **where: Any) -> float | None:
-    """The one value of a source with these columns; None when it is missing."""
+def value(
+    rows: pd.DataFrame, source: str, variant: str | None = None, **where: Any
+) -> float | None:
+    """The one value of a series with these columns; None when it is missing.
+
+    Where a series has no such row at all, another one of the same source answers: a simulation of our
+    own runtime is compared with the baselines as they were published.
+    """
     part = rows[rows["source"] == source]
     for column, wanted in where.items():
         part = part[part[column] == wanted]
+    if variant is not None and (part["variant"] == variant).any():
+        part = part[part["variant"] == variant]
     part = part.dropna(subset=["value"])
     return float(part["value"].iloc[0]) if len(part) else None
 

@@ -9,9 +9,9 @@ import pandas as pd
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import quotient, value
+from workbench.figures.fig8a import THRESHOLDS, claim
 from workbench.figures.sizes import Size
-from workbench.figures.style import legend_of_sources
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, no_speed_of
 from workbench.runs.methods import METHODS
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
@@ -19,108 +19,113 @@ from workbench.runs.spec import RunSpec
 FIGURE, SECTION = "7a", "VI.B, page 9"
 TITLE = "Throughput at each baseline's largest model"
 CLAIM = (
-    "At the largest model a baseline can train, STRONGHOLD is faster than L2L (4.29 times), "
-    "ZeRO-Offload (1.59) and ZeRO-Infinity (1.64), and keeps 0.89 of Megatron-LM's speed."
+    "At the largest model a baseline can train, STRONGHOLD is faster than L2L, ZeRO-Offload and "
+    "ZeRO-Infinity, and keeps most of Megatron-LM's speed."
 )
-THRESHOLDS = {"megatron-lm": 0.8, "l2l": 1.0, "zero-offload": 1.0, "zero-infinity": 1.0}
 BASELINES = tuple(THRESHOLDS)
 
 
 def specs(size: Size, largest: dict[str, int]) -> list[RunSpec]:
-    """For each baseline: itself and STRONGHOLD on its largest model, under the same budgets."""
+    """For each baseline: itself and STRONGHOLD on its largest model, under the same budgets.
+
+    STRONGHOLD chooses window and residency itself, as far as the budgets allow.
+    """
     out = []
     for method in BASELINES:
         layers = largest.get(method)
-        if not layers:
-            continue
-        for runner in (method, "stronghold"):
-            out.append(
-                size.spec(
-                    runner,
-                    layers=layers,
-                    hidden=size.search_hidden,
-                    device_memory=size.search_device_memory,
-                    host_memory=size.search_host_memory,
-                )
-            )
+        if layers:
+            out += [_spec(size, method, layers), _spec(size, "stronghold", layers)]
     return out
 
 
+def _spec(size: Size, method: str, layers: int) -> RunSpec:
+    from workbench.figures.fig6a import ROOMIEST
+
+    return size.timed(
+        method,
+        layers=layers,
+        hidden=size.search_hidden,
+        device_memory=size.search_device_memory,
+        host_memory=size.search_host_memory,
+        activations=ROOMIEST.get(method, "recompute"),
+    )
+
+
 def rows(records: list[RunRecord]) -> pd.DataFrame:
-    """Two rows per baseline: its own throughput and STRONGHOLD's on the same model (x = layers)."""
+    """Two rows per baseline: its own throughput and STRONGHOLD's on the same model."""
     own = {r.method: r for r in records if r.method != "stronghold"}
     ours = {r.spec["model"]["layers"]: r for r in records if r.method == "stronghold"}
     out = []
     for method in BASELINES:
-        record = own.get(method)
-        if record is None:
+        if method not in own:
             continue
-        layers = record.spec["model"]["layers"]
-        for each in (record, ours.get(layers)):
-            if each is not None:
-                row = tidy.measured(each, FIGURE, "samples/s", x=layers)
-                row["label"] = METHODS[method].label
-                out.append(row)
+        layers = own[method].spec["model"]["layers"]
+        for record in (own[method], ours.get(layers)):
+            if record is not None:
+                out += tidy.both(record, "samples/s", x=layers, pair=method)
     return tidy.table(out)
 
 
 def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
-    order = [METHODS[method].label for method in BASELINES]
+    """Bars in pairs, a baseline and STRONGHOLD."""
     if same_scale:
         axes = figure.subplots()
-        drawing.bars(axes, paired(rows), "throughput (samples/s)", order=order)
-        axes.set_title(TITLE)
-        legend_of_sources(axes, list(rows["source"].unique()), loc="upper right")
-        return
-    left, right = figure.subplots(1, 2)
-    own = paired(rows[rows["source"] != "published"])
-    drawing.bars(left, own, "throughput (samples/s)", order=order)
-    left.set_title("this machine: baseline, then STRONGHOLD")
-    drawing.bars(right, relative(rows), "STRONGHOLD over baseline", order=order)
-    right.axhline(1.0, color="#888888", linewidth=0.8)
-    right.set_title("as ratios, beside the published ones")
-    legend_of_sources(right, list(rows["source"].unique()), loc="upper right")
+        drawing.bars(axes, rows, _names(rows), "throughput (samples/s)", column="pair")
+    else:
+        left, right = figure.subplots(1, 2)
+        own = drawing.without(rows, "published")
+        drawing.bars(left, own, _names(own), "throughput (samples/s)", column="pair")
+        left.set_title("this machine, reduced size and budgets")
+        ratios = relative(drawing.compared(rows))
+        names = {method: METHODS[method].label.replace("-", "-\n", 1) for method in BASELINES}
+        drawing.bars(
+            right, ratios, names, "STRONGHOLD over baseline", column="pair", number="{:.2f}"
+        )
+        right.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
+        right.set_title("as ratios, beside the published ones")
+    drawing.legend_of_bars(figure, rows, pairs=True)
+    drawing.small_print(figure, rows)
 
 
-def paired(rows: pd.DataFrame) -> pd.DataFrame:
-    """The baseline's bar and STRONGHOLD's beside it: two variants of each source."""
-    out = rows.copy()
-    is_ours = out["method"] == "stronghold"
-    out["variant"] = out["variant"].where(~is_ours, out["variant"] + " (STRONGHOLD)")
-    return out
+def _names(rows: pd.DataFrame) -> dict[str, str]:
+    """A baseline and the depth of its largest model."""
+    names = {}
+    for method in BASELINES:
+        layers = rows[rows["pair"] == method]["layers"].dropna()
+        depth = f"{int(layers.iloc[0])} layers" if len(layers) else "no model fits"
+        names[method] = f"{METHODS[method].label}\n{depth}"
+    return names
 
 
 def relative(rows: pd.DataFrame) -> pd.DataFrame:
-    """STRONGHOLD's throughput over the baseline's, one row per baseline and source."""
+    """STRONGHOLD's throughput over the baseline's, one row per baseline and series."""
     out = []
-    for (source, variant, label), part in rows.groupby(["source", "variant", "label"], sort=False):
-        ours = value(part, source, method="stronghold")
-        baseline = part[part["method"] != "stronghold"]
-        if baseline.empty:
-            continue
-        base = value(baseline, source)
-        row = baseline.iloc[0].to_dict()
-        row |= {"value": quotient(ours, base), "low": None, "high": None}
-        row |= {"method": "stronghold", "label": label, "variant": variant}
-        out.append(row)
+    for source, variant in drawing.series_of(rows):
+        for method in BASELINES:
+            pair = rows[rows["pair"] == method]
+            ours = value(pair, source, variant, method="stronghold")
+            base = value(pair, source, variant, method=method)
+            mine = pair[pair["method"] == "stronghold"]
+            mine = drawing.part_of(mine, source, variant)
+            if mine.empty:
+                continue
+            row = mine.iloc[0].to_dict()
+            row |= {"value": quotient(ours, base), "unit": "ratio", "low": None, "high": None}
+            out.append(row)
     return tidy.table(out)
 
 
-def verdicts(rows: pd.DataFrame, source: str) -> list[Verdict]:
+def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
     """STRONGHOLD over each baseline."""
     ratios = relative(rows)
-    result = []
-    for method, threshold in THRESHOLDS.items():
-        label = METHODS[method].label
-        result.append(
-            at_least(
-                f"STRONGHOLD keeps {threshold:.0%} of {label}"
-                if threshold < 1
-                else f"STRONGHOLD is faster than {label}",
-                value(ratios, "published", label=label),
-                value(ratios, source, label=label),
-                threshold,
-                source,
-            )
+    return [
+        at_least(
+            f"{claim(method, threshold)} at its largest model",
+            value(ratios, "published", pair=method),
+            value(ratios, source, variant, pair=method),
+            threshold,
+            (source, variant),
+            cannot=no_speed_of(rows, source, method),
         )
-    return result
+        for method, threshold in THRESHOLDS.items()
+    ]

@@ -20,10 +20,10 @@ from workbench.runs.record import RunRecord, steady_step_seconds
 COLUMNS = (
     "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",
     "low", "high", "parameters", "source", "variant", "hardware", "device", "how", "status",
-    "note", "sound", "calibrated", "key",
+    "bound", "note", "sound", "calibrated", "key",
 )  # fmt: skip
 """`pair`: figure 7a's baseline whose largest model it is. `x`: what a line is drawn over. `low`,
-`high`: spread. `sound`: False where the published run did not train what it names. `calibrated`: the
+`high`: spread. `bound`: the tier that decided a size. `sound`: False where the published run did not train what it names. `calibrated`: the
 published value of this point went into a constant of the simulation."""
 
 HERE = "from this machine's profile"
@@ -37,10 +37,12 @@ def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for name, value in same.items():
         frame[name] = value
-    for name in ("pair", "variant", "hardware", "device", "how", "status", "note", "key"):
+    for name in ("pair", "variant", "hardware", "device", "how", "status", "bound", "note", "key"):
         frame[name] = frame[name].fillna("").astype(str)
     for name in ("value", "low", "high", "x", "layers", "window", "parameters"):
         frame[name] = pd.to_numeric(frame[name])
+    for name in ("sound", "calibrated"):  # a column of truths and gaps, also when read from CSV
+        frame[name] = frame[name].astype(str).map({"True": True, "False": False}).astype(object)
     return frame
 
 
@@ -139,6 +141,7 @@ def simulated(figure: str) -> pd.DataFrame:
         how="simulated with constants of the published machine",
         hardware="V100 32 GB, 12 cores",
         calibrated=frame["calibrated"],
+        bound=_tiers(frame["binding"]) if figure == "6a" else "",
         note=notes,
     )
 
@@ -164,10 +167,17 @@ def hardware_of(record: RunRecord) -> str:
     return f"{cpu}, {origin.get('cores', '?')} cores, no GPU"
 
 
+def _tiers(bindings: pd.Series) -> pd.Series:
+    """The tier that each sentence on what binds names."""
+    return bindings.str.extract(r"\b(device|host|disk)\b", expand=False)
+
+
 def _foreign(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
     """A table of values that no run of ours gave, in our columns."""
     frame = frame.assign(**columns)
     frame["label"] = [METHODS[method].label for method in frame["method"]]
+    frame["x"] = frame["window"] if set(frame["figure"]) == {"9"} else frame["layers"]
+    frame["size"] = "paper"
     return table(frame.reindex(columns=list(COLUMNS)).to_dict("records"), status="ok")
 
 

@@ -1,15 +1,21 @@
 """What each size of an exhibit runs, as named functions that return whole specs.
 
-* ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce.
+* ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce, in
+  the published proportion of device to host, and an emulated link makes transfers as dear as they are
+  on a GPU, where the copies of a machine without one would cost nothing.
 * ``small``: one GPU, minutes.
 * ``paper``: the published model (hidden 2048, 16 heads, sequence 1024, batch 4) under the published
   budgets. Without a GPU it is not run but simulated on the published machine.
+
+Tests have a fourth, ``tiny``, of seconds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from workbench.figures.verdict import DEEPSPEED
 from workbench.model.spec import ModelSpec
 from workbench.runs.spec import RunSpec
 from workbench.units import parse_bytes
@@ -21,33 +27,36 @@ SIZES = ("smoke", "small", "paper")
 class Size:
     """The dials of one size; everything else is the same for all methods."""
 
+    name: str
     model: ModelSpec
-    """Its `layers` are those of the throughput comparison (figure 8a)."""
+    """Its `layers` are those of the throughput comparison (figure 8a) and of figure 9."""
     batch: int
+    """Samples."""
     steps: int
+    """Of a run that is timed."""
     device: str
     dtype: str
     window: int
-    """STRONGHOLD's window for throughput; figure 6a uses `small_window`."""
+    """STRONGHOLD's window for throughput, in layers; figure 6a uses `small_window`."""
     small_window: int
     depths: tuple[int, ...]
     """Layer counts of the scaling line (figure 8b)."""
     windows: tuple[int, ...]
     """Windows of figure 9."""
     search_device_memory: int
+    """Bytes of the largest-model search (figure 6a) and of figure 7a."""
     search_host_memory: int
-    """Budgets of the largest-model search (figure 6a)."""
     search_hidden: int
     search_limit: int
     """No search looks beyond this many layers."""
     link_bytes_per_s: float | None = None
-    """Emulated link for figures 8b and 9, where a host copy would cost next to nothing."""
+    """Emulated link between host and device, each way, of timed runs on our own runtime."""
     device_memory: int | None = None
-    """Cap of the device in the throughput comparisons."""
+    """Cap of the device in the throughput comparisons, in bytes."""
 
-    def spec(self, method: str, **changes) -> RunSpec:
+    def spec(self, method: str, **changes: Any) -> RunSpec:
         """The run of one method; `layers` and `hidden` may be changed like any field."""
-        model = {**self.model.to_dict()}
+        model = self.model.to_dict()
         for name in ("layers", "hidden"):
             if name in changes:
                 model[name] = changes.pop(name)
@@ -62,30 +71,40 @@ class Size:
         }
         return RunSpec(**{**values, **changes})
 
+    def timed(self, method: str, **changes: Any) -> RunSpec:
+        """The same, for runs whose speed counts: behind the emulated link, if there is one.
+
+        DeepSpeed's copies are not ours to slow down.
+        """
+        link = None if method in DEEPSPEED else self.link_bytes_per_s
+        return self.spec(method, link_bytes_per_s=link, **changes)
+
 
 def smoke() -> Size:
-    """Minutes on two cores: blocks of 0.8 M parameters, budgets of MiB, bytes as tokens."""
+    """Minutes on two cores: blocks of 0.79 M parameters, budgets of MiB, bytes as tokens."""
     return Size(
+        name="smoke",
         model=ModelSpec(layers=12, hidden=256, heads=4, seq=128, vocab=256),
         batch=4,
         steps=8,
         device="cpu",
         dtype="fp32",
         window=4,
-        small_window=2,
-        depths=(4, 8, 12, 16, 24),
+        small_window=4,
+        depths=(4, 8, 12, 16, 20),
         windows=(2, 4, 6, 8, 10, 12),
-        search_device_memory=parse_bytes("48MiB"),
-        search_host_memory=parse_bytes("96MiB"),
-        search_hidden=128,
+        search_device_memory=parse_bytes("96MiB"),
+        search_host_memory=parse_bytes("256MiB"),
+        search_hidden=256,
         search_limit=96,
-        link_bytes_per_s=400e6,
+        link_bytes_per_s=200e6,
     )
 
 
 def small() -> Size:
-    """Minutes on one GPU: hidden 1024, a cap of 4 GiB."""
+    """Minutes on one GPU: hidden 1024, a cap of 12 GiB for speed and of 6 GiB for size."""
     return Size(
+        name="small",
         model=ModelSpec(layers=24, hidden=1024, heads=16, seq=1024, vocab=50304),
         batch=4,
         steps=8,
@@ -106,6 +125,7 @@ def small() -> Size:
 def paper() -> Size:
     """The published runs: fp32, batch 4, 32 GiB of device and 90 GB of host memory."""
     return Size(
+        name="paper",
         model=ModelSpec(layers=32, hidden=2048, heads=16, seq=1024, vocab=50304),
         batch=4,
         steps=8,
@@ -123,8 +143,30 @@ def paper() -> Size:
     )
 
 
+def tiny() -> Size:
+    """What tests run: three layers of 32, and a search that ends at once. No figure of it is shown."""
+    return Size(
+        name="tiny",
+        model=ModelSpec(layers=3, hidden=32, heads=2, seq=16, vocab=256),
+        batch=2,
+        steps=3,
+        device="cpu",
+        dtype="fp32",
+        window=2,
+        small_window=2,
+        depths=(2, 3),
+        windows=(2, 3),
+        search_device_memory=parse_bytes("1MiB"),
+        search_host_memory=parse_bytes("2MiB"),
+        search_hidden=32,
+        search_limit=40,
+        link_bytes_per_s=200e6,
+    )
+
+
 def named(size: str) -> Size:
     """A size by name; raises ValueError naming the known ones."""
-    if size not in SIZES:
+    known = {"smoke": smoke, "small": small, "paper": paper, "tiny": tiny}
+    if size not in known:
         raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
-    return {"smoke": smoke, "small": small, "paper": paper}[size]()
+    return known[size]()

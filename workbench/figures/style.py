@@ -95,20 +95,21 @@ def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
     A marker cannot be hatched: simulated ones are half filled, in a shape of their own.
     """
     look = LOOKS[method]
-    base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 1.0}
+    base = {"color": look.color, "marker": look.marker, "markersize": 4, "linewidth": 0.9}
     if source == "published":
-        return {**base, "markerfacecolor": "white", "linestyle": ":"}
+        hollow = {"markerfacecolor": "white", "markersize": 5.5, "markeredgewidth": 1.2}
+        return {**base, **hollow, "linestyle": ":"}
     if source == "simulated":
-        marker = "P" if variant == EXACT else "D"
+        marker = "s" if variant == EXACT else "D"
         style = "-." if variant == EXACT else "--"
-        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markersize": 5}
+        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.7}
         return {**base, **half, "marker": marker, "linestyle": style}
     return {**base, "linestyle": "-"}
 
 
 def name_of(source: str, variant: str, hardware: str = "") -> str:
-    """A series in a legend: ``measured (AMD EPYC, 2 cores)``, ``simulated, ours, exact``."""
-    words = source if not variant else f"{source}, {variant}"
+    """A series in a legend: ``measured (AMD EPYC, 2 cores)``, ``simulated: ours, exact``."""
+    words = source if not variant else f"{source}: {variant}"
     return f"{words} ({hardware})" if hardware and source == "measured" else words
 
 

@@ -1,16 +1,24 @@
 """Verdicts: a claim, what was published, what was seen here, and whether it holds and why.
 
-Absolute numbers of other hardware prove nothing, so claims are ratios. A claim that this machine cannot
-test is not judged; the reason stands beside it.
+Absolute numbers of other hardware prove nothing, so claims are ratios. A claim that this machine
+cannot test is not judged; the ratio is shown and the reason stands beside it.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pandas as pd
 
+from workbench.figures.style import name_of
+
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be told here"
+
+NO_OVERLAP = (
+    "without a GPU DeepSpeed copies and computes one after the other and its device is the same "
+    "memory, so its speed here says nothing about its speed on one"
+)
+DEEPSPEED = ("zero-offload", "zero-infinity")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,9 +29,9 @@ class Verdict:
     published: float | None
     """The published ratio."""
     here: float | None
-    """The ratio of this run's rows."""
-    source: str
-    """Where `here` comes from: measured or simulated."""
+    """The ratio of the judged series."""
+    judged: str
+    """The series: measured, or simulated in a variant."""
     verdict: str
     why: str = ""
 
@@ -38,29 +46,53 @@ def at_least(
     published: float | None,
     here: float | None,
     threshold: float,
-    source: str,
+    series: tuple[str, str],
     *,
     why: str = "",
-    testable: bool = True,
+    cannot: str = "",
+    why_not: str = "",
 ) -> Verdict:
-    """A claim of the form: the ratio is at least `threshold`."""
+    """A claim of the form: the ratio is at least `threshold`.
+
+    `why` stands beside either answer, `why_not` beside a failure; `cannot` is the reason for not
+    judging, where there is one.
+    """
     if here is None:
-        verdict, why = UNTESTED, why or "a value is missing: see the figure"
-    elif not testable:
-        verdict = UNTESTED
+        verdict, why = UNTESTED, cannot or "a value is missing: the figure says why"
+    elif cannot:
+        verdict, why = UNTESTED, cannot
+    elif here >= threshold:
+        verdict = HOLDS
     else:
-        verdict = HOLDS if here >= threshold else FAILS
+        verdict, why = FAILS, why_not or why
     return Verdict(
-        claim=claim, published=published, here=here, source=source, verdict=verdict, why=why
+        claim=claim,
+        published=published,
+        here=here,
+        judged=name_of(*series),
+        verdict=verdict,
+        why=why,
     )
+
+
+def no_speed_of(rows: pd.DataFrame, source: str, method: str) -> str:
+    """Why a series cannot tell how fast a library is; empty where it can."""
+    part = rows[(rows["source"] == source) & (rows["method"] == method)]
+    on_cpu = source == "measured" and "cpu" in set(part["device"])
+    return NO_OVERLAP if on_cpu and method in DEEPSPEED else ""
+
+
+def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """Measured values where there are some, else the simulations of the published machine."""
+    pairs = dict.fromkeys(zip(rows["source"], rows["variant"], strict=True))
+    measured = [pair for pair in pairs if pair[0] == "measured"]
+    return measured or [pair for pair in pairs if pair[0] == "simulated"]
 
 
 def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
     """The verdicts as people read them."""
-    rows = []
-    for verdict in verdicts:
-        row = asdict(verdict)
-        row["here / published"] = verdict.ratio
-        rows.append(row)
-    columns = ["claim", "published", "here", "here / published", "source", "verdict", "why"]
+    columns = ["claim", "published", "here", "here / published", "judged", "verdict", "why"]
+    rows = [
+        (v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts
+    ]
     return pd.DataFrame(rows, columns=columns)

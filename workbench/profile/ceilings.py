@@ -42,7 +42,7 @@ from workbench.schedule.schedule import Schedule
 BETTER = 1.05
 """Fewer threads than the rule allows do host updates when they are faster by this factor."""
 
-HOST_COPY = "host memory copy"
+HOST_COPY = "host memory copy, all host threads"
 
 
 def measure_ceilings(
@@ -137,6 +137,7 @@ def _link(device: torch.device, lanes: dict[str, Load], table: Table) -> tuple[f
         with Copy(device, to_device=True, pin=False) as load:
             _rate("host to device, pageable", load, "B/s", table)
     with Copy(torch.device("cpu"), to_device=True) as load:
+        load.threads = cpu_threads(device.type).host
         _rate(HOST_COPY, load, "B/s", table)
     return h2d, d2h
 

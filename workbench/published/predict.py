@@ -162,6 +162,7 @@ def _sizes() -> Iterator[dict]:
         layers = largest(point.layers, MOST_LAYERS, lambda n, p=point, s=shape: s(p, n).plan().fits)
         found = shape(point, layers)
         next_one = shape(point, layers + 1).plan()
+        lack = next_one.binding.partition(": ")[2]
         yield {
             "method": point.method,
             "layers": layers,
@@ -172,7 +173,7 @@ def _sizes() -> Iterator[dict]:
             "pair": "",
             "calibrated": _is_calibrated("6a", replace(point, layers=LARGEST.get(point.method, 0))),
             "tier": next_one.lacking,
-            "binding": f"with one layer more, {next_one.binding}",
+            "binding": f"{next_one.lacking}: with one layer more, {lack}",
             "note": SIZE_NOTES[point.method] if point.variant == AS_PUBLISHED else "",
         }
 

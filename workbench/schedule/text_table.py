@@ -1,8 +1,8 @@
 """A schedule as a table of text: a column a lane, a row a tick, for error messages and debugging.
 
-Every action takes one tick and starts as soon as its lane is free and what it waits for is over, steps
-before this one being done. Unlike the simulator this works on schedules that deadlock: what never
-starts stands below a line, in the order of its lane.
+Every action takes one tick and starts as soon as its lane is free and what it waits for is over,
+steps before this one being done. Unlike the simulator this works on schedules that deadlock: what
+never starts stands below a line, in the order of its lane.
 
     >>> from workbench.schedule import Action, Kind, Schedule
     >>> print(text_table(Schedule(name="one", num_units=1, num_microbatches=1, actions=(

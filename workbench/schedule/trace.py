@@ -1,9 +1,9 @@
 """Timelines as Chrome traces, which ui.perfetto.dev and chrome://tracing open.
 
-One process a rank, one thread a lane, one complete event ("X") an action; counters show the memory of
-each tier, arrows what an action waited for on other lanes. torch.profiler writes the same format, so
-both can be loaded together. Times are microseconds, whole nanoseconds before the division: ends are
-rounded the same way as starts, so that what followed in time never overlaps in the file.
+One process a rank, one thread a lane, one complete event ("X") an action; counters show the memory
+of each tier, arrows what an action waited for on other lanes. torch.profiler writes the same
+format, so both can be loaded together. Times are microseconds, made from whole nanoseconds: ends
+are rounded the same way as starts, so what followed in time never overlaps in the file.
 
     >>> from workbench.schedule.simulate import Event
     >>> events = trace_events([Event("L3", "L", 3, None, 0, "h2d", 0, 0.0, 1.5e-6, 64)])
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,22 +34,21 @@ def write_trace(
 ) -> None:
     """Write a trace file, whole or not at all.
 
-    `source` (``simulated`` or ``measured``) stands in the names of the processes. With a schedule the
-    trace has memory counters and, unless `arrows` is off, dependencies.
+    `source` (``simulated`` or ``measured``) stands in the names of the processes. With a schedule
+    the trace has memory counters and, unless `arrows` is off, dependencies.
     """
     rows = trace_events(events, schedule=schedule, source=source, arrows=arrows)
     text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, allow_nan=False)
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with unfinished.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp keeps its files to their owner
-        os.replace(name, path)
+        unfinished.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
 
 
@@ -62,7 +60,7 @@ def trace_events(
     arrows: bool = True,
     first_pid: int = 0,
 ) -> list[dict[str, Any]]:
-    """The rows of a trace. Rank r is process ``first_pid + r``, so several timelines fit one file."""
+    """The rows of a trace. Rank r is process ``first_pid + r``: several timelines fit one file."""
     events = sorted(events, key=lambda event: (event.start_s, event.end_s, event.step))
     lanes = sorted(
         {(event.rank, event.lane) for event in events},
@@ -81,9 +79,8 @@ def trace_events(
         rows += _memory(schedule, events, first_pid)
         if arrows:
             rows += _arrows(schedule, events, tids, first_pid)
-    rows += [
-        _complete(event, first_pid + event.rank, tids[event.rank, event.lane]) for event in events
-    ]
+    for event in events:
+        rows.append(_complete(event, first_pid + event.rank, tids[event.rank, event.lane]))
     return rows
 
 
@@ -145,16 +142,26 @@ def _arrows(
             source = when.get((name, event.step + int(back or 0)))
             if source is None or (source.rank, source.lane) == (event.rank, event.lane):
                 continue
+            # An arrow leaves from within the action it starts at, so just before that ends.
+            leaves = max(_ns(source.start_s), _ns(source.end_s) - 1)
             flow = {"name": "waits for", "cat": "dependency", "id": len(rows) // 2}
-            for phase, end, at in (("s", source, source.start_s), ("f", event, event.start_s)):
-                rows.append(
-                    flow
-                    | {
-                        "ph": phase,
-                        "pid": first_pid + end.rank,
-                        "tid": tids[end.rank, end.lane],
-                        "ts": _ns(at) / 1000,
-                    }
-                    | ({"bp": "e"} if phase == "f" else {})
-                )
+            rows.append(
+                {
+                    **flow,
+                    "ph": "s",
+                    "pid": first_pid + source.rank,
+                    "tid": tids[source.rank, source.lane],
+                    "ts": leaves / 1000,
+                }
+            )
+            rows.append(
+                {
+                    **flow,
+                    "ph": "f",
+                    "bp": "e",
+                    "pid": first_pid + event.rank,
+                    "tid": tids[event.rank, event.lane],
+                    "ts": _ns(event.start_s) / 1000,
+                }
+            )
     return rows

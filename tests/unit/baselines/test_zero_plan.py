@@ -1,4 +1,4 @@
-"""The ZeRO planners: schedules that are proved, and predictions that today's DeepSpeed bears out."""
+"""The ZeRO planners: proved schedules, and predictions that today's DeepSpeed bears out."""
 
 from __future__ import annotations
 
@@ -157,12 +157,10 @@ def test_memory_edges() -> None:
     assert make("zero-infinity", host_memory=host - 1).lacking == "host"
 
 
-def test_nothing_overlaps_without_streams() -> None:
+def test_without_streams_gradients_leave_before_compute_goes_on() -> None:
     slow_link = {"h2d_bytes_per_s": 1e8, "d2h_bytes_per_s": 1e8}
-    for method in PLANNERS:
-        moved = make(method, hw=slow_link).moved_bytes
-        link_s = (moved["load"] + moved["store"]) / 1e8
-        cuda = make(method, hw={"device": "cuda", **slow_link}).step_seconds
-        cpu = make(method, hw={"device": "cpu", **slow_link}).step_seconds
-        assert cpu > cuda
-        assert cpu > 1.0 + link_s
+    moved = make("zero-offload", hw=slow_link).moved_bytes
+    cuda = make("zero-offload", hw={"device": "cuda", **slow_link}).step_seconds
+    cpu = make("zero-offload", hw={"device": "cpu", **slow_link}).step_seconds
+    link_s = (moved["load"] + moved["store"]) / 1e8
+    assert cpu > 1.0 + link_s > cuda

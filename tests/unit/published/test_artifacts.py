@@ -1,4 +1,4 @@
-"""The schedules of the published artifacts do what its code does, and use the memory its logs show."""
+"""The published artifact's schedules do what its code does, in the memory that its logs show."""
 
 from __future__ import annotations
 

@@ -1,0 +1,217 @@
+"""The largest model that trains: a search over layers, each probe a real run with a record.
+
+The bracket comes from the planner, which knows the memory of a method to the byte where the method
+is ours; where it is right, two probes are enough: its guess trains, and one layer more does not. Where
+it is wrong the search widens by 1, 2, 4, ... layers and then halves. Every probe is a run in a process
+of its own under the spec's budgets, so the answer is measured, not planned; and every probe is a
+record, so a search that was killed continues and one that is done costs nothing.
+
+A `Search` is polled like a `Sweep` and offers the same points and events to whoever shows progress.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.runs.events import Event, make_event
+from workbench.runs.planning import answer
+from workbench.runs.record import RunRecord
+from workbench.runs.runner import POLL_S, Job, key_of, resolve
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.runs.sweep import Point
+
+FITS = ("ok", "diverged")
+"""Statuses of a run that had memory enough."""
+TOO_LARGE = ("oom_device", "oom_host", "oom_disk")
+
+
+def next_probe(fits: Mapping[int, bool], *, guess: int, limit: int) -> int | None:
+    """Layers to try next; None when the answer is known.
+
+    `fits` is what is known by layers, monotone: what fits, fits with fewer layers too.
+
+    >>> next_probe({}, guess=20, limit=96)
+    20
+    >>> next_probe({20: True}, guess=20, limit=96), next_probe({20: True, 21: False}, guess=20, limit=96)
+    (21, None)
+    >>> next_probe({20: False, 19: False, 17: True}, guess=20, limit=96)
+    18
+    """
+    if not fits:
+        return min(max(guess, 1), limit)
+    best = max((layers for layers, ok in fits.items() if ok), default=0)
+    worst = min((layers for layers, ok in fits.items() if not ok), default=limit + 1)
+    if best >= limit or worst <= best + 1:
+        return None
+    if worst <= limit and best > 0:
+        return (best + worst) // 2
+    # Only one end is known: go beyond it by 1, 2, 4, ...
+    stride = 2 ** (len(fits) - 1)
+    return min(best + stride, limit) if best else max(worst - stride, 1)
+
+
+def at_layers(spec: RunSpec, layers: int) -> RunSpec:
+    """The spec with that many layers; a window larger than the model shrinks with it."""
+    window = spec.window if spec.window == "auto" else min(spec.window, max(2, layers))
+    return spec.with_(model=replace(spec.model, layers=layers), window=window)
+
+
+def planned_largest(spec: RunSpec, store: Store, *, limit: int) -> int:
+    """The most layers that the planner says fit, 0 for none. Nothing runs."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if answer(at_layers(spec, middle), store).plan.fits:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Search:
+    """One method's largest model. Poll it until `ended`; `layers` is the answer, 0 for none."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        store: Store,
+        *,
+        limit: int,
+        force: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Starts nothing. Raises ValueError for an unknown method or a device that is not here."""
+        self.spec, self.store, self.limit = resolve(spec), store, limit
+        self._force, self._timeout = force, timeout
+        self._cancelled = False
+        self._guess: int | None = None
+        self._job: Job | None = None
+        self._events: list[Event] = []
+        self.failed = ""
+        """Why the search ended without an answer: a run failed for another reason than memory."""
+        self.points = [] if force else self._known()
+
+    @property
+    def guess(self) -> int:
+        """What the planner says; asked once, when first needed."""
+        if self._guess is None:
+            self._guess = planned_largest(self.spec, self.store, limit=self.limit)
+        return self._guess
+
+    @property
+    def layers(self) -> int:
+        """The most layers that trained so far."""
+        return max((_layers(p) for p in self.points if p.record and _fits(p.record)), default=0)
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Records of all probes."""
+        return [point.record for point in self.points if point.record is not None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is known."""
+        return bool(self._outcomes()) and self._next() is None
+
+    @property
+    def ended(self) -> bool:
+        return self._job is None and (self._cancelled or bool(self.failed) or self._next() is None)
+
+    def seconds_left(self) -> float | None:
+        """A search does not know how many probes it takes."""
+        return None
+
+    def run(self, on_event: Callable[[Event], None] | None = None) -> list[RunRecord]:
+        """Probe until the answer is known; returns the records. An exception (Ctrl-C) cancels."""
+        try:
+            while not self.ended:
+                self.poll()
+                for event in self.new_events():
+                    if on_event is not None:
+                        on_event(event)
+                time.sleep(POLL_S)
+        finally:
+            self.close()
+        return self.records
+
+    def poll(self) -> None:
+        """Do what can be done without waiting: start the next probe, or look at the current one.
+
+        The first call asks the planner, which takes a second or two.
+        """
+        if self._job is None:
+            if self.ended:
+                return
+            spec = at_layers(self.spec, self._next())
+            self._job = Job(spec, self.store, force=self._force, timeout=self._timeout)
+            self.points.append(Point(spec=spec, key=self._job.key))
+            self._tell("point")
+        record = self._job.poll()
+        self._events += self._job.new_events()
+        if record is not None:
+            point = self.points[-1]
+            point.record, point.cached = record, self._job.cached
+            self._tell("point_ended", status=record.status, message=record.message)
+            self._job.close()
+            self._job = None
+            if record.status not in (*FITS, *TOO_LARGE):
+                self.failed = f"{_layers(point)} layers: {record.status}: {record.message}"
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call: those of the runs, and point and point_ended."""
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self) -> None:
+        """End the current probe and start no other; poll on until `ended`."""
+        self._cancelled = True
+        if self._job is not None:
+            self._job.cancel()
+
+    def close(self) -> None:
+        """Cancel if it still runs, and wait until nothing of it is left."""
+        self._cancelled = True
+        if self._job is not None:
+            self._job.close()
+            self.points[-1].record = self._job.record
+            self._job = None
+
+    def _next(self) -> int | None:
+        outcomes = self._outcomes()
+        guess = 0 if outcomes else self.guess
+        return next_probe(outcomes, guess=guess, limit=self.limit)
+
+    def _outcomes(self) -> dict[int, bool]:
+        return {
+            _layers(point): _fits(point.record)
+            for point in self.points
+            if point.record is not None and point.record.status in (*FITS, *TOO_LARGE)
+        }
+
+    def _known(self) -> list[Point]:
+        """Earlier probes of this very search, as far as their records still hold."""
+        points = []
+        for record in self.store.records():
+            if record.method != self.spec.method or record.status not in (*FITS, *TOO_LARGE):
+                continue
+            spec = RunSpec.from_dict(record.spec)
+            same = at_layers(self.spec, spec.model.layers) == spec
+            if same and spec.model.layers <= self.limit and key_of(spec) == record.key:
+                points.append(Point(spec=spec, key=record.key, record=record, cached=True))
+        return points
+
+    def _tell(self, kind: str, **values: Any) -> None:
+        index = len(self.points) - 1
+        self._events.append(make_event(kind, index=index, key=self.points[index].key, **values))
+
+
+def _layers(point: Point) -> int:
+    return point.spec.model.layers
+
+
+def _fits(record: RunRecord) -> bool:
+    return record.status in FITS

@@ -1,0 +1,50 @@
+"""How each kind of work looks, in every drawing of a schedule: the one table.
+
+Okabe and Ito's palette, which colour-blind readers tell apart, and tints of it for rarer kinds.
+Kinds that move the same thing share a colour, since the lane tells the direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.schedule.action import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one kind of work is drawn."""
+
+    words: str
+    color: str
+    ink: str = "white"
+    """Colour of the letters on it."""
+
+
+_WEIGHTS = Look("weights", "#009E73")
+_ACTIVATIONS = Look("activations", "#9ADBC5", "black")
+_STATES = Look("states", "#C9B98A", "black")
+_MESSAGES = Look("messages", "#999999", "black")
+_COLLECTIVES = Look("collectives", "#555555")
+LOOKS: dict[str, Look] = {
+    Kind.FORWARD: Look("forward", "#0072B2"),
+    Kind.RECOMPUTE: Look("recompute", "#56B4E9", "black"),
+    Kind.BACKWARD: Look("backward", "#D55E00"),
+    Kind.INPUT_GRAD: Look("input gradient", "#E69F00", "black"),
+    Kind.WEIGHT_GRAD: Look("weight gradient", "#A34700"),
+    Kind.UPDATE: Look("update", "#F0E442", "black"),
+    Kind.NORM: Look("norm", "#000000"),
+    Kind.LOAD: _WEIGHTS,
+    Kind.EVICT: _WEIGHTS,
+    Kind.STASH: _ACTIVATIONS,
+    Kind.FETCH: _ACTIVATIONS,
+    Kind.GRAD_OUT: Look("gradients", "#CC79A7", "black"),
+    Kind.READ: _STATES,
+    Kind.SPILL: _STATES,
+    Kind.SEND: _MESSAGES,
+    Kind.RECV: _MESSAGES,
+    Kind.REDUCE: _COLLECTIVES,
+    Kind.GATHER: _COLLECTIVES,
+    Kind.RESHARD: _COLLECTIVES,
+}
+"""Code of a kind -> its look; the order is that of legends."""
