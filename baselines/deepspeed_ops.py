@@ -148,12 +148,23 @@ def activate(device: str | None = None) -> Path:
     folder = extensions_dir(device)
     os.environ["DS_ACCELERATOR"] = device
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    if device == "cuda":
+        # For the GPUs that are here only; and DeepSpeed cannot read the "9.0a" that some images list.
+        os.environ["TORCH_CUDA_ARCH_LIST"] = _capabilities()
     scripts = str(Path(sys.prefix) / "bin")
-    path = os.environ.get("PATH", "")
-    if scripts not in path.split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join(filter(None, (scripts, path)))
+    others = [p for p in os.environ.get("PATH", "").split(os.pathsep) if p and p != scripts]
+    # First, so that the same ninja answers as when the operators were built: another rebuilds them.
+    os.environ["PATH"] = os.pathsep.join([scripts, *others])
     clear_stale_locks(folder)
     return folder
+
+
+def _capabilities() -> str:
+    """Compute capabilities of this machine's GPUs, as TORCH_CUDA_ARCH_LIST has them."""
+    import torch
+
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(found))
 
 
 def clear_stale_locks(folder: Path) -> list[Path]:

@@ -75,7 +75,8 @@ def r_squared(part: pd.DataFrame) -> float | None:
 def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
     """A straight line describes the series."""
     published, here = (
-        r_squared(drawing.part_of(rows, *series)) for series in (("published", ""), (source, variant))
+        r_squared(drawing.part_of(rows, *series))
+        for series in (("published", ""), (source, variant))
     )
     return [
         at_least(

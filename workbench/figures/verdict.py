@@ -92,7 +92,5 @@ def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
 def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
     """The verdicts as people read them."""
     columns = ["claim", "published", "here", "here / published", "judged", "verdict", "why"]
-    rows = [
-        (v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts
-    ]
+    rows = [(v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts]
     return pd.DataFrame(rows, columns=columns)

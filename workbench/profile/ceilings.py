@@ -31,7 +31,7 @@ from workbench.profile.loads import (
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware
 from workbench.profile.table import Ceilings, Echo, Table
-from workbench.profile.timing import Sample, quietest, repeat_beside, sample, summarize
+from workbench.profile.timing import Sample, quietest, repeat_together, sample, summarize
 from workbench.runtime import host_adam
 from workbench.runtime.disk import DiskStore
 from workbench.runtime.executor import Executor
@@ -128,7 +128,7 @@ def _link(device: torch.device, lanes: dict[str, Load], table: Table) -> tuple[f
     up, down = lanes[H2D], lanes[D2H]
     h2d = _rate("host to device", up, "B/s", table)
     d2h = _rate("device to host", down, "B/s", table)
-    samples, others = quietest(lambda: repeat_beside(up.once, down.once, seconds=table.seconds))
+    samples, others = quietest(lambda: repeat_together(up.once, down.once, seconds=table.seconds))
     there, back = (summarize(way, others) for way in samples)
     both = up.amount / there.seconds + down.amount / back.seconds
     spread = max(there.spread, back.spread)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from workbench.profile.loads import Load
 from workbench.profile.table import Table
-from workbench.profile.timing import Sample, quietest, repeat, repeat_beside, summarize
+from workbench.profile.timing import Sample, quietest, repeat_together, summarize
 
 
 def interference(
@@ -40,20 +40,17 @@ def interference(
 
 def sharing(one: Load, first: Load, second: Load, table: Table) -> float:
     """Factor by which a host worker slows when a second one takes half of the threads of `one`."""
-    (alone, (left, right)), others = quietest(
-        lambda: (_alone(one, table), repeat_beside(first.once, second.once, seconds=table.seconds))
+    (alone, left, right), others = quietest(
+        lambda: _alone([one], table) + _together([first, second], table)
     )
     return _enter("host", "a second host worker", alone, [*left, *right], others, table)
 
 
 def _beside(a: str, load_a: Load, b: str, load_b: Load, table: Table) -> tuple[float, float]:
     """Slowdown of a beside b, and of b beside a."""
-    (alone_a, alone_b, (beside_a, beside_b)), others = quietest(
-        lambda: (
-            _alone(load_a, table),
-            _alone(load_b, table),
-            repeat_beside(load_a.once, load_b.once, seconds=table.seconds),
-        )
+    loads = [load_a, load_b]
+    (alone_a, alone_b, beside_a, beside_b), others = quietest(
+        lambda: _alone(loads, table) + _together(loads, table)
     )
     return (
         _enter(a, b, alone_a, beside_a, others, table),
@@ -61,9 +58,13 @@ def _beside(a: str, load_a: Load, b: str, load_b: Load, table: Table) -> tuple[f
     )
 
 
-def _alone(load: Load, table: Table) -> list[Sample]:
-    load.once()
-    return repeat(load.once, seconds=table.seconds / 4, least=3)
+def _alone(loads: list[Load], table: Table) -> list[list[Sample]]:
+    """Samples of each by itself, in a thread like the ones they have together."""
+    return [repeat_together(load.once, seconds=table.seconds / 4)[0] for load in loads]
+
+
+def _together(loads: list[Load], table: Table) -> list[list[Sample]]:
+    return repeat_together(*(load.once for load in loads), seconds=table.seconds)
 
 
 def _enter(

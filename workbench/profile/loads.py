@@ -2,7 +2,7 @@
 
 The pieces are what the runtime does: one copy of a layer's flat slab, one fused AdamW over a slab,
 the forward and backward pass of one block, one slab to or from the disk. Each load walks a ring of
-slabs several times larger than the last-level cache, as a model's layers are.
+slabs larger than the last-level cache, as a model's layers are.
 
 A sample is as many pieces as take 10 ms or more. A single short piece would fit between two
 decisions of the system's scheduler, and the median of many such would not show that two lanes
@@ -30,8 +30,8 @@ from workbench.runtime.tiers import Slab, Tier, slab
 
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """One copy: about a layer's slab at the sizes each device is used for."""
-RING = 16
-"""Slabs a load walks through."""
+RING_BYTES = 256 << 20
+"""What a load walks through: more than any last-level cache."""
 SAMPLE_S = 0.01
 """Shortest sample."""
 NUMEL = {"cpu": 1 << 20, "cuda": 1 << 23}
@@ -58,8 +58,10 @@ class Load(ABC):
     threads = 1
     """Threads torch may use for it: the lanes beside the compute lane have one each."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, piece_bytes: int) -> None:
+        """`piece_bytes` are what a piece touches; they decide how many make the ring."""
         self.device = device
+        self.ring = min(16, max(4, RING_BYTES // piece_bytes))
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._slabs: list[Slab] = []
         self._turn = 0
@@ -97,7 +99,7 @@ class Load(ABC):
     def _run(self, pieces: int) -> None:
         for _ in range(pieces):
             self.work(self._turn)
-            self._turn = (self._turn + 1) % RING
+            self._turn = (self._turn + 1) % self.ring
 
     def close(self) -> None:
         """Give the memory back."""
@@ -128,10 +130,11 @@ class Copy(Load):
         pin: bool = True,
         nbytes: int | None = None,
     ) -> None:
-        super().__init__(device)
-        self.amount = nbytes = nbytes or PIECE_BYTES[device.type]
-        host = self.host_slab(Tier("host"), nbytes * RING, pin=pin).split(nbytes)
-        here = torch.zeros(nbytes * RING, dtype=torch.uint8, device=device).split(nbytes)
+        nbytes = nbytes or PIECE_BYTES[device.type]
+        super().__init__(device, piece_bytes=2 * nbytes)
+        self.amount = nbytes
+        host = self.host_slab(Tier("host"), nbytes * self.ring, pin=pin).split(nbytes)
+        here = torch.zeros(nbytes * self.ring, dtype=torch.uint8, device=device).split(nbytes)
         self._source, self._target = (host, here) if to_device else (here, host)
 
     def work(self, index: int) -> None:
@@ -149,12 +152,12 @@ class Adam(Load):
     """
 
     def __init__(self, device: torch.device, *, threads: int, numel: int, narrow: bool) -> None:
-        super().__init__(device)
+        super().__init__(device, piece_bytes=16 * numel)
         self.amount, self._kernel_threads = numel, threads
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
-        self._states = torch.zeros(RING, 3, numel, device=device)
-        self._grads = torch.full((RING, numel), 1e-3, dtype=dtype, device=device)
+        self._states = torch.zeros(self.ring, 3, numel, device=device)
+        self._grads = torch.full((self.ring, numel), 1e-3, dtype=dtype, device=device)
         self._working = torch.zeros_like(self._grads) if narrow else None
 
     def work(self, index: int) -> None:
@@ -175,12 +178,12 @@ class Product(Load):
     """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(device)
-        self.threads = cpu_threads(device.type).compute
         tokens, hidden = (512, 512) if device.type == "cpu" else (4096, 4096)
+        super().__init__(device, piece_bytes=4 * hidden * hidden * dtype.itemsize)
+        self.threads = cpu_threads(device.type).compute
         self.amount = 2.0 * tokens * hidden * 4 * hidden
         self._x = torch.randn(tokens, hidden, device=device).to(dtype)
-        self._weights = torch.randn(RING, hidden, 4 * hidden, device=device).to(dtype)
+        self._weights = torch.randn(self.ring, hidden, 4 * hidden, device=device).to(dtype)
         self._out = torch.empty(tokens, 4 * hidden, dtype=dtype, device=device)
 
     def work(self, index: int) -> None:
@@ -204,15 +207,15 @@ class Layer(Load):
     """Forward and backward pass of one transformer block: what the compute lane does all day."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.threads = cpu_threads(device.type).compute
         hidden, seq, batch = (256, 128, 4) if device.type == "cpu" else (2048, 1024, 4)
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        super().__init__(device, piece_bytes=24 * hidden * hidden * dtype.itemsize)
+        self.threads = cpu_threads(device.type).compute
         self._model = make_model(
-            ModelSpec(layers=RING, hidden=hidden, heads=hidden // 64, seq=seq, vocab=64)
+            ModelSpec(layers=self.ring, hidden=hidden, heads=hidden // 64, seq=seq, vocab=64)
         )
         self._blocks = [
-            self._model.build(1 + i, seed=0, device=device, dtype=dtype) for i in range(RING)
+            self._model.build(1 + i, seed=0, device=device, dtype=dtype) for i in range(self.ring)
         ]
         for block in self._blocks:
             for parameter in block.parameters():
@@ -234,13 +237,14 @@ class Disk(Load):
     computes = False
 
     def __init__(self, store: DiskStore, *, write: bool) -> None:
-        super().__init__(torch.device("cpu"))
-        self.amount = nbytes = PIECE_BYTES["cpu"]
+        nbytes = PIECE_BYTES["cpu"]
+        super().__init__(torch.device("cpu"), piece_bytes=nbytes)
+        self.amount = nbytes
         self._data = self.host_slab(Tier("host"), nbytes, pin=False)
         self.direct = store.direct
         self._move = store.write if write else store.read
         if write:
-            for index in range(RING):
+            for index in range(self.ring):
                 store.allocate(f"piece {index}", nbytes)
 
     def work(self, index: int) -> None:

@@ -21,9 +21,9 @@ import torch
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
 from workbench.profile.footprint import footprints
-from workbench.profile.loads import torch_device
+from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.profile.timing import TRIES, Sample, Timing, quietest, summarize
+from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.threads import use_device_threads
 
@@ -38,6 +38,7 @@ STEP_SECONDS = 1.5
 REDUCED_STEP_SECONDS = 0.8
 LEAST_TOKENS = 64
 """Fewest tokens a step is reduced to; half of them for the second timing."""
+PROBE_SECONDS = 0.1
 STEPS, REDUCED_STEPS = 4, 2
 """Fewest timed steps, after one that warms up."""
 
@@ -157,6 +158,16 @@ def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:
     flops_2, seconds_2 = points[1]
     slope = max(0.0, seconds_1 - seconds_2) / (flops_1 - flops_2)
     return seconds_1 + slope * (flops - flops_1)
+
+
+def probe(device: str, dtype: str) -> float:
+    """Seconds of one matrix product, which tell whether the machine still is what it was: shared
+    ones are slower by a fifth for minutes when their neighbours are at work."""
+    target = torch_device(device)
+    with Product(target, DTYPES[dtype]) as load:
+        seconds = sample(load.once, seconds=PROBE_SECONDS).seconds
+    use_device_threads(target.type)
+    return seconds
 
 
 def model_units(model: LayeredModel, most: int) -> list[int]:

@@ -31,6 +31,9 @@ from workbench.runs.spec import RunSpec
 
 T = TypeVar("T")
 
+DRIFT = 0.1
+"""Change of the machine's speed past which costs are measured anew before a run."""
+
 FORMAT = 1
 """Raised when stored measurements mean something else than before."""
 
@@ -49,6 +52,8 @@ class UnitCosts:
     order: tuple[str, ...]
     """The kind of every unit of the model."""
     measured: str
+    probe_s: float
+    """A matrix product, timed just before."""
     note: str = ""
 
 
@@ -93,17 +98,19 @@ def hardware(results: Path, device: str = "auto", echo: Echo = silent) -> Hardwa
 
 
 def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
-    """The profile of the spec's model on this machine, measured now as far as it is not stored."""
+    """The profile of the spec's model on this machine, for a run that is about to start.
+
+    Measured now unless it is stored, and measured anew when the machine has become faster or slower
+    by more than DRIFT since.
+    """
     machine = this_machine(spec.device)
     hardware_ = hardware(results, machine.device, echo)
-    found = _stored_costs(spec, results, machine, echo)
-    if found is None:
-        path = _costs_path(spec, results, machine)
-        with _measuring(path, echo):
-            found = _stored_costs(spec, results, machine, echo)
-            if found is None:
-                found = _measure_costs(spec, machine, hardware_, echo)
-                _write(path, asdict(found))
+    path = _costs_path(spec, results, machine)
+    with _measuring(path, echo):
+        found = _stored_costs(spec, results, machine, echo)
+        if found is None or _drifted(found, spec, echo):
+            found = _measure_costs(spec, machine, hardware_, echo)
+            _write(path, asdict(found))
     return _assemble(spec, hardware_, found)
 
 
@@ -122,10 +129,11 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 
 def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
     from workbench.model import make_model
-    from workbench.profile.measure import unit_costs
+    from workbench.profile.measure import probe, unit_costs
 
     model = make_model(spec.model)
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
+    probe_s = probe(machine.device, spec.dtype)
     costs, note = unit_costs(
         model,
         microbatch=spec.microbatch,
@@ -139,6 +147,7 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
         costs=costs,
         order=tuple(model.kind(unit) for unit in range(model.num_units)),
         measured=_now(),
+        probe_s=probe_s,
         note=note,
     )
 

@@ -133,34 +133,32 @@ def repeat(once: Once, *, seconds: float, least: int = 5) -> list[Sample]:
     return samples
 
 
-def repeat_beside(
-    first: Once, second: Once, *, seconds: float
-) -> tuple[list[Sample], list[Sample]]:
-    """Samples of two kinds of work at the same time, each over and over in a thread of its own.
+def repeat_together(*works: Once, seconds: float) -> list[list[Sample]]:
+    """Samples of one or more kinds of work at the same time, each again and again in its thread.
 
-    A sample counts only if the other thread was at work throughout, so each side's first is a
-    warm-up and its last is dropped. Raises what either side raises.
+    A sample counts only if all were at work throughout, so everyone's first is a warm-up and their
+    last is dropped. Raises what any of them raises.
     """
-    gate, stop = threading.Barrier(2), threading.Event()
-    taken: tuple[list[Sample], list[Sample]] = ([], [])
+    gate, stop = threading.Barrier(len(works)), threading.Event()
+    taken: list[list[Sample]] = [[] for _ in works]
     failures: list[BaseException] = []
     end = time.perf_counter() + seconds
 
-    def work(side: int, once: Once) -> None:
+    def work(samples: list[Sample], once: Once) -> None:
         try:
             gate.wait()
             while not stop.is_set():
-                taken[side].append(once())
+                samples.append(once())
                 if time.perf_counter() >= end and min(map(len, taken)) >= 4:
                     stop.set()
-        except BaseException as error:  # raised again below; the other side must not wait for ever
+        except BaseException as error:  # raised again below; the others must not wait for ever
             failures.append(error)
             stop.set()
             gate.abort()
 
     threads = [
-        threading.Thread(target=work, args=(side, once), daemon=True)
-        for side, once in enumerate((first, second))
+        threading.Thread(target=work, args=pair, daemon=True)
+        for pair in zip(taken, works, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -168,4 +166,4 @@ def repeat_beside(
         thread.join()
     if failures:
         raise failures[0]
-    return taken[0][1:-1], taken[1][1:-1]
+    return [samples[1:-1] for samples in taken]

@@ -198,9 +198,11 @@ class Search:
         for record in self.store.records():
             if record.method != self.spec.method or record.status not in (*FITS, *TOO_LARGE):
                 continue
-            spec = RunSpec.from_dict(record.spec)
-            same = at_layers(self.spec, spec.model.layers) == spec
-            if same and spec.model.layers <= self.limit and key_of(spec) == record.key:
+            layers = record.spec["model"]["layers"]
+            if not 1 <= layers <= self.limit:
+                continue
+            spec = at_layers(self.spec, layers)
+            if spec.to_dict() == record.spec and key_of(spec) == record.key:
                 points.append(Point(spec=spec, key=record.key, record=record, cached=True))
         return points
 

@@ -29,7 +29,7 @@ def text_table(schedule: Schedule, mark: str | None = None, around: int | None =
         raise ValueError(f"{mark} is no action of the schedule {schedule.name!r}")
     lanes = sorted(schedule.lanes, key=lambda key: (key[0], LANES.index(lane_kind(key[1])), key[1]))
     ticks, stuck = _run(schedule, lanes)
-    shown = {mark: f">{mark}<"}
+    shown = {} if mark is None else {mark: f">{mark}<"}
     heads = ["", *(f"{rank}:{lane}" if schedule.num_ranks > 1 else lane for rank, lane in lanes)]
     rows = [
         [str(number), *(shown.get(tick.get(lane), tick.get(lane, "")) for lane in lanes)]

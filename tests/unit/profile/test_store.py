@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.profile import ceilings as measuring
-from workbench.profile import store
+from workbench.profile import measure, store
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Hardware
 from workbench.profile.table import Ceilings, Figure
@@ -89,9 +89,9 @@ def test_a_sweep_over_depth_measures_the_layers_once(
     assert [unit.kind for unit in profile.units] == ["embedding", "block", "block", "head"]
     assert profile.microbatch == 2
     assert store.stored_profile(spec, tmp_path) == profile
+    first_probe = stored_costs(tmp_path)["probe_s"]
 
-    from workbench.profile import measure
-
+    monkeypatch.setattr(measure, "probe", lambda device, dtype: first_probe)
     monkeypatch.setattr(measure, "unit_costs", None)  # calling it would fail
     deeper = spec.with_(model=replace(spec.model, layers=40))
     assert len(store.profile_for(deeper, tmp_path).units) == 42
@@ -99,6 +99,28 @@ def test_a_sweep_over_depth_measures_the_layers_once(
     wider = spec.with_(model=replace(spec.model, hidden=64))
     assert store.stored_profile(wider, tmp_path) is None
     assert store.stored_profile(spec.with_(dtype="bf16"), tmp_path) is None
+
+
+@pytest.mark.parametrize(("speed", "measurements"), [(1.05, 0), (0.8, 1), (1.3, 1)])
+def test_layers_are_measured_anew_before_a_run_when_the_machine_has_changed(
+    tmp_path: Path,
+    measured: list[Path],
+    spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    speed: float,
+    measurements: int,
+) -> None:
+    store.profile_for(spec, tmp_path)
+    then = stored_costs(tmp_path)["probe_s"]
+    monkeypatch.setattr(measure, "probe", lambda device, dtype: then / speed)
+    heard: list[str] = []
+    store.profile_for(spec, tmp_path, heard.append)
+    assert len([line for line in heard if line.startswith("measuring the layers")]) == measurements
+
+
+def stored_costs(results: Path) -> dict:
+    (path,) = results.glob("profiles/*/units-*.json")
+    return json.loads(path.read_text())
 
 
 def test_an_emulated_link_is_in_the_profile(

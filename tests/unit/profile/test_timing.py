@@ -5,7 +5,7 @@ import time
 import pytest
 
 from workbench.profile import timing
-from workbench.profile.timing import Sample, Watch, quietest, repeat_beside, sample, summarize
+from workbench.profile.timing import Sample, Watch, quietest, repeat_together, sample, summarize
 
 
 def same(seconds: float) -> Sample:
@@ -80,7 +80,7 @@ def test_work_side_by_side_overlaps_in_time() -> None:
 
         return once
 
-    samples = repeat_beside(work(0), work(1), seconds=0.05)
+    samples = repeat_together(work(0), work(1), seconds=0.05)
     for side in (0, 1):
         counted = spans[side][1 : 1 + len(samples[side])]
         assert len(counted) >= 2
@@ -98,4 +98,4 @@ def test_a_failure_on_either_side_is_raised_and_ends_the_other() -> None:
         return same(0.001)
 
     with pytest.raises(OSError, match="the disk is gone"):
-        repeat_beside(works, fails, seconds=5.0)
+        repeat_together(works, fails, seconds=5.0)

@@ -1,0 +1,46 @@
+"""The package as a whole: its examples run, it is quick, and it stands on its own."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import time
+from pathlib import Path
+
+import pytest
+
+import workbench.schedule
+from tests.unit.schedule.made_up import Table
+from tests.unit.schedule.window import window_schedule
+from workbench.schedule.simulate import simulate
+from workbench.schedule.validate import validate
+
+MODULES = [
+    f"workbench.schedule.{m.name}" for m in pkgutil.iter_modules(workbench.schedule.__path__)
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_the_docs_are_true(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_schedules_import_nothing_of_ours(name):
+    tree = ast.parse(Path(importlib.import_module(name).__file__).read_text())
+    for node in ast.walk(tree):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for imported in names:
+            assert not imported.startswith("torch")
+            if imported.startswith("workbench"):
+                assert imported.startswith("workbench.schedule")
+
+
+def test_a_hundred_layers_and_ten_steps_are_quick():
+    schedule = window_schedule(100, 4, 2, workers=2, norm=True, stash=True, disk=True)
+    costs = Table(slowdowns={("compute", "host"): 1.2, ("host", "compute"): 1.1})
+    begin = time.process_time()
+    validate(schedule)
+    simulate(schedule, costs, steps=10)
+    assert time.process_time() - begin < 2.0

@@ -1,0 +1,153 @@
+"""Before anything runs: what will, how long it takes, what memory it needs, and what cannot fit.
+
+Memory and, where this machine has been measured, times are the planner's; the time that a run needs
+beside its steps (starting Python, torch, DeepSpeed, reading the text) is what earlier runs of the
+method needed. What is not known yet is said to be unknown rather than guessed.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from workbench.runs.planning import Answer, answer
+from workbench.runs.progress import format_seconds
+from workbench.runs.provenance import gather
+from workbench.runs.record import RunRecord
+from workbench.runs.search import Search, at_layers
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from workbench.session import Session
+
+COLUMNS = ["run", "layers", "state", "time", "device", "host", "disk", "note"]
+RECORD_BYTES = 100_000
+"""About what the folder of one run takes."""
+UNKNOWN = "?"
+
+
+def preview(session: Session) -> pd.DataFrame:
+    """One row a run, and one for all of them together."""
+    if session.simulated:
+        words = (
+            "nothing runs: no GPU can be used here, so the published sizes are simulated with "
+            "constants of the published machine, in a few seconds"
+        )
+        return pd.DataFrame([_row("simulation", note=words, state="simulated")], columns=COLUMNS)
+    lines, seconds = [], []
+    largest: dict[str, int] = {}
+    for search in session.searches():
+        row, took = _of_search(search, session.store)
+        lines.append(row)
+        seconds.append(took)
+        largest[search.spec.method] = search.layers or search.guess
+    if session.exhibit.FIGURE != "6a":
+        for point in session.sweep(largest).points:
+            row, took = _of_run(point.spec, point.record, session.store)
+            lines.append(row)
+            seconds.append(took)
+    lines.append(_total(lines, seconds))
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def _of_run(spec: RunSpec, record: RunRecord | None, store: Store) -> tuple[dict, float | None]:
+    """A row, and its seconds; 0 for what is there already, None where unknown."""
+    if record is not None:
+        return _row(spec.method, spec, state=_cached(record), note=record.message), 0.0
+    planned = answer(spec, store)
+    seconds = estimate(planned, store)
+    return _planned_row(spec, planned, seconds), seconds
+
+
+def _of_search(search: Search, store: Store) -> tuple[dict, float | None]:
+    """The planner's guess, or the answer if it is known."""
+    method = f"{search.spec.method}: largest model"
+    if search.complete:
+        found = at_layers(search.spec, max(1, search.layers))
+        note = f"{search.layers} layers trained, {search.layers + 1} did not"
+        return _row(method, found, state=_cached(search.records[-1]), note=note), 0.0
+    spec = at_layers(search.spec, max(1, search.guess))
+    planned, beyond = answer(spec, store), answer(at_layers(spec, search.guess + 1), store)
+    seconds = estimate(planned, store)
+    row = _planned_row(spec, planned, None if seconds is None else 2 * seconds) | {"run": method}
+    row["note"] = f"at {search.guess + 1} layers {beyond.plan.binding}"
+    if planned.source == "published":
+        row["note"] = f"a first guess, this machine is not measured yet; {row['note']}"
+    return row, None if seconds is None else 2 * seconds
+
+
+def estimate(planned: Answer, store: Store) -> float | None:
+    """Expected seconds of a run; None while this machine or the method has not been timed."""
+    if planned.source != "measured" or not planned.plan.step_seconds:
+        return None
+    beside = [
+        record.seconds - sum(record.step_seconds)
+        for record in store.records()
+        if record.method == planned.spec.method and record.status == "ok" and record.seconds
+    ]
+    if not beside:
+        return None
+    return median(beside) + planned.plan.step_seconds * planned.spec.steps
+
+
+def _planned_row(spec: RunSpec, planned: Answer, seconds: float | None) -> dict[str, Any]:
+    plan = planned.plan
+    row = _row(spec.method, spec, state="to run", note="")
+    row["time"] = UNKNOWN if seconds is None else format_seconds(seconds)
+    row |= {tier: format_bytes(n) for tier, n in plan.peak_bytes.items() if tier in COLUMNS}
+    row["disk"] = format_bytes(plan.peak_bytes.get("disk", 0) + RECORD_BYTES)
+    if not plan.fits:
+        row |= {"state": "cannot fit", "note": plan.binding}
+    return row
+
+
+def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(COLUMNS, "")
+    layers = "" if spec is None else spec.model.layers
+    if spec is not None and spec.window != "auto":
+        run = f"{run}, window {spec.window}"
+    return {**empty, "run": run, "layers": layers, **values}
+
+
+def _cached(record: RunRecord) -> str:
+    return f"cached {record.started[:16].replace('T', ' ')}"
+
+
+def _total(lines: list[dict], seconds: list[float | None]) -> dict[str, Any]:
+    known = [value for value in seconds if value is not None]
+    rest = sum(value is None for value in seconds)
+    run = sum(value != 0.0 for value in seconds)
+    time = format_seconds(sum(known)) if known else UNKNOWN
+    note = f"{rest} of unknown time: not measured here yet" if rest else ""
+    state = f"{len(lines) - run} cached, {run} to run"
+    return _row("all", state=state, time=time, disk=format_bytes(run * RECORD_BYTES), note=note)
+
+
+def origin(records: list[RunRecord], *, simulated: bool) -> pd.Series:
+    """Machine, code, packages and dates behind records; of this moment where there are none."""
+    sources = [record.provenance for record in records] or [gather()]
+    first = sources[0]
+    packages = {
+        f"{name} {version}" for source in sources for name, version in source["packages"].items()
+    }
+    commits = {
+        f"{(s.get('commit') or 'no commit')[:12]}{' + changes' if s.get('dirty') else ''}"
+        for s in sources
+    }
+    started = sorted(record.started[:16].replace("T", " ") for record in records)
+    facts = {
+        "processor": f"{first['cpu']}, {first['cores']} cores",
+        "memory": format_bytes(first["host_memory_bytes"]),
+        "GPU": ", ".join(first["gpus"]) or "none",
+        "system": f"{first['system']}, Python {first['python']}",
+        "packages": ", ".join(sorted(packages)),
+        "commit": ", ".join(sorted(commits)),
+        "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
+    }
+    if simulated:
+        facts["numbers"] = "published values and simulations; nothing was measured for this size"
+    return pd.Series(facts, name="provenance")

@@ -1,0 +1,204 @@
+"""One exhibit, from parameters to verdict: what a notebook, the command line and the report all call.
+
+    exhibit = open_exhibit("8a", size="smoke")
+    exhibit.preview()          # what will run, how long, how much memory, what cannot fit and why
+    rows = exhibit.run()       # runs what has no record yet
+    exhibit.figure(rows)       # draws, and saves PDF, PNG and CSV
+    exhibit.verdict(rows)      # claim, published, here, holds or not and why
+
+Nothing is kept but the store's records, so all of it may be run twice, or be killed and run again.
+`run` blocks and prints its progress; a user interface takes `stages` instead and polls them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from workbench.figures import rows as tidy
+from workbench.figures import sizes
+from workbench.figures.exhibit import Exhibit, find
+from workbench.figures.sizes import Size
+from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
+from workbench.figures.verdict import as_table, series_to_judge
+from workbench.runs import machine
+from workbench.runs.events import Event
+from workbench.runs.progress import Progress
+from workbench.runs.record import RunRecord
+from workbench.runs.search import Search
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.runs.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Stage = Search | Sweep
+"""What runs: polled until it has ended, with points and events to show."""
+
+PLOT_HEIGHT_IN = 1.9
+"""Of the axes; legend and small print come on top."""
+
+
+def open_exhibit(
+    figure: str, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS
+) -> Session:
+    """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
+
+    `results` is the folder of the run records; a relative one lies in the repository. Raises
+    ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
+    """
+    return Session(find(figure), sizes.named(size), Store(REPOSITORY_RESULTS.parent / results))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure on the disk, which a notebook shows."""
+
+    paths: tuple[Path, ...]
+    """PDF, PNG and the CSV of the rows behind it."""
+    width_px: int
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        png = next(path for path in self.paths if path.suffix == ".png")
+        return png.read_bytes(), {"width": self.width_px}
+
+
+class Session:
+    """An exhibit at a size, and the store its runs are in."""
+
+    def __init__(self, exhibit: Exhibit, size: Size, store: Store) -> None:
+        self.exhibit, self.size, self.store = exhibit, size, store
+        self.simulated = size.name == "paper" and not _has_gpu()
+        """Whether nothing runs: the published sizes need a GPU, and are simulated without one."""
+        if size.device == "cuda" and not self.simulated and not _has_gpu():
+            raise ValueError(
+                f"the size {size.name!r} needs a GPU, and none can be used here; use smoke, which "
+                "runs anywhere, or paper, which is simulated without one"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where the figure and its table go."""
+        return self.store.root / "reports" / self.size.name
+
+    @property
+    def name(self) -> str:
+        return f"fig{self.exhibit.FIGURE}"
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def preview(self) -> pd.DataFrame:
+        """What `run` would do: one row a run, with its expected time and memory."""
+        from workbench.preview import preview
+
+        return preview(self)
+
+    def run(
+        self, force: bool = False, on_event: Callable[[Event], None] | None = None
+    ) -> pd.DataFrame:
+        """Run what has no record yet (all of it with `force`) and return the rows.
+
+        Blocks. Without `on_event` progress goes to standard output as plain lines.
+        """
+        for stage in self.stages(force):
+            progress = Progress(sys.stdout, sweep=stage)
+            try:
+                stage.run(on_event or progress.on_event)
+            finally:
+                progress.end()
+        return self.rows()
+
+    def stages(self, force: bool = False) -> Iterator[Stage]:
+        """The searches and sweeps of this exhibit, one after the other; run each before the next.
+
+        Figure 7a compares at the sizes that figure 6a's searches find.
+        """
+        if self.simulated:
+            return
+        largest: dict[str, int] = {}
+        for search in self.searches(force=force and self.exhibit.FIGURE == "6a"):
+            yield search
+            largest[search.spec.method] = search.layers
+        if self.exhibit.FIGURE != "6a":
+            yield self.sweep(largest, force=force)
+
+    def searches(self, *, force: bool = False) -> list[Search]:
+        """The largest-model searches this exhibit needs, none for most."""
+        if self.exhibit.FIGURE not in ("6a", "7a"):
+            return []
+        specs = find("6a").specs(self.size, {})
+        wanted = [s for s in specs if self.exhibit.FIGURE == "6a" or s.method != "stronghold"]
+        return [
+            Search(spec, self.store, limit=self.size.search_limit, force=force) for spec in wanted
+        ]
+
+    def sweep(self, largest: dict[str, int], *, force: bool = False) -> Sweep:
+        """The runs of this exhibit; what failed for no reason of its own is tried again."""
+        specs = self.exhibit.specs(self.size, largest)
+        return Sweep(specs, self.store, force=force, retry_failed=True)
+
+    def records(self) -> list[RunRecord]:
+        """Records there are of this exhibit's runs; nothing is run."""
+        if self.simulated:
+            return []
+        searches = self.searches()
+        if self.exhibit.FIGURE == "6a":
+            return [record for search in searches for record in search.records]
+        sweep = self.sweep({search.spec.method: search.layers for search in searches})
+        return [point.record for point in sweep.points if point.record is not None]
+
+    def rows(self) -> pd.DataFrame:
+        """Published values, simulations of the published machine, and what the store has."""
+        figure, size = self.exhibit.FIGURE, self.size.name
+        parts = [tidy.published(figure)]
+        if size == "paper":
+            parts.append(tidy.simulated(figure))
+            parts.append(tidy.kept_here(self.store.published_here(), figure, size))
+        own = self.exhibit.rows(self.records())
+        return tidy.join(*parts, own.assign(figure=figure, size=size))
+
+    # -- what they show -------------------------------------------------------------------------
+
+    def draw(self, rows: pd.DataFrame) -> Figure:
+        """The figure: published values share the axes at their own size, else ratios do."""
+        from matplotlib.figure import Figure
+
+        same_scale = self.size.name == "paper"
+        wide = not same_scale or self.exhibit.FIGURE == "7a"
+        with styled():
+            width = PAGE_IN if wide else COLUMN_IN
+            figure = Figure(figsize=(width, PLOT_HEIGHT_IN), layout="constrained")
+            self.exhibit.draw(figure, rows, same_scale=same_scale)
+        return figure
+
+    def figure(self, rows: pd.DataFrame) -> Drawing:
+        """Draw, and save PDF, PNG and the table behind them in the reports folder."""
+        figure = self.draw(rows)
+        stem = self.folder / self.name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            paths = [*save(figure, stem), stem.with_suffix(".csv")]
+            rows.to_csv(paths[-1], index=False)
+        except OSError as error:
+            raise self.store.unusable(error) from error
+        return Drawing(paths=tuple(paths), width_px=round(figure.get_figwidth() * 110))
+
+    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Claim, published and own ratio, whether it holds and why."""
+        judged = [self.exhibit.verdicts(rows, *series) for series in series_to_judge(rows)]
+        return as_table([verdict for verdicts in judged for verdict in verdicts])
+
+    def provenance(self) -> pd.Series:
+        """Where this exhibit's numbers come from: machine, code, packages, dates."""
+        from workbench.preview import origin
+
+        return origin(self.records(), simulated=self.simulated)
+
+
+def _has_gpu() -> bool:
+    return machine.resolve_device("auto") == "cuda"
