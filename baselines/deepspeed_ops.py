@@ -149,7 +149,7 @@ def activate(device: str | None = None) -> Path:
     os.environ["DS_ACCELERATOR"] = device
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     if device == "cuda":
-        # For the GPUs that are here only; and DeepSpeed cannot read the "9.0a" that some images list.
+        # For the GPUs that are here; and DeepSpeed cannot read the "9.0a" that some images list.
         os.environ["TORCH_CUDA_ARCH_LIST"] = _capabilities()
     scripts = str(Path(sys.prefix) / "bin")
     others = [p for p in os.environ.get("PATH", "").split(os.pathsep) if p and p != scripts]

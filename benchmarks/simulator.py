@@ -2,9 +2,9 @@
 
     python benchmarks/simulator.py [--largest 1000000]
 
-The schedule is that of a planner of ours: `layers` streamed through a window of four, inputs stashed
-on the host, two host workers, exact clipping. Linear cost shows as a column of us/action that stays
-level, whether actions grow with layers or with steps.
+The schedule is that of a planner of ours: layers streamed through a window of four, inputs stashed
+on the host, two host workers, exact clipping. Linear cost shows as us/action that stay level, be it
+layers or steps that grow.
 """
 
 import argparse

@@ -69,12 +69,12 @@ def _of_search(search: Search, store: Store) -> tuple[dict, float | None]:
     if search.complete:
         found = at_layers(search.spec, max(1, search.layers))
         note = f"{search.layers} layers trained, {search.layers + 1} did not"
-        return _row(method, found, state=_cached(search.records[-1]), note=note), 0.0
+        return _row(method, found, state=_cached(search.points[-1].record), note=note), 0.0
     spec = at_layers(search.spec, max(1, search.guess))
-    planned, beyond = answer(spec, store), answer(at_layers(spec, search.guess + 1), store)
+    planned = answer(spec, store)
     seconds = estimate(planned, store)
     row = _planned_row(spec, planned, None if seconds is None else 2 * seconds) | {"run": method}
-    row["note"] = f"at {search.guess + 1} layers {beyond.plan.binding}"
+    row["note"] = f"at {search.guess + 1} layers {search.beyond.binding}"
     if planned.source == "published":
         row["note"] = f"a first guess, this machine is not measured yet; {row['note']}"
     return row, None if seconds is None else 2 * seconds

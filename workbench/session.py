@@ -23,6 +23,7 @@ import pandas as pd
 from workbench.figures import rows as tidy
 from workbench.figures import sizes
 from workbench.figures.exhibit import Exhibit, find
+from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
 from workbench.figures.verdict import as_table, series_to_judge
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 Stage = Search | Sweep
 """What runs: polled until it has ended, with points and events to show."""
 
-PLOT_HEIGHT_IN = 1.9
+PLOT_HEIGHT_IN = 2.0
 """Of the axes; legend and small print come on top."""
 
 
@@ -105,13 +106,18 @@ class Session:
 
         Blocks. Without `on_event` progress goes to standard output as plain lines.
         """
+        records: list[RunRecord] = []
         for stage in self.stages(force):
             progress = Progress(sys.stdout, sweep=stage)
+            if isinstance(stage, Search) and not stage.ended:
+                progress.line(f"searching the largest model of {stage.spec.method}")
             try:
                 stage.run(on_event or progress.on_event)
             finally:
                 progress.end()
-        return self.rows()
+            if self.exhibit.FIGURE != "7a" or isinstance(stage, Sweep):
+                records += records_of(stage)
+        return self.rows(records)
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """The searches and sweeps of this exhibit, one after the other; run each before the next.
@@ -148,19 +154,29 @@ class Session:
             return []
         searches = self.searches()
         if self.exhibit.FIGURE == "6a":
-            return [record for search in searches for record in search.records]
-        sweep = self.sweep({search.spec.method: search.layers for search in searches})
-        return [point.record for point in sweep.points if point.record is not None]
+            return [record for search in searches for record in records_of(search)]
+        return records_of(self.sweep({search.spec.method: search.layers for search in searches}))
 
-    def rows(self) -> pd.DataFrame:
-        """Published values, simulations of the published machine, and what the store has."""
+    def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
+        """Published values, simulations of the published machine, and what the records say.
+
+        `records` are by default those that the store has; nothing is run.
+        """
         figure, size = self.exhibit.FIGURE, self.size.name
         parts = [tidy.published(figure)]
         if size == "paper":
             parts.append(tidy.simulated(figure))
             parts.append(tidy.kept_here(self.store.published_here(), figure, size))
-        own = self.exhibit.rows(self.records())
-        return tidy.join(*parts, own.assign(figure=figure, size=size))
+        records = self.records() if records is None else records
+        if records:
+            parts.append(self.exhibit.rows(records).assign(figure=figure, size=size))
+        if figure == "6a" and records:
+            said = [
+                planned(search.spec.method, search.guess, search.spec.model, search.beyond)
+                for search in self.searches()
+            ]
+            parts.append(tidy.table(said, figure=figure, size=size))
+        return tidy.join(*parts)
 
     # -- what they show -------------------------------------------------------------------------
 
@@ -198,6 +214,11 @@ class Session:
         from workbench.preview import origin
 
         return origin(self.records(), simulated=self.simulated)
+
+
+def records_of(stage: Stage) -> list[RunRecord]:
+    """The records a search or a sweep has."""
+    return [point.record for point in stage.points if point.record is not None]
 
 
 def _has_gpu() -> bool:

@@ -8,6 +8,7 @@ window of 4 with the optimizer states of as many first layers on the device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,8 @@ from workbench.figures import rows as tidy
 from workbench.figures.exhibit import quotient, value
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
+from workbench.methods.plan import Plan
+from workbench.model.spec import ModelSpec
 from workbench.runs.methods import METHODS
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
@@ -71,6 +74,26 @@ def _largest(records: list[RunRecord], method: str) -> dict[str, Any] | None:
         row["bound"] = next_one.status.removeprefix("oom_")
         row["note"] = f"at {_layers(next_one)} layers: {next_one.message}"
     return row
+
+
+def planned(method: str, layers: int, model: ModelSpec, beyond: Plan) -> dict[str, Any]:
+    """What the planner said of a method before its search: the most `layers` that fit, `beyond`
+    being its plan of one layer more."""
+    parameters = replace(model, layers=layers).parameters if layers else 0
+    return {
+        "method": method,
+        "label": METHODS[method].label,
+        "layers": layers,
+        "value": parameters / 1e6,
+        "unit": tidy.UNITS["parameters"],
+        "parameters": parameters,
+        "source": "simulated",
+        "variant": tidy.HERE,
+        "how": "the largest model whose schedule is proved to fit the budgets",
+        "status": "ok",
+        "bound": beyond.lacking or "",
+        "note": f"at {layers + 1} layers {beyond.binding}",
+    }
 
 
 def _layers(record: RunRecord) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from workbench.figures.rows import HERE
 from workbench.figures.style import name_of
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be told here"
@@ -86,7 +87,8 @@ def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
     """Measured values where there are some, else the simulations of the published machine."""
     pairs = dict.fromkeys(zip(rows["source"], rows["variant"], strict=True))
     measured = [pair for pair in pairs if pair[0] == "measured"]
-    return measured or [pair for pair in pairs if pair[0] == "simulated"]
+    simulated = [pair for pair in pairs if pair[0] == "simulated" and pair[1] != HERE]
+    return measured or simulated or [("measured", "")]
 
 
 def as_table(verdicts: list[Verdict]) -> pd.DataFrame:

@@ -130,7 +130,7 @@ class Draft:
 
     def scratch(self, owner: str, nbytes: int) -> str:
         """What one compute action needs for itself; `add` frees it with the action."""
-        return self.buffer(name.scratch(owner), DEVICE, nbytes, slot=name.WORKSPACE)
+        return self.buffer(name.scratch(owner), DEVICE, nbytes)
 
     def add(
         self,

@@ -107,26 +107,22 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
     if unit < draft.head:
         takes.append(_activation(draft, unit + 1, micro, after))
     if unit == draft.head or (layout.activations == "keep" and cost.kept_bytes):
-        slot = "head" if unit == draft.head else None
-        takes.append(draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes, slot=slot))
+        takes.append(draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
     if last and unit in draft.index and draft.leaves(unit):
         frees.append(draft.weights(unit, turn=0))
     draft.add(F, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
 
 
 def _activation(draft: Draft, unit: int, micro: int, after: list[str]) -> str:
-    """The buffer for a unit's input; stashed ones share a ring, so that depth costs nothing."""
-    nbytes = draft.profile.units[unit].input_bytes
-    label = name.activation(unit, micro)
-    if not draft.stashed(unit):
-        return draft.buffer(label, DEVICE, nbytes)
+    """The buffer of a unit's input. Of stashed ones few exist at once, so depth costs nothing."""
+    label = draft.buffer(
+        name.activation(unit, micro), DEVICE, draft.profile.units[unit].input_bytes
+    )
     count = len(draft.micros)
-    ring = 2 * count + 1
-    place = (unit * count + micro) % ring
-    earlier = unit * count + micro - ring
-    if earlier // count >= 1 and draft.stashed(earlier // count):
+    earlier = unit * count + micro - (2 * count + 1)
+    if draft.stashed(unit) and earlier // count >= 1 and draft.stashed(earlier // count):
         after.append(act(Kind.STASH, earlier // count, earlier % count))
-    return draft.buffer(label, DEVICE, nbytes, slot=f"inputs {place}")
+    return label
 
 
 def _stash(draft: Draft, unit: int, micro: int) -> None:
@@ -187,7 +183,7 @@ def _fetch(draft: Draft, unit: int, micro: int) -> None:
 def _recompute(draft: Draft, unit: int, micro: int) -> None:
     cost = draft.profile.units[unit]
     me = act(R, unit, micro)
-    kept = draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes, slot="recomputed")
+    kept = draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
     draft.add(
         R,
         unit,

@@ -127,6 +127,18 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 # -- the costs of a model's units -----------------------------------------------------------------
 
 
+def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
+    """Whether the machine computes at another speed than when the costs were measured."""
+    from workbench.profile.measure import probe
+
+    change = probe(found.machine.device, spec.dtype) / found.probe_s - 1
+    if abs(change) <= DRIFT:
+        return False
+    word = "slower" if change > 0 else "faster"
+    echo(f"this machine computes {abs(change):.0%} {word} than when its layers were measured")
+    return True
+
+
 def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
     from workbench.model import make_model
     from workbench.profile.measure import probe, unit_costs

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from workbench.methods.plan import Plan
 from workbench.runs.events import Event, make_event
 from workbench.runs.planning import answer
 from workbench.runs.record import RunRecord
@@ -103,14 +104,14 @@ class Search:
         return self._guess
 
     @property
+    def beyond(self) -> Plan:
+        """The planner's answer for one layer more than its guess: what lacks there."""
+        return answer(at_layers(self.spec, self.guess + 1), self.store).plan
+
+    @property
     def layers(self) -> int:
         """The most layers that trained so far."""
         return max((_layers(p) for p in self.points if p.record and _fits(p.record)), default=0)
-
-    @property
-    def records(self) -> list[RunRecord]:
-        """Records of all probes."""
-        return [point.record for point in self.points if point.record is not None]
 
     @property
     def complete(self) -> bool:
@@ -125,8 +126,8 @@ class Search:
         """A search does not know how many probes it takes."""
         return None
 
-    def run(self, on_event: Callable[[Event], None] | None = None) -> list[RunRecord]:
-        """Probe until the answer is known; returns the records. An exception (Ctrl-C) cancels."""
+    def run(self, on_event: Callable[[Event], None] | None = None) -> int:
+        """Probe until the answer is known and return it. An exception (Ctrl-C) cancels."""
         try:
             while not self.ended:
                 self.poll()
@@ -136,7 +137,7 @@ class Search:
                 time.sleep(POLL_S)
         finally:
             self.close()
-        return self.records
+        return self.layers
 
     def poll(self) -> None:
         """Do what can be done without waiting: start the next probe, or look at the current one.

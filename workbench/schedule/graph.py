@@ -123,7 +123,10 @@ def _resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int
     """(relative step, action) of one name in `after`."""
     if text in index:
         return 0, index[text]
-    ref = parse_name(text)
+    try:
+        ref = parse_name(text)
+    except ValueError as error:
+        raise ScheduleError(f"{action.name} waits for what has no name: {error}") from None
     target = format_name(ref.kind, ref.unit, ref.microbatch, turn=ref.turn, rank=ref.rank)
     if target not in index:
         raise ScheduleError(f"{action.name} waits for {text}, which is not in the schedule")

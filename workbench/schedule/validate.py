@@ -68,7 +68,8 @@ class Validation:
 
     num_actions: int
     peak_bytes: dict[int, dict[str, int]]
-    """Rank -> tier -> the bytes no execution exceeds, and some order of starts and ends reaches."""
+    """Rank -> tier -> the bytes no execution exceeds. Some order of starts and ends reaches them,
+    unless a buffer may outlive the whole next step (peak.py)."""
 
 
 def validate(schedule: Schedule) -> Validation:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def measured(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         )
 
     monkeypatch.setattr(measuring, "measure_ceilings", instead)
+    monkeypatch.setattr(measure, "unit_costs", partial(measure.unit_costs, seconds=0.0))
     return calls
 
 

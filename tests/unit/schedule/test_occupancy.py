@@ -38,6 +38,11 @@ BROKEN = {
         lambda: edit(GOOD, "F1.0", after=("L9",)),
         "F1.0 waits for L9, which is not in the schedule",
     ),
+    "a dependency without a name": (
+        lambda: edit(GOOD, "F1.0", after=("L1", "loss")),
+        "F1.0 waits for what has no name: 'loss' is no action name; "
+        "one looks like F3.0, L3+1 or 2:U7@-1",
+    ),
     "a dependency on the future": (
         lambda: edit(GOOD, "F1.0", after=("L1", "U1@1")),
         "F1.0 waits for U1@1, which lies in the future",

@@ -16,10 +16,10 @@ from tests.unit.schedule.mutate import (
     swap,
     written_back,
 )
-from tests.unit.schedule.window import pipeline, window_schedule
+from tests.unit.schedule.window import WEIGHT, pipeline, window_schedule
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer
 from workbench.schedule.validate import validate
 
 GOOD = window_schedule(4, 2)
@@ -59,6 +59,10 @@ BROKEN = {
     "layers swapped in the backward pass": (
         lambda: swap(swap(forget(GOOD, "B2.0", "B3.0"), "R3.0", "R2.0"), "B3.0", "B2.0"),
         "B2.0 may start before B3.0 has ended: its output gradient may be missing",
+    ),
+    "a backward pass before its forward pass": (
+        lambda: swap(PIPELINE, "1:F1.0", "1:B1.0"),
+        "1:B1.0 may start before 1:F1.0 has ended: there is nothing to go back through",
     ),
     "a recomputation after its backward pass": (
         lambda: swap(forget(GOOD, "B1.0", "R1.0"), "B1.0", "R1.0"),
@@ -129,6 +133,20 @@ BROKEN = {
     "a load of stale weights": (
         lambda: edit(forget(GOOD, "L0", "U0@-1"), "F0.0", after=("L0", "U0@-1")),
         "L0 of the next step may start before U0 has ended: it may load stale weights",
+    ),
+    "a load of weights that change meanwhile": (
+        lambda: add(
+            replace(GOOD, buffers={**GOOD.buffers, "q": Buffer(tier=DEVICE, nbytes=WEIGHT)}),
+            Kind.LOAD,
+            0,
+            "h2d",
+            turn=2,
+            after=("U0@-1",),
+            takes=("q",),
+            frees=("q",),
+            behind="L0+1",
+        ),
+        "U0 may start before L0+2 has ended: it changes the weights being loaded",
     ),
     "a load into nothing": (
         lambda: edit(GOOD, "L1", takes=()),

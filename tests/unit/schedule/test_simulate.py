@@ -169,6 +169,11 @@ def test_a_deadlock_is_named():
         simulate(swap(window_schedule(), "R1.0", "B1.0"), Table())
 
 
+def test_there_is_at_least_one_step():
+    with pytest.raises(ValueError, match="at least 1 step, got 0"):
+        simulate(window_schedule(), Table(), steps=0)
+
+
 def test_an_empty_schedule_takes_no_time():
     empty = Schedule(name="empty", num_units=1, num_microbatches=1, actions=())
     simulation = simulate(empty, Table())
