@@ -127,17 +127,12 @@ def _total(lines: list[dict], seconds: list[float | None]) -> dict[str, Any]:
     return _row("all", state=state, time=time, disk=format_bytes(run * RECORD_BYTES), note=note)
 
 
-def origin(records: list[RunRecord], *, simulated: bool) -> pd.Series:
+def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
     """Machine, code, packages and dates behind records; of this moment where there are none."""
     sources = [record.provenance for record in records] or [gather()]
     first = sources[0]
-    packages = {
-        f"{name} {version}" for source in sources for name, version in source["packages"].items()
-    }
-    commits = {
-        f"{(s.get('commit') or 'no commit')[:12]}{' + changes' if s.get('dirty') else ''}"
-        for s in sources
-    }
+    packages = {" ".join(pair) for source in sources for pair in source["packages"].items()}
+    commits = {_commit(source) for source in sources}
     started = sorted(record.started[:16].replace("T", " ") for record in records)
     facts = {
         "processor": f"{first['cpu']}, {first['cores']} cores",
@@ -150,4 +145,9 @@ def origin(records: list[RunRecord], *, simulated: bool) -> pd.Series:
     }
     if simulated:
         facts["numbers"] = "published values and simulations; nothing was measured for this size"
-    return pd.Series(facts, name="provenance")
+    return facts
+
+
+def _commit(provenance: dict[str, Any]) -> str:
+    commit = (provenance.get("commit") or "no commit")[:12]
+    return f"{commit} with changes" if provenance.get("dirty") else commit

@@ -1,4 +1,5 @@
-"""One exhibit, from parameters to verdict: what a notebook, the command line and the report all call.
+"""One exhibit, from parameters to verdict: what a notebook, the command line and the report all
+call.
 
     exhibit = open_exhibit("8a", size="smoke")
     exhibit.preview()          # what will run, how long, how much memory, what cannot fit and why
@@ -34,6 +35,7 @@ from workbench.runs.record import RunRecord
 from workbench.runs.search import Search
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
+from workbench.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +99,7 @@ class Session:
         """What `run` would do: one row a run, with its expected time and memory."""
         from workbench.preview import preview
 
-        return preview(self)
+        return Shown(preview(self))
 
     def run(
         self, force: bool = False, on_event: Callable[[Event], None] | None = None
@@ -207,13 +209,14 @@ class Session:
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Claim, published and own ratio, whether it holds and why."""
         judged = [self.exhibit.verdicts(rows, *series) for series in series_to_judge(rows)]
-        return as_table([verdict for verdicts in judged for verdict in verdicts])
+        return Shown(as_table([verdict for verdicts in judged for verdict in verdicts]))
 
-    def provenance(self) -> pd.Series:
+    def provenance(self) -> pd.DataFrame:
         """Where this exhibit's numbers come from: machine, code, packages, dates."""
         from workbench.preview import origin
 
-        return origin(self.records(), simulated=self.simulated)
+        facts = origin(self.records(), simulated=self.simulated)
+        return Shown(facts.items(), columns=["what", "is"])
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

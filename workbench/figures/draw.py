@@ -1,9 +1,9 @@
 """The two drawings all five exhibits need: bars in groups, and lines over a number.
 
 Sources stand side by side, never stacked into one mark; spread is an error bar; a value that is
-missing says why in its place. Small marks at the numbers send the reader to the small print: a dagger
-for a published run that did not train what it names, a double dagger for a point whose published value
-calibrated the simulation.
+missing says why in its place. Small marks at the numbers send the reader to the small print: a
+dagger for a published run that did not train what it names, a double dagger for a point whose
+published value calibrated the simulation.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def value(
 ) -> float | None:
     """The one value of a series with these columns; None when it is missing.
 
-    Where a series has no such row at all, another one of the same source answers: a simulation of our
-    own runtime is compared with the baselines as they were published.
+    Where a series has no such row at all, another one of the same source answers: a simulation of
+    our own runtime is compared with the baselines as they were published.
     """
     part = rows[rows["source"] == source]
     for column, wanted in where.items():

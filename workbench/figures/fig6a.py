@@ -1,9 +1,9 @@
 """STRONGHOLD figure 6a: the largest model each method can train within one server's memory.
 
-A search (runs/search.py) varies the layers of each method's spec; what stands here is the largest run
-that ended well and why the next one did not. Every method runs at its roomiest setting that is its
-own: L2L stashes activations on the host (its constant-memory variant), and STRONGHOLD has the paper's
-window of 4 with the optimizer states of as many first layers on the device.
+A search (runs/search.py) varies the layers of each method's spec; what stands here is the largest
+run that ended well and why the next one did not. Every method runs at its roomiest setting that is
+its own: L2L stashes activations on the host (its constant-memory variant), and STRONGHOLD has the
+paper's window of 4 with the optimizer states of as many first layers on the device.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The one table that figures read: a row is one value of one method, from one source.
 
-Rows come from four places: records of runs (`measured`), what the simulator said of those runs before
-they ran (`simulated`), the published tables (`published`), and the simulation of the published
-machine (`simulated`, in two variants). Each row says how its number was obtained; a run that gave no
-number keeps its place and its reason. The table is what `workbench figure` writes as CSV, and a CSV
-of it in ``results/published-here/<device>/`` is read back as measured on that device.
+Rows come from four places: records of runs (`measured`), what the simulator said of those runs
+before they ran (`simulated`), the published tables (`published`), and the simulation of the
+published machine (`simulated`, in two variants). Each row says how its number was obtained; a run
+that gave no number keeps its place and its reason. The table is what `workbench figure` writes as
+CSV, and a CSV of it in ``results/published-here/<device>/`` is read back as measured on that
+device.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ COLUMNS = (
     "bound", "note", "sound", "calibrated", "key",
 )  # fmt: skip
 """`pair`: figure 7a's baseline whose largest model it is. `x`: what a line is drawn over. `low`,
-`high`: spread. `bound`: the tier that decided a size. `sound`: False where the published run did not train what it names. `calibrated`: the
-published value of this point went into a constant of the simulation."""
+`high`: spread. `bound`: the tier that decided a size. `sound`: False where the published run did
+not train what it names. `calibrated`: the published value of this point went into a constant of the
+simulation."""
 
 HERE = "from this machine's profile"
 """The variant of what was predicted of a run on the machine that then ran it."""

@@ -1,8 +1,8 @@
 """What each size of an exhibit runs, as named functions that return whole specs.
 
-* ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce, in
-  the published proportion of device to host, and an emulated link makes transfers as dear as they are
-  on a GPU, where the copies of a machine without one would cost nothing.
+* ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce,
+  in the published proportion of device to host, and an emulated link makes transfers as dear as
+  they are on a GPU, where the copies of a machine without one would cost nothing.
 * ``small``: one GPU, minutes.
 * ``paper``: the published model (hidden 2048, 16 heads, sequence 1024, batch 4) under the published
   budgets. Without a GPU it is not run but simulated on the published machine.

@@ -28,6 +28,7 @@ from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import use_device_threads
+from workbench.schedule.trace import write_trace
 
 TIMELINE_STEPS = 3
 """Steps at the end of a run whose events are kept."""
@@ -193,8 +194,10 @@ def train_planned(
 
 
 def _write_timeline(folder: Path, plan: Plan, training: Training) -> None:
-    """Measured events of the last steps, which have nothing of the warm-up."""
-    events = [asdict(event) for event in training.executor.events]
+    """Events of the last steps, which have nothing of the warm-up: as rows, and for Perfetto."""
+    events = training.executor.events
+    rows = [asdict(event) for event in events]
     (folder / "timeline.json").write_text(
-        json.dumps({"schedule": plan.schedule.name, "source": "measured", "events": events})
+        json.dumps({"schedule": plan.schedule.name, "source": "measured", "events": rows})
     )
+    write_trace(folder / "trace.json", events, schedule=plan.schedule, source="measured")

@@ -126,7 +126,9 @@ def facts(pairs: dict[str, Any]) -> Html:
     """Names and values."""
     return tag(
         "table",
-        tag("tbody", [tag("tr", tag("th", k, scope="row"), tag("td", v)) for k, v in pairs.items()]),
+        tag(
+            "tbody", [tag("tr", tag("th", k, scope="row"), tag("td", v)) for k, v in pairs.items()]
+        ),
     )
 
 

@@ -1,10 +1,10 @@
 """The largest model that trains: a search over layers, each probe a real run with a record.
 
 The bracket comes from the planner, which knows the memory of a method to the byte where the method
-is ours; where it is right, two probes are enough: its guess trains, and one layer more does not. Where
-it is wrong the search widens by 1, 2, 4, ... layers and then halves. Every probe is a run in a process
-of its own under the spec's budgets, so the answer is measured, not planned; and every probe is a
-record, so a search that was killed continues and one that is done costs nothing.
+is ours; where it is right, two probes are enough: its guess trains, and one layer more does not.
+Where it is wrong the search widens by 1, 2, 4, ... layers and then halves. Every probe is a run in
+a process of its own under the spec's budgets, so the answer is measured, not planned; and every
+probe is a record, so a search that was killed continues and one that is done costs nothing.
 
 A `Search` is polled like a `Sweep` and offers the same points and events to whoever shows progress.
 """

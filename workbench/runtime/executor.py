@@ -97,6 +97,7 @@ class Executor:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stop = False
+        self._origin: float | None = None
 
     def run(self, first_step: int, num_steps: int) -> None:
         """Run steps [first_step, first_step + num_steps) and drain all lanes.
@@ -114,6 +115,7 @@ class Executor:
         if base_event is not None:
             base_event.synchronize()
         self._base = time.perf_counter()
+        self._origin = self._origin or self._base
         threads = [
             threading.Thread(
                 target=self._walk, args=(lane, steps), name=f"lane {lane}", daemon=True
@@ -223,12 +225,12 @@ class Executor:
             token.issued.set()
 
     def _collect(self, base_event: torch.cuda.Event | None) -> None:
-        """Turn the segment's timings into events, seconds since the segment began."""
+        """Turn the segment's timings into events, in seconds since the first segment began."""
 
         def seconds(mark: float | torch.cuda.Event) -> float:
             if isinstance(mark, float):
-                return mark - self._base
-            return base_event.elapsed_time(mark) / 1e3
+                return mark - self._origin
+            return self._base - self._origin + base_event.elapsed_time(mark) / 1e3
 
         for timing in self._timings:
             action = timing.action

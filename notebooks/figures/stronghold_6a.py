@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # STRONGHOLD, figure 6a: the largest trainable model
+# **Claim** (section VI.A, page 8). Within the same device and host memory, STRONGHOLD trains a
+# larger model than Megatron-LM, L2L, ZeRO-Offload and ZeRO-Infinity.
+#
+# **How it is tested.** For each method a search over the number of layers: every probe is a real
+# run of three steps in a process of its own, under a budget of device and host memory. The search
+# begins where the planner says the limit is, and ends when one more layer is seen to fail. Running
+# out of memory is a result, with a record like any other.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | hidden 256 in 96 MiB of device and 256 MiB of host memory | about 2 minutes |
+# | small | hidden 1024 in 6 GiB and 16 GiB, one GPU | minutes |
+# | paper | hidden 2048 in 32 GiB and 90 GB | seconds; simulated without a GPU |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("6a", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

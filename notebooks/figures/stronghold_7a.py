@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # STRONGHOLD, figure 7a: throughput at each baseline's largest model
+# **Claim** (section VI.B, page 9). At the largest model a baseline can train, STRONGHOLD is faster
+# than L2L, ZeRO-Offload and ZeRO-Infinity, and keeps most of Megatron-LM's speed.
+#
+# **How it is tested.** The sizes are those that figure 6a's searches find (they run here if they
+# have not). Each baseline and STRONGHOLD then train that model under the same budgets, STRONGHOLD
+# choosing its window by itself. Without a GPU DeepSpeed's copies do not overlap its computation, so
+# its speed is shown but not judged.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | eight runs of eight steps after the searches of figure 6a | about 2 minutes |
+# | small | the same on one GPU | minutes |
+# | paper | the published sizes | seconds; simulated without a GPU |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("7a", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # STRONGHOLD, figure 9: effect of the window
+# **Claim** (section VI.C, page 10). A larger window hides more of the transfers, until compute
+# alone decides.
+#
+# **How it is tested.** One model at every window. The published runs wait for a layer's gradients
+# to leave and for its update before its buffer is used again, so a small window costs them a third;
+# here a buffer is free once its copy is out, and an update is waited for only before the layer's
+# next load.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | 12 layers of hidden 256, windows 2 to 12, on any machine | about a minute |
+# | small | 24 layers of hidden 1024, windows 2 to 15, one GPU | minutes |
+# | paper | 32 layers of hidden 2048, windows 2 to 15 | seconds; simulated without a GPU |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("9", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

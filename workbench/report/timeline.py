@@ -1,0 +1,63 @@
+"""One STRONGHOLD run as a Gantt: what the simulator said above what the executor did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+from workbench.figures.style import PAGE_IN
+from workbench.profile.profile import ProfileCosts
+from workbench.runs.planning import answer, choose_profile
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.schedule.draw import draw_comparison
+from workbench.schedule.simulate import Event, simulate
+
+METHOD = "stronghold"
+STEPS = 2
+"""Steps shown: deferred updates of one overlap the forward pass of the next."""
+
+
+def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
+    """Predicted above measured, of the first STRONGHOLD run that left a timeline; None without
+    one."""
+    for record in records:
+        path = store.folder(record.key) / "timeline.json"
+        if record.method == METHOD and record.status == "ok" and path.exists():
+            try:
+                measured = [Event(**event) for event in json.loads(path.read_text())["events"]]
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+            ):  # torn by a death: the record does not need it
+                continue
+            predicted = predict(record, store)
+            if predicted and measured:
+                layers = record.spec["model"]["layers"]
+                title = f"{layers} layers, window {record.window}, {record.resident} resident"
+                return draw_comparison(
+                    last_steps(predicted), last_steps(measured), title=title, width_in=PAGE_IN
+                )
+    return None
+
+
+def predict(record: RunRecord, store: Store) -> list[Event]:
+    """The events of the run's schedule, simulated with what was measured of this machine."""
+    spec = RunSpec.from_dict(record.spec)
+    planned = answer(spec, store)
+    if planned.source != "measured" or planned.plan.schedule is None:
+        return []
+    costs = ProfileCosts(choose_profile(spec, store, None))
+    return simulate(planned.plan.schedule, costs, steps=STEPS + 2).events
+
+
+def last_steps(events: list[Event]) -> list[Event]:
+    """The last steps, numbered from 1."""
+    last = max(event.step for event in events)
+    first = last - STEPS + 1
+    return [replace(e, step=e.step - first + 1) for e in events if e.step >= first]

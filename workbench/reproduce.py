@@ -1,0 +1,210 @@
+"""All exhibits in one go: each notebook through papermill, then one report.
+
+The notebooks that people read are what runs here, with their parameters set. An unknown parameter
+is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own;
+one that fails is reported, and the others still run. Interrupted by Ctrl-C or a polite kill,
+everything that was started is ended first; killed without warning, the kernel and the workers
+notice by themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workbench.figures import sizes
+from workbench.figures.exhibit import FIGURES, find
+from workbench.report import Outcome, folder_of, load_outcomes, save_outcomes, write_report
+from workbench.runs.progress import format_seconds
+from workbench.runs.store import Store
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks" / "figures"
+TYPES = {"bool": bool, "int": int, "float": (int, float), "str": str}
+START_S = 300
+"""A kernel on a busy machine may take this long to start."""
+END_S = 15
+"""Workers and their guards end within this time of their kernel."""
+
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What came of it; prints as the path of the report."""
+
+    report: Path
+    outcomes: dict[str, Outcome]
+    """By figure, of those that were asked for."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every exhibit ran to its end."""
+        return all(outcome.ok for outcome in self.outcomes.values())
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+def reproduce(
+    size: str,
+    results: str | Path,
+    *,
+    only: list[str] | None = None,
+    parameters: dict[str, Any] | None = None,
+    echo: Echo,
+) -> Reproduced:
+    """Run the exhibits (`only` some of them) at a size and write the report.
+
+    Raises ValueError for an unknown exhibit, size or parameter, StoreError for a results folder
+    that cannot be written, all before anything runs.
+    """
+    figures = [find(name).FIGURE for name in only or FIGURES]
+    store = Store(results)
+    values = {"size": size, "results": str(store.root), **(parameters or {})}
+    sizes.named(values["size"])
+    notebooks = {figure: read_notebook(figure) for figure in figures}
+    for figure, notebook in notebooks.items():
+        check_parameters(notebook, values, figure)
+    outcomes = load_outcomes(store, values["size"])
+    save_outcomes(store, values["size"], outcomes)
+    ran = {}
+    for place, (figure, notebook) in enumerate(notebooks.items(), start=1):
+        head = f"[{place}/{len(figures)}] figure {figure}"
+        echo(f"{head}: {find(figure).TITLE}")
+        folder = folder_of(store, values["size"])
+        ran[figure] = outcomes[figure] = run_notebook(notebook, figure, folder, values, echo)
+        save_outcomes(store, values["size"], outcomes)
+        took = format_seconds(ran[figure].seconds)
+        words = f"done in {took}" if ran[figure].ok else f"failed: {ran[figure].message}"
+        echo(f"{head}: {words}")
+    echo("writing the report")
+    return Reproduced(write_report(values["size"], store.root), ran)
+
+
+def read_notebook(figure: str) -> Any:
+    """The notebook of an exhibit, from its reviewed source."""
+    import jupytext
+
+    notebook = jupytext.read(NOTEBOOKS / f"stronghold_{figure}.py")
+    notebook.metadata.setdefault(
+        "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
+    )
+    return notebook
+
+
+def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None:
+    """Raises ValueError for a parameter that the notebook does not have, or of another type."""
+    from papermill.inspection import inspect_notebook
+
+    known = inspect_notebook(notebook)
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(
+                f"unknown parameter {name!r} of figure {figure}; known: {', '.join(known)}"
+            )
+        kind = known[name]["inferred_type_name"]
+        if not isinstance(value, TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
+            raise ValueError(f"the parameter {name} is {value!r}; it must be of type {kind}")
+
+
+def run_notebook(
+    notebook: Any, figure: str, folder: Path, values: dict[str, Any], echo: Echo
+) -> Outcome:
+    """Execute a notebook in a kernel of its own; KeyboardInterrupt ends the kernel first.
+
+    papermill runs in a thread, because in the main one its client takes over the signal handlers.
+    """
+    name = f"stronghold_{figure}.ipynb"
+    started, begun_s = datetime.now(UTC).isoformat(), time.monotonic()
+    before = _children()
+    errors: list[BaseException] = []
+    thread = threading.Thread(
+        target=_execute, args=(notebook, folder / name, values, echo, errors), daemon=True
+    )
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+    except BaseException:
+        _end(_children() - before)
+        thread.join(END_S)
+        raise
+    _end(_children() - before)
+    return Outcome(
+        ok=not errors,
+        message=_sentence(errors[0]) if errors else "",
+        seconds=time.monotonic() - begun_s,
+        started=started,
+        notebook=name,
+    )
+
+
+def _execute(
+    notebook: Any, path: Path, values: dict[str, Any], echo: Echo, errors: list[BaseException]
+) -> None:
+    import papermill
+
+    try:
+        papermill.execute_notebook(
+            notebook,
+            path,
+            parameters=values,
+            cwd=NOTEBOOKS,
+            progress_bar=False,
+            stdout_file=_Lines(echo),
+            start_timeout=START_S,
+        )
+    except BaseException as error:
+        errors.append(error)
+
+
+class _Lines:
+    """The notebook's own progress, passed on a line at a time."""
+
+    def __init__(self, echo: Echo) -> None:
+        self._echo, self._rest = echo, ""
+
+    def write(self, text: str) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._echo(f"    {line}")
+
+    def flush(self) -> None:
+        """Whole lines are passed on at once."""
+
+
+def _children() -> set[Any]:
+    """This process's descendants: kernels, and the guards and workers below them."""
+    import psutil
+
+    return set(psutil.Process().children(recursive=True))
+
+
+def _end(processes: set[Any]) -> None:
+    """End kernels, give what is below them time to end by itself, then end the rest."""
+    import psutil
+
+    own = [process for process in processes if process.is_running() and process.ppid() == _me()]
+    for process in own:
+        process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=END_S)
+    for process in alive:
+        process.kill()
+
+
+def _me() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _sentence(error: BaseException) -> str:
+    """Why a notebook failed, in one line."""
+    name, words = getattr(error, "ename", ""), getattr(error, "evalue", "")
+    text = f"{name}: {words}" if name else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
