@@ -9,13 +9,15 @@ notice by themselves.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from workbench.figures import sizes
 from workbench.figures.exhibit import FIGURES, find
@@ -27,6 +29,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks" / "figures"
 TYPES = {"bool": bool, "int": int, "float": (int, float), "str": str}
 START_S = 300
 """A kernel on a busy machine may take this long to start."""
+KERNEL_LOG = "kernel.log"
 END_S = 15
 """Workers and their guards end within this time of their kernel."""
 
@@ -150,17 +153,30 @@ def _execute(
     import papermill
 
     try:
-        papermill.execute_notebook(
-            notebook,
-            path,
-            parameters=values,
-            cwd=NOTEBOOKS,
-            progress_bar=False,
-            stdout_file=_Lines(echo),
-            start_timeout=START_S,
-        )
+        with (path.parent / KERNEL_LOG).open("ab") as log:
+            papermill.execute_notebook(
+                notebook,
+                path,
+                parameters=values,
+                cwd=NOTEBOOKS,
+                progress_bar=False,
+                stdout_file=_Lines(echo),
+                start_timeout=START_S,
+                kernel_manager_class=_manager(log),
+            )
     except BaseException as error:
         errors.append(error)
+
+
+def _manager(log: IO[bytes]) -> type:
+    """Kernels whose own messages go to a file: they concern nobody unless one dies."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class Manager(AsyncKernelManager):
+        def start_kernel(self, **options: Any) -> Any:
+            return super().start_kernel(**options, stderr=log)
+
+    return Manager
 
 
 class _Lines:
@@ -189,18 +205,14 @@ def _end(processes: set[Any]) -> None:
     """End kernels, give what is below them time to end by itself, then end the rest."""
     import psutil
 
-    own = [process for process in processes if process.is_running() and process.ppid() == _me()]
-    for process in own:
-        process.kill()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.ppid() == os.getpid():
+                process.kill()
     _, alive = psutil.wait_procs(processes, timeout=END_S)
     for process in alive:
-        process.kill()
-
-
-def _me() -> int:
-    import os
-
-    return os.getpid()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _sentence(error: BaseException) -> str:

@@ -201,3 +201,17 @@ def test_running_out_of_a_tier_that_the_plan_overrated(spec_for, tmp_path):
     with pytest.raises(OutOfMemory, match="host") as caught:
         Training(spec.with_(host_memory=10_000), plan, tmp_path)
     assert caught.value.tier == "host"
+
+
+@pytest.mark.parametrize("policy", ["recompute", "host"])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_the_host_holds_what_the_plan_says(spec_for, tmp_path, policy, tier, clip):
+    spec = spec_for(
+        window=2, resident=1, steps=2, activations=policy, optimizer_tier=tier, clip=clip
+    )
+    training, _ = run(stronghold, spec, tmp_path)
+    measured = training.outcome("test").peak_bytes
+    assert measured["host"] == training.plan.peak_bytes["host"]
+    padding = 4096 * MODEL.layers
+    assert 0 <= measured["disk"] - training.plan.peak_bytes["disk"] <= padding

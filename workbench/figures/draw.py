@@ -177,7 +177,7 @@ def _series_name(part: pd.DataFrame) -> str:
 
 
 def legend_of_bars(figure: Any, rows: pd.DataFrame, *, pairs: bool = False) -> None:
-    """Above the axes: which mark is published, simulated, measured; with `pairs`, whose bar it is."""
+    """Above the axes: which mark is published, simulated, measured; in `pairs`, whose bar it is."""
     from matplotlib.patches import Patch
 
     handles, names = [], []
@@ -281,5 +281,5 @@ def without(rows: pd.DataFrame, source: str) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """What a panel of ratios compares: everything but our predictions of the runs shown beside it."""
+    """What a panel of ratios compares: everything but predictions of the runs shown beside it."""
     return rows[rows["variant"] != HERE]

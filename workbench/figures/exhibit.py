@@ -28,7 +28,7 @@ class Exhibit(Protocol):
     """In one sentence or two."""
 
     def specs(self, size: Size, largest: dict[str, int]) -> list[RunSpec]:
-        """The runs to make; `largest` is figure 6a's outcome (layers by method), empty if unknown."""
+        """The runs to make; `largest` is figure 6a's outcome: layers by method, as far as known."""
 
     def rows(self, records: list[RunRecord]) -> pd.DataFrame:
         """Measured and predicted values of those runs."""

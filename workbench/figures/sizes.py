@@ -144,7 +144,7 @@ def paper() -> Size:
 
 
 def tiny() -> Size:
-    """What tests run: three layers of 32, and a search that ends at once. No figure of it is shown."""
+    """What tests run: three layers of 32, and a search that ends at once."""
     return Size(
         name="tiny",
         model=ModelSpec(layers=3, hidden=32, heads=2, seq=16, vocab=256),

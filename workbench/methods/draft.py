@@ -68,6 +68,8 @@ class Draft:
         profile, layout = self.profile, self.layout
         tokens = profile.microbatch * layout.microbatches * profile.seq * TOKEN_BYTES
         self.buffer("tokens", DEVICE, tokens, permanent=True)
+        if self.streamed and layout.optimizer_tier == DISK:
+            self.buffer("disk bounce", HOST_TIER, name.DISK_BOUNCE_BYTES, permanent=True)
         for unit, cost in enumerate(profile.units):
             weight = cost.parameters * profile.weight_bytes
             state = cost.parameters * profile.state_bytes

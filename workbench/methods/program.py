@@ -103,10 +103,12 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
         uses.append(name.activation(unit, micro))
     if unit in draft.index:
         after.append(act(Kind.LOAD, unit))
-    takes = [draft.scratch(me, cost.forward_scratch_bytes)]
+    keeps = unit == draft.head or layout.activations == "keep"
+    scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
+    takes = [draft.scratch(me, scratch)]
     if unit < draft.head:
         takes.append(_activation(draft, unit + 1, micro, after))
-    if unit == draft.head or (layout.activations == "keep" and cost.kept_bytes):
+    if unit == draft.head or (keeps and cost.kept_bytes):
         takes.append(draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
     if last and unit in draft.index and draft.leaves(unit):
         frees.append(draft.weights(unit, turn=0))
@@ -127,7 +129,9 @@ def _activation(draft: Draft, unit: int, micro: int, after: list[str]) -> str:
 
 def _stash(draft: Draft, unit: int, micro: int) -> None:
     nbytes = draft.profile.units[unit].input_bytes
-    kept = draft.buffer(name.host_activation(unit, micro), HOST_TIER, nbytes)
+    kept = draft.buffer(
+        name.host_activation(unit, micro), HOST_TIER, nbytes, slot=f"stash {unit}.{micro}"
+    )
     draft.add(
         Kind.STASH,
         unit,
@@ -248,14 +252,14 @@ def _gradients_out(draft: Draft, unit: int) -> None:
     layout, k = draft.layout, draft.index[unit]
     nbytes = draft.weight_bytes(unit)
     after = [act(B, unit, draft.last_micro)]
-    slot = None
-    if not layout.deferred:  # a short ring is enough when updates follow at once
+    ring = len(draft.streamed)  # updates that wait for the norm need every unit's gradients
+    if not layout.deferred:  # a few are enough when updates follow at once
         ring = layout.host_workers + 1
-        slot = f"host gradients {k % ring}"
         if k + ring < len(draft.streamed):
             after.append(act(Kind.UPDATE, draft.streamed[k + ring]))
         else:
             after.append(act(Kind.UPDATE, draft.streamed[draft.wrapped(k, ring)], step=-1))
+    slot = f"host gradients {k % ring}"
     label = draft.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)
     draft.add(
         Kind.GRAD_OUT,

@@ -17,7 +17,7 @@ import pandas as pd
 
 from workbench import __version__
 from workbench.figures.exhibit import FIGURES
-from workbench.figures.style import as_svg, name_of
+from workbench.figures.style import name_of
 from workbench.figures.verdict import FAILS, HOLDS, UNTESTED
 from workbench.preview import origin
 from workbench.report.evidence import (
@@ -132,9 +132,9 @@ def _summary(
     parts = []
     for session in sessions:
         verdicts = session.verdict(tables[session.name]).drop(columns=["why"])
-        parts.append(verdicts.assign(exhibit=session.exhibit.FIGURE))
+        verdicts.insert(0, "figure", session.exhibit.FIGURE)
+        parts.append(verdicts)
     verdicts = pd.concat(parts, ignore_index=True)
-    verdicts = verdicts[["exhibit", *(c for c in verdicts.columns if c != "exhibit")]]
     counts = verdicts["verdict"].value_counts()
     words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in CLASSES if verdict in counts)
     failed = [
@@ -155,7 +155,7 @@ def _summary(
 def _verdict_cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
         return tag("span", SIGNS[value] + value, class_=CLASSES[value])
-    return tag("a", value, href=f"#fig{value}") if name == "exhibit" else None
+    return tag("a", value, href=f"#fig{value}") if name == "figure" else None
 
 
 def _exhibit(session: Session, rows: pd.DataFrame, outcomes: dict[str, Outcome]) -> list[Html]:
@@ -167,12 +167,17 @@ def _exhibit(session: Session, rows: pd.DataFrame, outcomes: dict[str, Outcome])
         tag("h2", f"Figure {exhibit.FIGURE}: {exhibit.TITLE}", id=session.name),
         tag("p", exhibit.CLAIM, " ", tag("span", f"(section {exhibit.SECTION})", class_="soft")),
         _how_it_ended(outcome, rows),
-        drawing(as_svg(figure), words),
+        drawing(figure, words),
         tag("h3", "Verdict"),
-        table(session.verdict(rows), _verdict_cell),
+        table(_without_empty(session.verdict(rows)), _verdict_cell),
         tag("details", tag("summary", f"Data: {len(rows)} values, and how each was obtained"),
-            table(_data(rows))),
+            table(_without_empty(_data(rows)))),
     ]  # fmt: skip
+
+
+def _without_empty(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without columns that say nothing."""
+    return frame.loc[:, [(frame[name].astype(str) != "").any() for name in frame.columns]]
 
 
 def _how_it_ended(outcome: Outcome | None, rows: pd.DataFrame) -> Html:
@@ -219,9 +224,14 @@ def _training(records: list[RunRecord]) -> list[Html]:
         return [head, tag("p", "No run of figure 8a is there to show.", class_="soft")]
     words = (
         "A method that does not train is not fast. Losses of all methods of figure 8a, on the same "
-        "samples from the same weights, beside those of plain training with everything on the
-        device." ) return [ head, tag("p", words), drawing(as_svg(draw_losses(losses)), "Losses of
-        all methods over plain training"), table(loss_table(records)), ]
+        "samples from the same weights, beside those of plain training: everything on the device."
+    )
+    return [
+        head,
+        tag("p", words),
+        drawing(draw_losses(losses), "Losses of all methods over plain training"),
+        table(loss_table(records)),
+    ]
 
 
 def _predictions(records: dict[str, list[RunRecord]]) -> list[Html]:
@@ -246,7 +256,7 @@ def _timeline(records: list[RunRecord], store: Store) -> list[Html]:
     )
     return [
         tag("h2", "One run, predicted above measured", id="timeline"),
-        drawing(as_svg(figure), "Timeline of a STRONGHOLD run", words),
+        drawing(figure, "Timeline of a STRONGHOLD run", words),
     ]
 
 

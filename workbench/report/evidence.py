@@ -28,7 +28,7 @@ def losses_of(records: Iterable[RunRecord]) -> dict[str, list[float]]:
 
 
 def loss_table(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Each method's first and last loss, and its largest relative difference from plain training."""
+    """First and last loss of each method, and how far it was from plain training at most."""
     records = [record for record in records if record.status == "ok" and record.losses]
     plain = losses_of(records).get(PLAIN, [])
     rows = []

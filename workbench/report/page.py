@@ -13,6 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
+
+from workbench.figures.style import as_svg
+
+ENLARGED = 1.45
+"""A figure on the screen over its size in print."""
 
 STYLE = """
 :root { --text: #1d2126; --soft: #5a6470; --line: #d8dde3; --paper: #ffffff; --shade: #f4f6f8;
@@ -38,8 +44,8 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
   padding: .6rem; text-align: center; }
 .figure img { max-width: 100%; height: auto; }
 figcaption { color: #444; font-size: .84rem; text-align: left; margin-top: .4rem; }
-.holds { color: var(--holds); font-weight: 600; } .fails { color: var(--fails); font-weight: 600; }
-.untold { color: var(--untold); font-weight: 600; }
+.holds, .fails, .untold { font-weight: 600; white-space: nowrap; }
+.holds { color: var(--holds); } .fails { color: var(--fails); } .untold { color: var(--untold); }
 .warn { border-left: 4px solid var(--fails); background: var(--shade); padding: .5rem .8rem; }
 pre, code { font: .84rem/1.5 ui-monospace, monospace; }
 pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px;
@@ -94,10 +100,11 @@ def page(title: str, *body: Any) -> str:
     return f"<!DOCTYPE html>\n{whole}\n"
 
 
-def drawing(svg: str, alt: str, caption: str = "") -> Html:
-    """A figure and what it shows in words."""
-    data = base64.b64encode(svg.encode()).decode()
-    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt)
+def drawing(figure: Figure, alt: str, caption: str = "") -> Html:
+    """A figure, larger than in print, and what it shows in words."""
+    data = base64.b64encode(as_svg(figure).encode()).decode()
+    width = f"width:{figure.get_figwidth() * ENLARGED:.1f}in"
+    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt=alt, style=width)
     image = Html(image.removesuffix("</img>"))
     return tag("figure", image, tag("figcaption", caption) if caption else None, class_="figure")
 

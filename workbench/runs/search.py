@@ -37,8 +37,9 @@ def next_probe(fits: Mapping[int, bool], *, guess: int, limit: int) -> int | Non
 
     >>> next_probe({}, guess=20, limit=96)
     20
-    >>> next_probe({20: True}, guess=20, limit=96), next_probe({20: True, 21: False}, guess=20, limit=96)
-    (21, None)
+    >>> next_probe({20: True}, guess=20, limit=96)
+    21
+    >>> next_probe({20: True, 21: False}, guess=20, limit=96)
     >>> next_probe({20: False, 19: False, 17: True}, guess=20, limit=96)
     18
     """

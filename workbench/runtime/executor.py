@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.runtime.threads import use_lane_thread
 from workbench.schedule.action import COMPUTE, D2H, H2D, Action, lane_kind
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
@@ -145,6 +146,8 @@ class Executor:
     def _walk(self, lane: str, steps: range) -> None:
         """The life of one lane."""
         stream = self._streams.get(lane_kind(lane))
+        if lane != COMPUTE:
+            use_lane_thread(self._device.type)
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 for step in steps:

@@ -98,20 +98,14 @@ class Memory:
         flats, streamed, buffers = self._flats, self.streamed, self._schedule.buffers
         working = self._host("working weights", {u: flats[u].numel for u in streamed}, self.dtype)
         self._host_weights = working
-        deferred: dict = {}
-        ring: dict = {}
-        for unit in streamed:
-            slot = buffers[name.host_gradients(unit)].slot
-            if slot is None:
-                deferred[unit] = flats[unit].numel
-            else:
-                ring[slot] = max(ring.get(slot, 0), flats[unit].numel)
-        self._host_gradients = self._host("gradients", deferred, self.dtype)
-        rings = self._host("gradient ring", ring, self.dtype)
-        for unit in streamed:
-            slot = buffers[name.host_gradients(unit)].slot
-            if slot is not None:
-                self._host_gradients[unit] = rings[slot][: flats[unit].numel]
+        slots = {unit: buffers[name.host_gradients(unit)].slot for unit in streamed}
+        numels: dict[str, int] = {}
+        for unit, slot in slots.items():
+            numels[slot] = max(numels.get(slot, 0), flats[unit].numel)
+        gradients = self._host("gradients", numels, self.dtype)
+        self._host_gradients = {
+            unit: gradients[slot][: flats[unit].numel] for unit, slot in slots.items()
+        }
         stash = {
             (unit, micro): buffers[name.host_activation(unit, micro)].nbytes
             for unit in range(len(flats))
@@ -123,13 +117,13 @@ class Memory:
         if self._disk_units:
             self._lay_out_disk(disk_budget, disk_folder)
         kinds = MOMENTS + self._narrow
-        numels = {
+        states_of = {
             (unit, kind): flats[unit].numel
             for unit in streamed
             if unit not in self._disk_units
             for kind in range(kinds)
         }
-        states = self._host("optimizer states", numels, torch.float32)
+        states = self._host("optimizer states", states_of, torch.float32)
         for unit in streamed:
             if unit not in self._disk_units:
                 self._states[unit] = self._split(unit, [states[unit, k] for k in range(kinds)])
@@ -147,7 +141,13 @@ class Memory:
     def _lay_out_disk(self, budget: int | None, folder: Path | None) -> None:
         if folder is None:
             raise ValueError("optimizer states on the disk need a folder to lie in")
-        self.disk = DiskStore(folder, budget, host=self.host)
+        self.disk = DiskStore(
+            folder,
+            budget,
+            host=self.host,
+            staging_count=2,
+            staging_nbytes=name.DISK_BOUNCE_BYTES // 2,
+        )
         slots: dict[str, int] = {}
         for unit in sorted(self._disk_units):
             self.disk.allocate(name.disk_states(unit), self._state_bytes(unit))

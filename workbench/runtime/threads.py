@@ -60,9 +60,9 @@ def use_device_threads(device: str = "cpu") -> Threads:
 def use_lane_thread(device: str = "cpu") -> None:
     """Make torch work in the calling thread alone: for a lane that runs beside the compute lane.
 
-    Every thread that calls torch gets a pool of its own, as large as the device's share. A copy lane
-    that used one would take the cores from the compute lane, and hold them while its pool waits for
-    the next copy: on 16 cores that made whole steps half as long again.
+    Every thread that calls torch gets a pool of its own, as large as the device's share. A copy
+    lane that used one would take the cores from the compute lane, and hold them while its pool
+    waits for the next copy: on 16 cores that made whole steps half as long again.
     """
     import torch
 

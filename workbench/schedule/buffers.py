@@ -6,6 +6,8 @@ it. `unit` is a layer of the model, `micro` a micro-batch, `turn` 1 for the seco
 
 from __future__ import annotations
 
+DISK_BOUNCE_BYTES = 2 << 20
+"""Host memory through which the disk tier moves what is not aligned."""
 WORKSPACE = "workspace"
 """Slot of everything that lives only inside one compute action."""
 
