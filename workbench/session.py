@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Stage = Search | Sweep
 """What runs: polled until it has ended, with points and events to show."""
 
-PLOT_HEIGHT_IN = 2.0
+PLOT_HEIGHT_IN = 2.1
 """Of the axes; legend and small print come on top."""
 
 

@@ -75,18 +75,20 @@ def bars(
     series = series_of(rows)
     parts = {key: _ordered(rows[rows[column] == key], key, series) for key in groups}
     width = 0.86 / max(1, *(len(part) for part in parts.values()))
+    upright = width < (0.6 if bound else 0.3)
     tall = pd.concat([rows["value"], rows["high"]]).max()
     top = 1.0 if pd.isna(tall) else float(tall)
     for place, part in enumerate(parts.values()):
         for i, row in enumerate(part):
             x = place + (i - (len(part) - 1) / 2) * width
             words = f"{number.format(row.value)}{marks(row)}"
-            _bar(axes, row, x, width, top, f"{words} {row.bound}" if bound else words)
+            words = f"{words} {row.bound}" if bound else words
+            _bar(axes, row, x, width, top, words, upright=upright)
     axes.set_xticks(range(len(groups)), list(groups.values()))
     narrow = axes.figure.get_figwidth() / len(axes.figure.axes) < 4
     axes.tick_params(axis="x", length=0, labelsize=6.3 if narrow else 7)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_ylim(0, top * (1.42 if bound else 1.3 if width < 0.3 else 1.16))
+    axes.set_ylim(0, top * (1.45 if bound else 1.3 if upright else 1.16))
     axes.set_ylabel(ylabel)
 
 
@@ -97,7 +99,9 @@ def _ordered(part: pd.DataFrame, key: str, series: list[tuple[str, str]]) -> lis
     return sorted(part.itertuples(), key=place)
 
 
-def _bar(axes: Any, row: Any, x: float, width: float, top: float, words: str) -> None:
+def _bar(
+    axes: Any, row: Any, x: float, width: float, top: float, words: str, *, upright: bool
+) -> None:
     if pd.isna(row.value):
         why = missing_words(row.status)
         axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
@@ -116,7 +120,7 @@ def _bar(axes: Any, row: Any, x: float, width: float, top: float, words: str) ->
         ha="center",
         va="bottom",
         fontsize=6,
-        rotation=90 if width < 0.3 else 0,
+        rotation=90 if upright else 0,
     )
 
 

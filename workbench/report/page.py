@@ -36,7 +36,7 @@ p, ul { margin: .4rem 0; } .soft { color: var(--soft); } nav a { margin-right: .
 a { color: inherit; }
 table { border-collapse: collapse; margin: .6rem 0; font-size: .86rem; width: 100%; }
 th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; }
+  vertical-align: top; overflow-wrap: break-word; }
 th { background: var(--shade); font-weight: 600; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide { overflow-x: auto; }

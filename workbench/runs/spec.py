@@ -62,8 +62,8 @@ class RunSpec:
     host_memory: int | None = None
     disk_memory: int | None = None
     link_bytes_per_s: float | None = None
-    """Emulate a slower link between host and device, each way; None for the machine's own. Without a
-    GPU only: it recreates the scarcity of the papers' machines where a copy costs next to nothing."""
+    """Emulate a slower link between host and device, each way; None for the machine's own. Without
+    a GPU only: it recreates the scarcity of the papers' machines where copies cost little."""
     save_every: int = 0
     """Steps between checkpoints in the run's folder; 0 for none."""
 

@@ -9,15 +9,21 @@ so that copies, compute and host updates overlap exactly as far as the dependenc
 * host and disk lanes are plain threads; their work releases the interpreter lock.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
-synchronization and no polling. The first failure stops every lane and is raised in the caller.
+synchronization and no polling.
+
+The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
+arrive as exceptions in the caller's thread, at any instruction of it. Nobody may free memory that a
+lane still works on, so `run` returns only after all lanes have ended and the device is idle, and
+`close` makes sure of it where a second Ctrl-C broke that wait too.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -90,11 +96,16 @@ class Executor:
         if device.type == "cuda":
             self._streams = {kind: torch.cuda.Stream(device) for kind in (COMPUTE, H2D, D2H)}
         self._waits = unroll(schedule).references
+        depth = max((-back for waits in self._waits for back, _ in waits), default=0)
+        self._depth = max(1, depth)
+        """Steps back that an action may wait for."""
         self._lanes: dict[str, list[int]] = {}
         for index, action in enumerate(schedule.actions):
             self._lanes.setdefault(action.lane, []).append(index)
         self._lanes.setdefault(COMPUTE, [])
         self._tokens: dict[int, list[Token]] = {}
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
+        """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stop = False
@@ -112,27 +123,23 @@ class Executor:
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
-        base_event = self._mark(COMPUTE)
-        if base_event is not None:
+        base_event = self._now(self._streams.get(COMPUTE))
+        if self._streams:
             base_event.synchronize()
         self._base = time.perf_counter()
         self._origin = self._origin or self._base
-        threads = [
-            threading.Thread(
-                target=self._walk, args=(lane, steps), name=f"lane {lane}", daemon=True
-            )
-            for lane in self._lanes
-            if lane != COMPUTE
-        ]
-        for thread in threads:
-            thread.start()
-        self._walk(COMPUTE, steps)
-        for thread in threads:
-            thread.join()
+        try:
+            self._start_lanes(steps)
+            self._walk(COMPUTE, steps)
+        except BaseException as error:  # between two of our lines, or the system has no more threads
+            self._fail(error)
+        self._drain()
+        self._tokens.clear()
         if self._failure is not None:
-            raise self._failure
-        if self._streams:
-            torch.cuda.synchronize(self._device)
+            failure, self._failure = self._failure, None
+            # Frames that failed hold activations; on a full device the next attempt would miss them.
+            traceback.clear_frames(failure.__traceback__)
+            raise failure
         self.step_numbers += steps
         self._collect(base_event)
 
@@ -140,14 +147,58 @@ class Executor:
         """Stop all lanes before their next action (from any thread)."""
         self._fail(Stopped("the run was stopped"))
 
+    def close(self) -> None:
+        """End what may be left of a run that was interrupted twice. Memory may be freed after."""
+        self.stop()
+        self._drain()
+
+    def _start_lanes(self, steps: range) -> None:
+        for lane in self._lanes:
+            if lane == COMPUTE:
+                continue
+            ended = threading.Event()
+            thread = threading.Thread(
+                target=self._live, args=(lane, steps, ended), name=f"lane {lane}", daemon=True
+            )
+            self._threads.append((thread, ended))
+            thread.start()
+
+    def _drain(self) -> None:
+        """Wait until all lanes have ended and the device is idle. An exception that breaks the wait
+        stops the lanes, and the wait goes on.
+        """
+        try:
+            for thread, ended in self._threads:
+                if thread.ident is not None:  # one that is only about to start will see the stop
+                    # Not `join` alone: interrupted, it takes a running thread for dead (CPython
+                    # issue 90882).
+                    ended.wait()
+                    thread.join()
+            self._threads.clear()
+            if self._streams:
+                # A device that failed has told a lane already, and that cause is the one to raise.
+                with suppress(RuntimeError) if self._stop else nullcontext():
+                    torch.cuda.synchronize(self._device)
+        except BaseException as error:
+            self._fail(error)
+            self._drain()
+
     def _make_tokens(self) -> list[Token]:
         return [Token() for _ in self.schedule.actions]
 
-    def _walk(self, lane: str, steps: range) -> None:
-        """The life of one lane."""
-        stream = self._streams.get(lane_kind(lane))
-        if lane != COMPUTE:
+    def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
+        """The life of a lane that has a thread of its own."""
+        try:
             use_lane_thread(self._device.type)
+            self._walk(lane, steps)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            ended.set()
+
+    def _walk(self, lane: str, steps: range) -> None:
+        """All of one lane's work; a failure stops the others."""
+        stream = self._streams.get(lane_kind(lane))
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 for step in steps:
@@ -167,7 +218,7 @@ class Executor:
             if step not in self._tokens:
                 self._tokens[step] = self._make_tokens()
             self._progress[lane] = step
-            oldest = min(self._progress.values()) - 1
+            oldest = min(self._progress.values()) - self._depth
             for old in [s for s in self._tokens if s < oldest]:
                 del self._tokens[old]
 
@@ -175,7 +226,7 @@ class Executor:
         action = self.schedule.actions[index]
         for back, other in self._waits[index]:
             tokens = self._tokens.get(step + back)
-            if tokens is None:  # before this segment, or so old that every lane has passed it
+            if tokens is None:  # before this segment
                 continue
             token = tokens[other]
             token.issued.wait()
@@ -190,15 +241,16 @@ class Executor:
             raise Stopped
         if self._perturb is not None:
             self._perturb(action, step)
-        start = self._mark(lane_kind(lane)) or time.perf_counter()
+        recorded = step >= self._record_from  # a long run keeps the timeline of its end only
+        start = self._now(stream) if recorded else None
         self._work(action, step)
         if self._perturb is not None:
             self._perturb(action, step)
-        end = self._mark(lane_kind(lane)) or time.perf_counter()
+        end = self._now(stream)
         token = self._tokens[step][index]
         token.cuda = end if stream is not None else None
         token.issued.set()
-        if step >= self._record_from:  # a long run keeps the timeline of its end only
+        if recorded:
             self._timings.append(_Timing(action, step, start, end))
 
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
@@ -207,11 +259,10 @@ class Executor:
                 stream.synchronize()
             self._on_step_end(step, time.perf_counter() - self._base)
 
-    def _mark(self, kind: str) -> torch.cuda.Event | None:
-        """An event on the lane's stream; None for lanes without one."""
-        stream = self._streams.get(kind)
+    def _now(self, stream: torch.cuda.Stream | None) -> float | torch.cuda.Event:
+        """This moment on a lane: of its stream, where it has one."""
         if stream is None:
-            return None
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
@@ -227,7 +278,7 @@ class Executor:
         for token in tokens:
             token.issued.set()
 
-    def _collect(self, base_event: torch.cuda.Event | None) -> None:
+    def _collect(self, base_event: float | torch.cuda.Event) -> None:
         """Turn the segment's timings into events, in seconds since the first segment began."""
 
         def seconds(mark: float | torch.cuda.Event) -> float:
