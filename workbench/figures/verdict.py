@@ -13,7 +13,8 @@ import pandas as pd
 from workbench.figures.rows import HERE
 from workbench.figures.style import name_of
 
-HOLDS, FAILS, UNTESTED = "holds", "does not hold", "cannot be told here"
+HOLDS, FAILS = "holds", "does not hold"
+UNTESTED, MISSING = "cannot be told here", "no value"
 
 NO_OVERLAP = (
     "without a GPU DeepSpeed copies and computes one after the other and its device is the same "
@@ -59,7 +60,7 @@ def at_least(
     judging, where there is one.
     """
     if here is None:
-        verdict, why = UNTESTED, cannot or "a value is missing: the figure says why"
+        verdict, why = MISSING, "not run, or run without a result: the figure says which"
     elif cannot:
         verdict, why = UNTESTED, cannot
     elif here >= threshold:

@@ -7,10 +7,12 @@ predictions.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +27,7 @@ from workbench.runtime import checkpoint
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
+from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import use_device_threads
@@ -56,7 +59,9 @@ class Training:
     def __init__(
         self, spec: RunSpec, plan: Plan, folder: Path, *, perturb: Perturb | None = None
     ) -> None:
-        """Raises DoesNotFit when the plan says so, OutOfMemory when memory runs out anyway."""
+        """Raises DoesNotFit when the plan says so, OutOfMemory when memory runs out anyway, and
+        ValueError for a plan of another model or batch.
+        """
         if not plan.fits or plan.schedule is None:
             raise DoesNotFit(f"{plan.method} does not fit: {plan.binding}", tier=plan.lacking)
         self.spec, self.plan, self.folder = spec, plan, folder
@@ -64,7 +69,8 @@ class Training:
         use_device_threads(self.device.type)
         self.model = make_model(spec.model)
         self.flats = [Flat.of(self.model, unit) for unit in range(self.model.num_units)]
-        batches = load_batches(spec, self.model, folder / "cache")
+        check_match(plan.schedule, self.flats, DTYPES[spec.dtype], spec)
+        self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         self.memory = Memory(
             plan.schedule,
@@ -76,19 +82,24 @@ class Training:
             disk_budget=spec.disk_memory,
             disk_folder=folder / "scratch",
         )
-        self.engine = Engine(self.model, plan.schedule, spec, batches, self.memory)
-        self.executor = Executor(
-            plan.schedule,
-            self.engine.perform,
-            self.device,
-            perturb=perturb,
-            on_step_end=self._step_ended,
-            record_from=spec.steps - TIMELINE_STEPS,
-        )
+        try:
+            self.engine = Engine(self.model, plan.schedule, spec, self.batches, self.memory)
+            self.executor = Executor(
+                plan.schedule,
+                self.engine.perform,
+                self.device,
+                perturb=perturb,
+                on_step_end=self._step_ended,
+                record_from=spec.steps - TIMELINE_STEPS,
+            )
+        except BaseException:
+            self.memory.close()
+            raise
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
         self.grad_norms: list[float | None] = []
         self.skipped: list[int] = []
+        self.notes = list(plan.notes)
         self._report: Reporter | None = None
         self._last = 0.0
 
@@ -112,12 +123,17 @@ class Training:
 
     def outcome(self, engine: str) -> Outcome:
         """The measured half of the record, beside the predictions."""
-        plan, ran = self.plan, max(1, len(self.executor.step_numbers))
+        plan, ran, notes = self.plan, len(self.executor.step_numbers), self.notes
+        moved: dict[str, int | None] = dict.fromkeys(self.engine.moved)
+        if ran:
+            moved = {way: total // ran for way, total in self.engine.moved.items()}
+        else:
+            notes = [*notes, "resumed after its last step: no bytes were counted in this attempt"]
         return Outcome(
             losses=self.losses,
             step_seconds=self.step_seconds,
-            peak_bytes=self.memory.peak_bytes(),
-            moved_bytes={way: total // ran for way, total in self.engine.moved.items()},
+            peak_bytes={t: peak if ran else None for t, peak in self.memory.peak_bytes().items()},
+            moved_bytes=moved,
             parameters=self.model.parameters_count(),
             window=plan.window,
             resident=plan.resident,
@@ -130,10 +146,13 @@ class Training:
             skipped_steps=self.skipped,
             grad_norms=self.grad_norms,
             engine=engine,
-            notes=list(plan.notes),
+            notes=notes,
         )
 
     def close(self) -> None:
+        """Give all memory back, whatever happened."""
+        self.executor.close()
+        self.engine.close()
         self.memory.close()
 
     def _step_ended(self, step: int, _: float) -> None:
@@ -149,6 +168,7 @@ class Training:
         self._last = now
 
     def _save(self, next_step: int) -> None:
+        """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
         manifest = {
             "next_step": next_step,
             "updates_done": self.engine.updates_done,
@@ -156,28 +176,71 @@ class Training:
             "step_seconds": self.step_seconds,
             "grad_norms": [repr(norm) for norm in self.grad_norms],
             "skipped": self.skipped,
+            "continues": self._continues,
         }
-        path = checkpoint.save(
-            self.folder / "checkpoints", self.model, self.memory, self.flats, manifest
-        )
-        self._report.event("saved", path=path.name, next_step=next_step)
+        folder = self.folder / "checkpoints"
+        try:
+            path = checkpoint.save(folder, self.model, self.memory, self.flats, manifest)
+        except OSError as error:
+            self.notes.append(str(error))
+            self._report.event("not_saved", next_step=next_step, reason=str(error))
+        else:
+            self._report.event("saved", path=path.name, next_step=next_step)
 
     def _resume(self) -> int:
-        """Continue from the newest checkpoint in the run's folder; returns the first step to do."""
+        """Continue from the newest checkpoint in the run's folder; returns the first step to do.
+
+        Raises ValueError where there are checkpoints of another training, or unreadable ones only.
+        """
         if not self.spec.save_every:
             return 0
-        found = checkpoint.latest(self.folder / "checkpoints")
-        if found is None:
-            return 0
-        path, manifest = found
-        checkpoint.restore(path, self.model, self.memory, self.flats)
-        self.engine.updates_done = manifest["updates_done"]
-        self.losses = [float(loss) for loss in manifest["losses"]]
-        self.step_seconds = list(manifest["step_seconds"])
-        self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
-        self.skipped = list(manifest["skipped"])
-        self._report.event("resumed", path=path.name, next_step=manifest["next_step"])
-        return manifest["next_step"]
+        self._continues = continued_by(self.spec, self.batches)
+        folder, damage = self.folder / "checkpoints", None
+        for path, manifest in checkpoint.whole(folder):
+            if manifest["next_step"] > self.spec.steps:
+                continue
+            self._check_continues(path, manifest["continues"])
+            try:
+                checkpoint.restore(path, self.model, self.memory, self.flats)
+            except OSError as error:
+                damage = error
+                self._report.event("damaged", path=path.name, reason=str(error))
+                continue
+            self.engine.updates_done = manifest["updates_done"]
+            self.losses = [float(loss) for loss in manifest["losses"]]
+            self.step_seconds = list(manifest["step_seconds"])
+            self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
+            self.skipped = list(manifest["skipped"])
+            self._report.event("resumed", path=path.name, next_step=manifest["next_step"])
+            return manifest["next_step"]
+        if damage is not None:  # memory is half written by now; and nobody asked to begin anew
+            raise ValueError(f"{damage}; remove {folder} to begin anew") from damage
+        return 0
+
+    def _check_continues(self, path: Path, saved: dict) -> None:
+        for label, ours in self._continues.items():
+            if saved.get(label) != ours:
+                raise ValueError(
+                    f"the checkpoint {path} was made with {label} {saved.get(label)}, this run has "
+                    f"{ours}: it would not be the same training; restore the setting, or remove "
+                    "the checkpoint"
+                )
+
+
+def continued_by(spec: RunSpec, batches: Batches) -> dict[str, Any]:
+    """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
+    of placement, method or number of steps.
+    """
+    fields = spec.to_dict()
+    decides = (
+        "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",
+        "weight_decay", "beta1", "beta2", "eps",
+    )  # fmt: skip
+    shared = {name: fields[name] for name in decides}
+    shared["text of SHA-256"] = hashlib.sha256(batches.tokens).hexdigest()
+    if spec.lr_schedule != "constant":
+        shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
+    return shared
 
 
 def train_planned(
@@ -187,7 +250,10 @@ def train_planned(
     training = Training(spec, plan, folder)
     try:
         training.run(report)
-        _write_timeline(folder, plan, training)
+        try:
+            _write_timeline(folder, plan, training)
+        except OSError as error:  # the training is done, whatever the disk says
+            training.notes.append(f"the timeline was not written: {error}")
         return training.outcome(engine)
     finally:
         training.close()

@@ -42,15 +42,18 @@ class Bench:
         self.model, self.units, self.device, self.meter = model, units, device, meter
         # On a GPU a product of zeros draws less power, and so runs faster, than one of numbers.
         noise = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
-        self._flats: dict[int, Flat] = {}
-        self._grads: dict[int, Tensor] = {}
+        self._slabs: dict[int, Tensor] = {}
+        """Gradients."""
+        self._grads: dict[int, list[Tensor]] = {}
+        """Views of the slab, one for each parameter."""
         self._modules: dict[int, nn.Module] = {}
         for unit in units:
-            flat = self._flats[unit] = Flat.of(model, unit)
+            flat = Flat.of(model, unit)
             weights = meter.zeros(flat.numel, dtype)
             for part in weights.split(NOISE):
                 part.copy_(noise[: len(part)])
-            self._grads[unit] = meter.zeros(flat.numel, dtype)
+            slab = self._slabs[unit] = meter.zeros(flat.numel, dtype)
+            self._grads[unit] = [view for _, view in flat.views(slab)]
             module = self._modules[unit] = model.shell(unit, device=device, dtype=dtype)
             flat.point_weights(module, weights)
             flat.point_gradients(module, self._grads[unit])
@@ -106,9 +109,8 @@ class Bench:
             self._output_grads[unit] = x.grad
 
     def _gradient(self, unit: int) -> None:
-        slab = self._grads[unit]
-        torch._foreach_norm([view for _, view in self._flats[unit].views(slab)], 2)
-        slab.zero_()
+        torch._foreach_norm(self._grads[unit], 2)
+        self._slabs[unit].zero_()
 
     def _run(self, unit: int, x: Tensor) -> Tensor:
         ctx = Context(seed=0, step=0, unit=unit, samples=self._samples)

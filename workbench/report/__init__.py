@@ -18,7 +18,7 @@ import pandas as pd
 from workbench import __version__
 from workbench.figures.exhibit import FIGURES
 from workbench.figures.style import name_of
-from workbench.figures.verdict import FAILS, HOLDS, UNTESTED
+from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
 from workbench.preview import origin
 from workbench.report.evidence import (
     draw_losses,
@@ -35,8 +35,8 @@ from workbench.runs.store import Store, write_whole
 from workbench.session import Session, open_exhibit
 
 OUTCOMES = "exhibits.json"
-CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold"}
-SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? "}
+CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
+SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +183,15 @@ def _without_empty(frame: pd.DataFrame) -> pd.DataFrame:
 def _how_it_ended(outcome: Outcome | None, rows: pd.DataFrame) -> Html:
     if outcome is not None and not outcome.ok:
         return tag("p", f"It did not run to its end: {outcome.message}", class_="warn")
+    known = rows["source"].isin(["measured", "simulated"]).any()
     if outcome is None:
-        known = (rows["source"] == "measured").any()
         words = "Shown from stored results." if known else "Not run yet."
         return tag("p", words, class_="soft")
     took = format_seconds(outcome.seconds)
     started = outcome.started[:16].replace("T", " ")
+    if not known:
+        words = f"Run {started} UTC, but by other code than this: it wants to be run again."
+        return tag("p", words, class_="warn")
     return tag("p", f"Run {started} UTC in {took}; notebook {outcome.notebook}.", class_="soft")
 
 

@@ -1,8 +1,9 @@
 """Checkpoints that any method can read: weights and moments by the model's own parameter names.
 
-A checkpoint is a folder with one safetensors file per unit and a manifest; it is written under a
-temporary name and renamed into place, so a run killed while saving loses nothing. It says nothing
-of windows, slots or tiers: what was saved under one plan resumes under another.
+A checkpoint is a folder with one safetensors file per unit and a manifest that knows their sizes.
+It is written under a temporary name, brought to the disk, and renamed into place, so a run killed
+while saving, or one whose disk is full, keeps the checkpoints it had. It says nothing of windows,
+slots or tiers: what was saved under one plan resumes under another.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from workbench.model.base import LayeredModel
@@ -24,75 +26,115 @@ from workbench.runtime.storage import Flat
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 KEEP = 2
 """The newest checkpoint, and the one before in case its reader finds a bad disk block."""
+MANIFEST = "manifest.json"
 
 
 def save(
     folder: Path, model: LayeredModel, memory: Memory, flats: list[Flat], manifest: dict[str, Any]
 ) -> Path:
-    """Write ``folder/step-N`` where N is ``manifest["next_step"]``. All lanes must be drained."""
+    """Write ``folder/step-N`` where N is ``manifest["next_step"]``. All lanes must be drained.
+
+    Raises OSError, one sentence, if the disk refuses; older checkpoints stay.
+    """
     target = folder / f"step-{manifest['next_step']:08d}"
-    temporary = folder / f".{target.name}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = folder / f".{target.name}"
+    for left in folder.glob(".step-*"):  # of a process that was killed while it saved
+        shutil.rmtree(left, ignore_errors=True)
     try:
+        temporary.mkdir(parents=True)
+        files = {}
         for unit, flat in enumerate(flats):
-            if memory.on_disk(unit):
-                memory.read_states(unit)
-            states = memory.states(unit)
-            slabs = (states.master, states.exp_avg, states.exp_avg_sq)
-            tensors = {
-                f"{kind}/{model.state_name(unit, local)}": view.cpu().contiguous()
-                for kind, slab in zip(KINDS, slabs, strict=True)
-                for local, view in flat.views(slab)
-            }
-            save_file(tensors, temporary / f"unit-{unit:05d}.safetensors")
-        (temporary / "manifest.json").write_text(json.dumps(manifest) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
+            path = temporary / f"unit-{unit:05d}.safetensors"
+            _write_unit(path, model, memory, unit, flat)
+            files[path.name] = path.stat().st_size
+        text = json.dumps({**manifest, "files": files}) + "\n"
+        (temporary / MANIFEST).write_text(text)
+        for name in [*files, MANIFEST, ""]:
+            _flush(temporary / name)
+        shutil.rmtree(target, ignore_errors=True)  # torn, or this run would have begun after it
         temporary.rename(target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise OSError(f"the checkpoint {target.name} was not written: {error}") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for old in sorted(folder.glob("step-*"))[:-KEEP]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = [path for path, _ in whole(folder)][:KEEP]
+    for old in folder.glob("step-*"):
+        if old not in kept:
+            shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def latest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint of a run and its manifest, if there is any."""
+def _write_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
+    if memory.on_disk(unit):
+        memory.read_states(unit)
+    states = memory.states(unit)
+    slabs = (states.master, states.exp_avg, states.exp_avg_sq)
+    tensors = {
+        f"{kind}/{model.state_name(unit, local)}": view.cpu().contiguous()
+        for kind, slab in zip(KINDS, slabs, strict=True)
+        for local, view in flat.views(slab)
+    }
+    save_file(tensors, path)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def whole(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The checkpoints of a run that have all their bytes, newest first, with their manifests."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
-            return path, json.loads((path / "manifest.json").read_text())
-        except (OSError, json.JSONDecodeError):
+            manifest = json.loads((path / MANIFEST).read_text())
+            sizes = {name: (path / name).stat().st_size for name in manifest["files"]}
+        except (OSError, ValueError, KeyError):
             continue
-    return None
+        if sizes == manifest["files"]:
+            yield path, manifest
 
 
 def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
     """Read weights and moments into this run's memory, whatever its layout.
 
-    Raises ValueError when the checkpoint is of another model.
+    Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
     """
     for unit, flat in enumerate(flats):
+        try:
+            _read_unit(path / f"unit-{unit:05d}.safetensors", model, memory, unit, flat)
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
         states = memory.states(unit)
-        slabs = (states.master, states.exp_avg, states.exp_avg_sq)
-        with safe_open(path / f"unit-{unit:05d}.safetensors", framework="pt") as file:
-            names = set(file.keys())
-            for kind, slab in zip(KINDS, slabs, strict=True):
-                for local, view in flat.views(slab):
-                    label = f"{kind}/{model.state_name(unit, local)}"
-                    if label not in names:
-                        raise ValueError(f"the checkpoint {path} has no {label}")
-                    saved = file.get_tensor(label)
-                    if saved.shape != view.shape:
-                        raise ValueError(
-                            f"{label} in the checkpoint {path} has shape {tuple(saved.shape)}, "
-                            f"the model's is {tuple(view.shape)}"
-                        )
-                    view.copy_(saved)
         if states.working is not None:
             states.working.copy_(states.master)
         if memory.on_disk(unit):
             memory.write_states(unit)
+
+
+def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
+    states = memory.states(unit)
+    slabs = (states.master, states.exp_avg, states.exp_avg_sq)
+    with safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        for kind, slab in zip(KINDS, slabs, strict=True):
+            for local, view in flat.views(slab):
+                label = f"{kind}/{model.state_name(unit, local)}"
+                if label not in names:
+                    raise ValueError(f"the checkpoint {path.parent} has no {label}")
+                saved = file.get_tensor(label)
+                if saved.shape != view.shape:
+                    raise ValueError(
+                        f"{label} in the checkpoint {path.parent} has shape {tuple(saved.shape)}, "
+                        f"the model's is {tuple(view.shape)}"
+                    )
+                view.copy_(saved)
 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, torch.Tensor]:

@@ -70,14 +70,19 @@ class Engine:
             )
         self.updates_done = 0
         """Optimizer steps applied so far; skipped steps do not count."""
-        self.finished: dict[int, Step] = {}
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._deferred = any(a.kind is Kind.NORM for a in schedule.actions)
+        self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._output_grads: dict[tuple[int, int], Tensor] = {}
         self._modules: dict[int, nn.Module] = {}
+        self._slots: dict[tuple[str, str], nn.Module] = {}
+        """One module for each slot and kind of unit, a view of the slot for good."""
+        self._gradients: dict[int, list[Tensor]] = {}
+        """Unit -> views of its gradients on the device, in the order of its pieces. Made once: two
+        operations a parameter would be a sixth of all that a small model's step dispatches."""
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
@@ -102,6 +107,19 @@ class Engine:
         """Do one action of one step (the executor's `Work`)."""
         self._work[action.kind](action, step)
 
+    def close(self) -> None:
+        """Let go of all memory; every lane must have ended."""
+        for held in (
+            self._steps,
+            self._inputs,
+            self._graphs,
+            self._output_grads,
+            self._modules,
+            self._slots,
+            self._gradients,
+        ):
+            held.clear()
+
     # -- set-up ---------------------------------------------------------------------------------
 
     def _fill(self) -> None:
@@ -119,17 +137,17 @@ class Engine:
                 flat.copy_in(built, states.master)
                 if states.working is not None:
                     states.working.copy_(states.master)
+            slab = self._gradient_slab(unit)
+            self._gradients[unit] = [view for _, view in flat.views(slab)]
             if unit in memory.resident:
                 module = self.model.shell(unit, device=memory.device, dtype=dtype)
                 flat.point_weights(module, memory.weights(unit))
-                flat.point_gradients(module, memory.gradients(unit))
+                flat.point_gradients(module, self._gradients[unit])
                 self._modules[unit] = module
         for (unit, local), (owner, owners) in self.model.tied().items():
             shared = self._modules[owner].get_parameter(owners)
             path, _, leaf = local.rpartition(".")
             setattr(self._modules[unit].get_submodule(path), leaf, shared)
-        # One module per slot and kind of unit, a view of the slot for good.
-        self._slots: dict[tuple[str, str], nn.Module] = {}
         for unit in memory.streamed:
             slot = self.schedule.buffers[name.weights(unit)].slot
             key = (slot, self.model.kind(unit))
@@ -176,7 +194,7 @@ class Engine:
     def _forward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state = self._begin(step) if (unit, micro) == (0, 0) else self._steps[step]
-        kept = unit == self.model.head or self.spec.activations == "keep"
+        kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
@@ -198,8 +216,8 @@ class Engine:
         unit, micro = action.unit, action.microbatch
         state, last = self._steps[step], self.schedule.num_microbatches - 1
         if micro == 0 and unit not in self.memory.resident:
-            slab = self._gradient_slab(unit).zero_()
-            self._flats[unit].point_gradients(self._module(unit), slab)
+            self._gradient_slab(unit).zero_()
+            self._flats[unit].point_gradients(self._module(unit), self._gradients[unit])
         x, y = self._graphs.pop((unit, micro))
         if unit == self.model.head:
             (y / self.schedule.num_microbatches).backward()
@@ -209,9 +227,7 @@ class Engine:
         if unit:
             self._output_grads[unit - 1, micro] = x.grad
         if micro == last and self._deferred:
-            slab = self._gradient_slab(unit)
-            views = [view for _, view in self._flats[unit].views(slab)]
-            state.norms += torch._foreach_norm(views, 2)
+            state.norms += torch._foreach_norm(self._gradients[unit], 2)
 
     def _norm(self, action: Action, step: int) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update."""

@@ -9,7 +9,7 @@ so that copies, compute and host updates overlap exactly as far as the dependenc
 * host and disk lanes are plain threads; their work releases the interpreter lock.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
-synchronization and no polling.
+synchronization while steps run, and no polling.
 
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
 arrive as exceptions in the caller's thread, at any instruction of it. Nobody may free memory that a
@@ -131,13 +131,13 @@ class Executor:
         try:
             self._start_lanes(steps)
             self._walk(COMPUTE, steps)
-        except BaseException as error:  # between two of our lines, or the system has no more threads
+        except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
             self._fail(error)
         self._drain()
         self._tokens.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            # Frames that failed hold activations; on a full device the next attempt would miss them.
+            # The frames it passed hold activations, which the next attempt may have no room beside.
             traceback.clear_frames(failure.__traceback__)
             raise failure
         self.step_numbers += steps
@@ -170,9 +170,7 @@ class Executor:
         try:
             for thread, ended in self._threads:
                 if thread.ident is not None:  # one that is only about to start will see the stop
-                    # Not `join` alone: interrupted, it takes a running thread for dead (CPython
-                    # issue 90882).
-                    ended.wait()
+                    ended.wait()  # `join`, interrupted, takes a running thread for dead (gh-90882)
                     thread.join()
             self._threads.clear()
             if self._streams:

@@ -8,7 +8,6 @@ ordinary memory that the device meter counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -40,6 +39,7 @@ class Memory:
         disk_budget: int | None = None,
         disk_folder: Path | None = None,
     ) -> None:
+        """Raises OutOfMemory, with nothing left behind, where a tier has no room."""
         self.device, self.dtype, self.meter = device, dtype, meter
         self.host = Tier("host", host_budget)
         self.disk: DiskStore | None = None
@@ -53,7 +53,12 @@ class Memory:
         )
         self.streamed = [u for u in units if u not in self.resident]
         self._narrow = dtype != torch.float32
+        self.weight_slots: dict[str, Tensor] = {}
+        """Device slabs that streamed units share, by the slot's name in the schedule."""
+        self.gradient_slots: dict[str, Tensor] = {}
+        self._fetch_slots: dict[str, Tensor] = {}
         self._weights: dict[int, Tensor] = {}
+        self._host_weights: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._states: dict[int, States] = {}
         self._host_gradients: dict[int, Tensor] = {}
@@ -252,16 +257,21 @@ class Memory:
         }
 
     def close(self) -> None:
-        """Give everything back; no copy may be in flight."""
-        for tensors in self._owned():
+        """Give everything back; no copy may be in flight. Does nothing the second time."""
+        for tensors in (
+            self._weights,
+            self._gradients,
+            self._states,
+            self.weight_slots,
+            self.gradient_slots,
+            self._fetch_slots,
+            self._host_weights,
+            self._host_gradients,
+            self._activations,
+        ):
             tensors.clear()
         for owner in self._slabs:
             owner.free()
         self._slabs.clear()
         if self.disk is not None:
             self.disk.close()
-
-    def _owned(self) -> Iterable[dict]:
-        return (
-            self._weights, self._gradients, self._states, self._host_gradients, self._activations
-        )  # fmt: skip

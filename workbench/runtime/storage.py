@@ -7,7 +7,7 @@ both moments. A module never owns memory: its parameters and gradients are point
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,12 +58,12 @@ class Flat:
         for name, view in self.views(slab):
             module.get_parameter(name).data = view
 
-    def point_gradients(self, module: nn.Module, slab: Tensor) -> None:
-        """Make the gradients of the module's parameters views of `slab`; autograd accumulates
+    def point_gradients(self, module: nn.Module, views: Iterable[Tensor]) -> None:
+        """Make `views` of a slab the gradients of the module's parameters; autograd accumulates
         there.
         """
-        for name, view in self.views(slab):
-            module.get_parameter(name).grad = view
+        for piece, view in zip(self.pieces, views, strict=True):
+            module.get_parameter(piece.name).grad = view
 
     def copy_in(self, module: nn.Module, slab: Tensor) -> None:
         """Write the module's weights into `slab`."""
