@@ -88,7 +88,7 @@ def bars(
     narrow = axes.figure.get_figwidth() / len(axes.figure.axes) < 4
     axes.tick_params(axis="x", length=0, labelsize=6.3 if narrow else 7)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_ylim(0, top * (1.45 if bound else 1.3 if upright else 1.16))
+    axes.set_ylim(0, top * (1.55 if bound else 1.3 if upright else 1.16))
     axes.set_ylabel(ylabel)
 
 
@@ -204,7 +204,8 @@ def legend_of_lines(figure: Any) -> None:
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             known.setdefault(name, handle)
-    _place_legend(figure, list(known.values()), list(known))
+    names = sorted(known, key=lambda name: SOURCES.index(name.split()[0].rstrip(":")))
+    _place_legend(figure, [known[name] for name in names], names)
 
 
 def _place_legend(figure: Any, handles: list[Any], names: list[str]) -> None:

@@ -106,14 +106,14 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     note = "At a bar: the size and, where known, the tier that was full."
     if same_scale:
         axes = figure.subplots()
-        drawing.bars(axes, rows, names, "model size (billion parameters)", bound=True)
+        drawing.bars(axes, rows, names, "size (billion parameters)", bound=True)
     else:
         left, right = figure.subplots(1, 2)
         own = drawing.without(rows, "published")
-        drawing.bars(left, own, names, "model size (million parameters)", bound=True)
+        drawing.bars(left, own, names, "size (million parameters)", bound=True)
         left.set_title("this machine, reduced size and budgets")
         ratios = drawing.relative_to_method(drawing.compared(rows), "megatron-lm")
-        drawing.bars(right, ratios, names, "size relative to Megatron-LM")
+        drawing.bars(right, ratios, names, "relative to Megatron-LM", number="{:.2f}")
         right.set_title("as ratios, beside the published ones")
     drawing.legend_of_bars(figure, rows)
     drawing.small_print(figure, rows, note)

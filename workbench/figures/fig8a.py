@@ -50,7 +50,7 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
         drawing.bars(left, own, names, "throughput (samples/s)")
         left.set_title("this machine, reduced size")
         ratios = drawing.relative_to_method(drawing.compared(rows), "megatron-lm")
-        drawing.bars(right, ratios, names, "throughput relative to Megatron-LM", number="{:.2f}")
+        drawing.bars(right, ratios, names, "relative to Megatron-LM", number="{:.2f}")
         right.set_title("as ratios, beside the published ones")
     drawing.legend_of_bars(figure, rows)
     drawing.small_print(figure, rows)

@@ -49,8 +49,8 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
         drawing.lines(
             right,
             relative(drawing.compared(rows)),
-            "layers, the shallowest model being 1",
-            "time, the shallowest being 1",
+            "layers (shallowest = 1)",
+            "time (shallowest = 1)",
         )
         right.set_title("as ratios, beside the published ones")
     drawing.legend_of_lines(figure)

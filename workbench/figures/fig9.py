@@ -54,7 +54,7 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
             right,
             relative(drawing.compared(rows)),
             "window, as a share of the layers",
-            "time, the smallest window being 1",
+            "time (smallest window = 1)",
         )
         right.set_title("as ratios, beside the published ones")
     drawing.legend_of_lines(figure)

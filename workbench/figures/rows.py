@@ -40,7 +40,7 @@ def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
     for name, value in same.items():
         frame[name] = value
     for name in ("pair", "variant", "hardware", "device", "how", "status", "bound", "note", "key"):
-        frame[name] = frame[name].fillna("").astype(str)
+        frame[name] = frame[name].astype(object).fillna("").astype(str)
     for name in ("value", "low", "high", "x", "layers", "window", "parameters"):
         frame[name] = pd.to_numeric(frame[name])
     for name in ("sound", "calibrated"):  # a column of truths and gaps, also when read from CSV

@@ -20,6 +20,7 @@ NO_OVERLAP = (
     "without a GPU DeepSpeed copies and computes one after the other and its device is the same "
     "memory, so its speed here says nothing about its speed on one"
 )
+RATIOS = ("published ratio", "ratio here", "here / published")
 DEEPSPEED = ("zero-offload", "zero-infinity")
 
 
@@ -94,6 +95,6 @@ def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
 
 def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
     """The verdicts as people read them."""
-    columns = ["claim", "published", "here", "here / published", "judged", "verdict", "why"]
+    columns = ["claim", *RATIOS, "judged", "verdict", "why"]
     rows = [(v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts]
     return pd.DataFrame(rows, columns=columns)

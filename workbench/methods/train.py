@@ -100,6 +100,7 @@ class Training:
         self.grad_norms: list[float | None] = []
         self.skipped: list[int] = []
         self.notes = list(plan.notes)
+        self._continues: dict[str, Any] = {}
         self._report: Reporter | None = None
         self._last = 0.0
 
@@ -262,6 +263,8 @@ def train_planned(
 def _write_timeline(folder: Path, plan: Plan, training: Training) -> None:
     """Events of the last steps, which have nothing of the warm-up: as rows, and for Perfetto."""
     events = training.executor.events
+    if not events:  # resumed after its last step: what an earlier attempt wrote stays
+        return
     rows = [asdict(event) for event in events]
     (folder / "timeline.json").write_text(
         json.dumps({"schedule": plan.schedule.name, "source": "measured", "events": rows})

@@ -113,7 +113,7 @@ def _head(size: str, sessions: list[Session], records: dict[str, list[RunRecord]
     every = [record for group in records.values() for record in group]
     machine = origin(every, simulated=simulated)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    links = [tag("a", s.name, href=f"#{s.name}") for s in sessions]
+    links = [tag("a", f"figure {s.exhibit.FIGURE}", href=f"#{s.name}") for s in sessions]
     links += [tag("a", name, href=f"#{name}") for name in ("training", "predictions", "provenance")]
     return [
         tag("h1", "STRONGHOLD (SC'22) and its baselines: five exhibits"),
@@ -254,8 +254,9 @@ def _timeline(records: list[RunRecord], store: Store) -> list[Html]:
     if figure is None:
         return []
     words = (
-        "Two steps of figure 8a's STRONGHOLD run. Lanes work in order; letters are forward (F), "
-        "recompute (R), backward (B), load (L), gradients out (G), update (U), each with its layer."
+        "Two steps of figure 8a's STRONGHOLD run, layers as numbers. Copies to the device (h2d) "
+        "and gradients on their way to the host (d2h) run beside compute; updates wait for the "
+        "norm."
     )
     return [
         tag("h2", "One run, predicted above measured", id="timeline"),

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from workbench.figures.style import LOOKS, PAGE_IN, styled
 from workbench.runs.methods import METHODS
 from workbench.runs.record import RunRecord, steady_step_seconds
-from workbench.units import format_bytes
 
+EQUAL = 1e-10
+"""Where the drawing puts a difference of nothing, which a logarithm has no place for."""
 PLAIN = "megatron-lm"
 """Everything on the device: plain training, which the others must equal."""
 
@@ -69,15 +70,15 @@ def draw_losses(losses: dict[str, list[float]]) -> Figure:
             )
             if method != PLAIN and plain:
                 off = [abs(a - b) / abs(b) for a, b in zip(values, plain, strict=False)]
-                floor = [max(value, 1e-9) for value in off]
-                right.semilogy(
-                    range(1, len(floor) + 1), floor, color=look.color, marker=look.marker, ms=4
-                )
+                shown = [max(value, EQUAL) for value in off]
+                right.semilogy(steps, shown, color=look.color, marker=look.marker, ms=4, lw=1)
         left.set(xlabel="step", ylabel="loss (nats per token)")
         left.set_title("loss of every method, same samples and seed")
         right.axhline(2**-24, color="#888888", linewidth=0.8, linestyle="--")
         right.annotate("half a unit of fp32", (1, 2**-24), fontsize=6, va="bottom")
-        right.set(xlabel="step", ylabel="relative difference", ylim=(5e-10, 1e-2))
+        right.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-2))
+        right.set_yticks([EQUAL, 1e-8, 1e-6, 1e-4, 1e-2], ["equal", "1e-8", "1e-6", "1e-4", "1e-2"])
+        right.minorticks_off()
         right.set_title(f"difference from plain training ({METHODS[PLAIN].label}'s place)")
         figure.legend(loc="outside upper center", ncols=len(losses))
     return figure
@@ -95,19 +96,18 @@ def prediction_table(records: Iterable[RunRecord]) -> pd.DataFrame:
         row: dict[str, Any] = {
             "run": _name(record),
             "layers": model["layers"],
-            "step, predicted (ms)": round(plan["step_seconds"] * 1e3, 1),
-            "step, measured (ms)": round(seconds * 1e3, 1),
-            "step": _off(plan["step_seconds"], seconds),
+            "step: plan (ms)": plan["step_seconds"] * 1e3,
+            "run (ms)": seconds * 1e3,
+            "step off": _off(plan["step_seconds"], seconds),
         }
         for tier in ("device", "host"):
-            row[f"{tier} peak, measured"] = _bytes(peaks.get(tier))
-            row[f"{tier} peak"] = _off(expected.get(tier), peaks.get(tier))
+            row[f"{tier} peak (MiB)"] = _mebibytes(peaks.get(tier))
+            row[f"{tier} off"] = _off(expected.get(tier), peaks.get(tier))
         moved, said = record.moved_bytes, plan.get("moved_bytes", {})
-        row["moved to and from the device"] = " + ".join(
-            _bytes(moved.get(way)) for way in ("load", "store")
-        )
+        for way, words in (("load", "loaded (MiB)"), ("store", "stored (MiB)")):
+            row[words] = _mebibytes(moved.get(way))
         equal = all(moved.get(way) == said.get(way) for way in ("load", "store", "read", "write"))
-        row["bytes as predicted"] = "equal" if equal else "differ"
+        row["bytes"] = "equal" if equal else "differ"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -116,13 +116,15 @@ def prediction_summary(table: pd.DataFrame) -> str:
     """The whole table in a sentence."""
     if table.empty:
         return "No run of this size had a prediction to be held against."
-    times = table["step"].str.rstrip(" %").astype(float).abs()
-    device = table["device peak"].str.rstrip(" %").replace("", "0").astype(float).abs()
-    equal = int((table["bytes as predicted"] == "equal").sum())
+    times, device, host = (
+        pd.to_numeric(table[f"{name} off"].str.rstrip(" %")).abs()
+        for name in ("step", "device", "host")
+    )
+    equal = int((table["bytes"] == "equal").sum())
     return (
         f"{len(table)} runs: step time off by {times.median():.0f} % at the median and "
-        f"{times.max():.0f} % at most, device peak by {device.max():.1f} % at most, bytes moved "
-        f"equal in {equal} of {len(table)}."
+        f"{times.max():.0f} % at most, device peak by {device.max():.1f} %, host peak by "
+        f"{host.fillna(0).max():.1f} % at most, bytes moved equal in {equal} of {len(table)}."
     )
 
 
@@ -136,8 +138,8 @@ def _off(predicted: float | None, measured: float | None) -> str:
     """Prediction over measurement, less one."""
     if not predicted or not measured:
         return ""
-    return f"{100 * (predicted / measured - 1):+.1f} %"
+    return f"{100 * (predicted / measured - 1):+.1f} %".replace("-0.0", "+0.0")
 
 
-def _bytes(nbytes: int | None) -> str:
-    return "?" if nbytes is None else format_bytes(nbytes)
+def _mebibytes(nbytes: int | None) -> float | None:
+    return None if nbytes is None else nbytes / 2**20

@@ -161,10 +161,9 @@ class DiskStore:
 
     def close(self) -> None:
         """Drop the file; no transfer may be under way. Does nothing the second time."""
-        if self._fd < 0:
-            return
-        os.close(self._fd)
-        self._fd = -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
         self._staging.close()

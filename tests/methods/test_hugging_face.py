@@ -1,0 +1,74 @@
+"""Models of Hugging Face trained under every method equal the same model as one module."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from baselines import l2l
+from tests.methods.harness import assert_equals_plain, run
+from workbench.methods import resident, stronghold
+from workbench.model.spec import ModelSpec
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+SIZES = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
+LLAMA = {
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 16,
+}
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(
+        **SIZES, n_layer=3, n_embd=32, n_head=4, n_positions=16
+    ),  # tied, learned positions, and its usual dropout
+    "llama": lambda: transformers.LlamaConfig(**SIZES, **LLAMA, tie_word_embeddings=False),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SIZES, **LLAMA, pad_token_id=0, head_dim=8, sliding_window=4
+    ),  # layers of two kinds in one slot
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The spec of a configuration by name, from a file written once."""
+
+    @cache
+    def described(name: str) -> ModelSpec:
+        folder = tmp_path_factory.mktemp(name)
+        CONFIGS[name]().save_pretrained(folder)
+        return ModelSpec.hugging_face(folder)
+
+    return described
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize(
+    ("window", "policy", "changes"),
+    [
+        (2, "recompute", {"resident": 0, "microbatches": 2}),
+        (2, "host", {"resident": 1, "optimizer_tier": "disk"}),
+        (3, "keep", {"resident": 0, "host_workers": 2, "clip": None}),
+    ],
+)
+def test_stronghold(spec_for, model, tmp_path, name, window, policy, changes):
+    spec = spec_for(model=model(name), window=window, activations=policy, **changes)
+    assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("method", [l2l, resident])
+def test_others(spec_for, model, tmp_path, name, method):
+    spec = spec_for(model=model(name), microbatches=2)
+    assert_equals_plain(spec, *run(method, spec, tmp_path))
+
+
+def test_names_are_those_of_the_state_dict(spec_for, model, tmp_path):
+    spec = spec_for(model=model("gpt2"), window=2, steps=1)
+    _, parameters = run(stronghold, spec, tmp_path)
+    theirs = transformers.GPT2LMHeadModel(CONFIGS["gpt2"]())
+    assert parameters.keys() == dict(theirs.named_parameters()).keys()

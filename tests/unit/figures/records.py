@@ -1,0 +1,62 @@
+"""Made-up records: what figures do must not depend on how a run came about."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures import rows as tidy
+from workbench.figures import sizes
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+
+SMOKE = sizes.smoke()
+
+
+@cache
+def paper_rows(figure: str) -> pd.DataFrame:
+    """Published and simulated values of a figure; do not change them."""
+    return tidy.join(tidy.published(figure), tidy.simulated(figure))
+
+
+def record(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
+    """A run of the spec that took `seconds` a step and was predicted to take a tenth more."""
+    ok = changes.get("status", "ok") == "ok"
+    values = {
+        "key": f"{spec.method}-{spec.model.layers}-{spec.window}-{spec.steps}",
+        "method": spec.method,
+        "status": "ok",
+        "spec": spec.to_dict(),
+        "losses": [5.0, 4.5, 4.2] if ok else [],
+        "step_seconds": [9.0, seconds * 0.9, seconds, seconds * 1.1] if ok else [],
+        "peak_bytes": {"device": 2**20, "host": 2**21, "disk": 0} if ok else {},
+        "moved_bytes": {"load": 10, "store": 5, "read": 0, "write": 0} if ok else {},
+        "parameters": spec.model.parameters if ok else None,
+        "window": None if spec.window == "auto" else spec.window,
+        "predicted": {
+            "step_seconds": seconds * 1.1,
+            "peak_bytes": {"device": 2**20, "host": 2**21, "disk": 0},
+            "moved_bytes": {"load": 10, "store": 5, "read": 0, "write": 0},
+            "binding": "compute: busy 90% of a step",
+        }
+        if ok
+        else {},
+        "engine": "workbench",
+        "started": "2026-11-21T06:00:00+00:00",
+        "seconds": 12.0,
+        "provenance": {"cpu": "Made-up", "cores": 2, "gpus": [], "packages": {}},
+    }
+    return RunRecord(**{**values, **changes})
+
+
+def out_of_memory(spec: RunSpec, tier: str = "host") -> RunRecord:
+    message = f"the {tier} tier is out of memory"
+    return record(spec, status=f"oom_{tier}", message=message, refused=True)
+
+
+def with_layers(spec: RunSpec, layers: int) -> RunSpec:
+    model = {**spec.model.to_dict(), "layers": layers}
+    window = spec.window if spec.window == "auto" else min(spec.window, layers)
+    return RunSpec.from_dict({**spec.to_dict(), "model": model, "window": window})

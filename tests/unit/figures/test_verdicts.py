@@ -1,0 +1,111 @@
+"""A claim is judged by ratios, and not judged where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
+from workbench.figures import fig8a, fig8b, fig9
+from workbench.figures import rows as tidy
+from workbench.figures.exhibit import FIGURES, find
+from workbench.figures.verdict import (
+    FAILS,
+    HOLDS,
+    MISSING,
+    NO_OVERLAP,
+    UNTESTED,
+    as_table,
+    at_least,
+    series_to_judge,
+)
+
+MEASURED = ("measured", "")
+STEP_S = {"stronghold": 1.0, "megatron-lm": 0.9, "l2l": 3.0, "zero-offload": 2, "zero-infinity": 2}
+
+
+def eight_a(**changes: dict) -> list:
+    rows = fig8a.rows(
+        [record(s, STEP_S[s.method], **changes.get(s.method, {})) for s in fig8a.specs(SMOKE, {})]
+    )
+    whole = tidy.join(tidy.published("8a"), rows)
+    return {v.claim.split()[-1]: v for v in fig8a.verdicts(whole, *MEASURED)}
+
+
+def test_at_least() -> None:
+    def verdict(here: float | None, **reasons: str) -> str:
+        return at_least("claim", 2.0, here, 1.0, MEASURED, **reasons).verdict
+
+    assert [verdict(v) for v in (1.0, 0.99, None)] == [HOLDS, FAILS, MISSING]
+    assert verdict(5.0, cannot="no GPU") == UNTESTED
+    assert verdict(None, cannot="no GPU") == MISSING
+    failed = at_least("claim", 2.0, 0.5, 1.0, MEASURED, why="a", why_not="b")
+    assert (failed.why, failed.ratio) == ("b", 0.25)
+    assert at_least("claim", None, 0.5, 1.0, MEASURED).ratio is None
+
+
+def test_without_a_gpu_deepspeed_is_shown_but_not_judged() -> None:
+    verdicts = eight_a()
+    offload = verdicts["ZeRO-Offload"]
+    assert (offload.verdict, offload.why) == (UNTESTED, NO_OVERLAP)
+    assert offload.here == pytest.approx(2.0)
+    assert offload.published == pytest.approx(0.6677 / 0.3724, rel=1e-3)
+    assert verdicts["L2L"].verdict == HOLDS
+    assert verdicts["throughput"].verdict == HOLDS  # 0.9 of Megatron-LM's
+
+
+def test_on_a_gpu_deepspeed_is_judged() -> None:
+    specs = {s.method: s.to_dict() | {"device": "cuda"} for s in fig8a.specs(SMOKE, {})}
+    verdicts = eight_a(**{method: {"spec": spec} for method, spec in specs.items()})
+    assert verdicts["ZeRO-Offload"].verdict == HOLDS
+
+
+def test_a_run_without_a_value_leaves_its_claim_open() -> None:
+    specs = {s.method: s for s in fig8a.specs(SMOKE, {})}
+    rows = fig8a.rows([out_of_memory(specs["l2l"]), record(specs["stronghold"])])
+    verdicts = fig8a.verdicts(tidy.join(tidy.published("8a"), rows), *MEASURED)
+    assert [v.verdict for v in verdicts] == [MISSING] * 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [([1, 2, 3, 4, 5], HOLDS), ([1, 2, 4, 8, 16], FAILS)]
+)
+def test_8b_holds_for_a_line_and_not_for_a_curve(seconds: list[float], verdict: str) -> None:
+    specs = fig8b.specs(SMOKE, {})
+    rows = fig8b.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+    assert fig8b.verdicts(rows, *MEASURED)[0].verdict == verdict
+    assert fig8b.verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
+
+
+def test_9_tells_no_loss_from_a_gain() -> None:
+    def judge(*seconds: float) -> list[str]:
+        specs = fig9.specs(SMOKE, {})[: len(seconds)]
+        rows = fig9.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+        return [v.verdict for v in fig9.verdicts(rows, *MEASURED)]
+
+    assert judge(1.3, 1.1, 1.0) == [HOLDS, HOLDS]
+    assert judge(1.0, 1.0, 1.0) == [HOLDS, FAILS]
+    assert judge(1.0, 1.1, 1.2) == [FAILS, FAILS]
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_simulated_paper_holds_as_published_and_ours_but_for_the_window(figure: str) -> None:
+    rows = paper_rows(figure)
+    series = series_to_judge(rows)
+    assert series == [("simulated", "as published"), ("simulated", "ours, exact")]
+    for each in series:
+        for verdict in find(figure).verdicts(rows, *each):
+            window = "window takes at least" in verdict.claim
+            ours = each[1] == "ours, exact"
+            assert verdict.verdict == (FAILS if window and ours else HOLDS)
+            assert bool(verdict.why) == (window and ours)
+
+
+def test_measured_values_are_judged_before_simulated_ones() -> None:
+    own = tidy.table(tidy.both(record(SMOKE.timed("stronghold", window=4)), "ms", x=4))
+    assert series_to_judge(tidy.join(own, paper_rows("9"))) == [MEASURED]
+    assert series_to_judge(tidy.published("9")) == [MEASURED]
+
+
+def test_the_table_has_a_row_a_verdict() -> None:
+    table = as_table([at_least("claim", 2.0, 1.0, 0.5, MEASURED, why="since")])
+    assert table.iloc[0].tolist() == ["claim", 2.0, 1.0, 0.5, "measured", HOLDS, "since"]
