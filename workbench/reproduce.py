@@ -85,6 +85,7 @@ def reproduce(
         took = format_seconds(ran[figure].seconds)
         words = f"done in {took}" if ran[figure].ok else f"failed: {ran[figure].message}"
         echo(f"{head}: {words}")
+    echo(f"figures, tables and notebooks are in {folder_of(store, values['size'])}")
     echo("writing the report")
     return Reproduced(write_report(values["size"], store.root), ran)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,11 @@ from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
 from workbench.figures.verdict import as_table, series_to_judge
 from workbench.runs import machine
 from workbench.runs.events import Event
+from workbench.runs.planning import answer
 from workbench.runs.progress import Progress
 from workbench.runs.record import RunRecord
 from workbench.runs.search import Search
+from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
 from workbench.shown import Shown
@@ -114,12 +117,12 @@ class Session:
             if isinstance(stage, Search) and not stage.ended:
                 progress.line(f"searching the largest model of {stage.spec.method}")
             try:
-                stage.run(on_event or progress.on_event)
+                stage.run(on_event or partial(_show, progress))
             finally:
                 progress.end()
             if self.exhibit.FIGURE != "7a" or isinstance(stage, Sweep):
                 records += records_of(stage)
-        return self.rows(records)
+        return self.rows([with_prediction(record, self.store) for record in records])
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """The searches and sweeps of this exhibit, one after the other; run each before the next.
@@ -131,7 +134,7 @@ class Session:
         largest: dict[str, int] = {}
         for search in self.searches(force=force and self.exhibit.FIGURE == "6a"):
             yield search
-            largest[search.spec.method] = search.layers
+            largest[search.spec.method] = answer_of(search)
         if self.exhibit.FIGURE != "6a":
             yield self.sweep(largest, force=force)
 
@@ -157,7 +160,8 @@ class Session:
         searches = self.searches()
         if self.exhibit.FIGURE == "6a":
             return [record for search in searches for record in records_of(search)]
-        return records_of(self.sweep({search.spec.method: search.layers for search in searches}))
+        sweep = self.sweep({search.spec.method: answer_of(search) for search in searches})
+        return [with_prediction(record, self.store) for record in records_of(sweep)]
 
     def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
         """Published values, simulations of the published machine, and what the records say.
@@ -219,9 +223,34 @@ class Session:
         return Shown(facts.items(), columns=["what", "is"])
 
 
+def answer_of(search: Search) -> int:
+    """The layers a search found; 0 where it has found nothing yet."""
+    return search.layers if search.complete else 0
+
+
+def with_prediction(record: RunRecord, store: Store) -> RunRecord:
+    """A library that plans for itself leaves no prediction: ours of its schedule, on this machine.
+
+    The record as it is where it has one, and where this machine has not been measured.
+    """
+    if record.predicted or record.status != "ok":
+        return record
+    planned = answer(RunSpec.from_dict(record.spec), store)
+    if planned.source != "measured" or not planned.plan.step_seconds:
+        return record
+    told = {"how": "our model of the library's schedule, simulated", **planned.plan.to_dict()}
+    return replace(record, predicted=told)
+
+
 def records_of(stage: Stage) -> list[RunRecord]:
     """The records a search or a sweep has."""
     return [point.record for point in stage.points if point.record is not None]
+
+
+def _show(progress: Progress, event: Event) -> None:
+    """Progress without the single figures of the machine's profile, which `doctor` prints."""
+    if event["event"] != "profile" or event["text"].startswith("measuring"):
+        progress.on_event(event)
 
 
 def _has_gpu() -> bool:

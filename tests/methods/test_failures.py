@@ -22,6 +22,7 @@ from workbench.methods import stronghold
 from workbench.methods.train import Training
 from workbench.model.gpt import GPT
 from workbench.runtime.executor import Stopped
+from workbench.runtime.memory import Memory
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import Kind
 
@@ -53,12 +54,14 @@ class Ended:
         self.folder, self.files = folder, len(os.listdir("/proc/self/fd"))
         self.start_s = time.perf_counter()
 
-    def check(self, training: Training) -> None:
-        """Call after `close`."""
+    def check(self, training: Training, *, in_autograd: bool = False) -> None:
+        """Call after `close`. Torch itself never frees the graph of some backward passes that an
+        exception from Python left (`in_autograd`), so the device's count says nothing then.
+        """
         assert time.perf_counter() - self.start_s < SOON_S
         assert [t.name for t in threading.enumerate() if t.name.startswith("lane")] == []
         assert training.memory.host.held() == {}
-        if training.device.type == "cpu":  # on a GPU torch's counter is the whole process's
+        if training.device.type == "cpu" and not in_autograd:  # on a GPU all share one counter
             assert training.meter.now == 0
         assert list(self.folder.glob("scratch/*")) == []
         assert len(os.listdir("/proc/self/fd")) == self.files
@@ -134,20 +137,18 @@ def test_stopping_from_another_thread(spec_for, tmp_path, ended):
 
 def test_a_failure_while_weights_are_made(spec_for, tmp_path, ended, monkeypatch):
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path)
-    plan, memory = training.plan, training.memory
     training.close()
 
-    def full(model, unit, module, *, seed):
-        nonlocal memory
+    def fail(model, unit, module, *, seed):
         if unit == 3:
             raise Broken
 
     closed = []
-    monkeypatch.setattr(GPT, "initialize", full)
-    close = type(memory).close
-    monkeypatch.setattr(type(memory), "close", lambda m: (closed.append(m), close(m)))
+    monkeypatch.setattr(GPT, "initialize", fail)
+    close = Memory.close
+    monkeypatch.setattr(Memory, "close", lambda memory: (closed.append(memory), close(memory)))
     with pytest.raises(Broken):
-        Training(training.spec, plan, tmp_path)
+        Training(training.spec, training.plan, tmp_path)
     assert [memory.host.held() for memory in closed] == [{}]
     ended.check(training)
 
@@ -195,7 +196,7 @@ def test_ctrl_c_at_any_moment(spec_for, tmp_path, ended, interrupt, seed):
     with pytest.raises(KeyboardInterrupt):
         training.run(Silent())
     training.close()
-    ended.check(training)
+    ended.check(training, in_autograd=True)
 
 
 def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended, interrupt):
@@ -233,7 +234,7 @@ def test_out_of_device_memory_in_the_middle_of_a_step(tmp_path, ended):
         training.run(report)
     training.close()
     assert caught.value.tier == "device"
-    ended.check(training)
+    ended.check(training, in_autograd=True)
     again = Training(spec.with_(device_memory=peak), plan, tmp_path)
     again.run(Silent())
     again.close()
@@ -268,7 +269,7 @@ def test_out_of_device_memory_on_a_gpu(tmp_path, ended):
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
 def test_a_disk_that_fails_in_the_middle(spec_for, tmp_path, ended, monkeypatch, call):
-    """A file system that could not promise room runs full at a write; a bad block shows at a read."""
+    """A file system that cannot promise room runs full at a write; a bad block shows at a read."""
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path)
     real, left = getattr(os, call), 9
     number = errno.ENOSPC if call == "pwritev" else errno.EIO

@@ -106,7 +106,7 @@ def test_a_preview_of_a_search_says_what_will_not_fit(tmp_path: Path) -> None:
 
 
 def test_tables_show_all_of_their_text() -> None:
-    long = "word " * 60
+    long = " ".join(["word"] * 60)
     shown = Shown({"why": [long], "n": [0.123456]})
     html = shown._repr_html_()
     assert long in html

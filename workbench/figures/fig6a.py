@@ -71,7 +71,8 @@ def _largest(records: list[RunRecord], method: str) -> dict[str, Any] | None:
     beyond = [r for r in failed if _layers(r) > _layers(best)]
     if beyond:
         next_one = min(beyond, key=_layers)
-        row["bound"] = next_one.status.removeprefix("oom_")
+        if next_one.status.startswith("oom_"):
+            row["bound"] = next_one.status.removeprefix("oom_")
         row["note"] = f"at {_layers(next_one)} layers: {next_one.message}"
     return row
 

@@ -99,7 +99,7 @@ def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] 
         "high": None,
         "source": "simulated",
         "variant": HERE,
-        "how": "the schedule that ran, simulated before it ran",
+        "how": record.predicted.get("how", "the schedule that ran, simulated before it ran"),
         "status": "",
         "note": record.predicted.get("binding", ""),
     }
@@ -153,7 +153,7 @@ def kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
     if frame.empty or not {"figure", "size", "source"} <= set(frame.columns):
         return table([])
     wanted = (
-        (frame["figure"].astype(str) == figure)
+        (frame["figure"].astype(str).str.removesuffix(".0") == figure)  # a gap makes 9 a 9.0
         & (frame["size"] == size)
         & (frame["source"] == "measured")
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.methods.plan import Plan
-from workbench.methods.train import train_planned
+from workbench.methods.train import load_batches, train_planned
+from workbench.model import make_model
 from workbench.profile.profile import Profile
 from workbench.profile.store import profile_for
 from workbench.runs.record import Outcome
@@ -26,6 +27,8 @@ def train_with(
 
     `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
     """
+    # A text that is not there should be said before minutes of measuring, not after.
+    load_batches(spec, make_model(spec.model), folder / "cache")
     report.phase("profiling")
     profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
     plan = planner(spec, profile.with_link(spec.link_bytes_per_s))

@@ -1,0 +1,114 @@
+"""Notebooks that really run: killed without warning, resumed, and reported."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.notebooks.offline import outside_addresses
+from tests.runs.helpers import left_behind, processes_of, role, wait_for
+from workbench.reproduce import reproduce
+from workbench.runs.store import Store
+from workbench.session import open_exhibit
+
+pytestmark = pytest.mark.slow
+GONE_S = 8
+"""A kernel looks for its parent once a second; guards and workers follow."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    yield folder
+    assert left_behind(folder, patience_s=5) == []
+
+
+def start(root: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+
+
+def papermill(root: Path, results: Path) -> subprocess.Popen[bytes]:
+    """As somebody would run the notebook who has never heard of `workbench reproduce`."""
+    source = root / "notebooks" / "figures" / "stronghold_9.ipynb"
+    target = results / "by-hand.ipynb"
+    parameters = ["-p", "size", "tiny", "-p", "results", str(results)]
+    return start(root, "papermill", str(source), str(target), *parameters)
+
+
+def test_sigkill_of_papermill_leaves_no_process(root: Path, results: Path) -> None:
+    killed = papermill(root, results)
+    wait_for(lambda: role("worker", results), patience_s=120)
+    kernels = psutil.Process(killed.pid).children()
+    assert kernels
+    killed.kill()
+    killed.wait(20)
+    assert left_behind(results, patience_s=GONE_S) == []
+    _, alive = psutil.wait_procs(kernels, timeout=GONE_S)
+    assert alive == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_polite_end_leaves_no_process_and_exit_code_130(
+    root: Path, results: Path, number: int
+) -> None:
+    words = ("figure", "fig9", "-p", "size=tiny", "--results", str(results))
+    # A shell's background process ignores Ctrl-C; one in the foreground does not.
+    code = f"import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); \
+from workbench.cli import main; sys.exit(main({list(words)!r}))"
+    ended = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: role("worker", results), patience_s=120)
+    ended.send_signal(number)
+    _, complaint = ended.communicate(timeout=30)
+    assert ended.returncode == 130
+    assert b"everything that was running has been ended" in complaint
+    assert processes_of(results) == [], "it is true when it is said"
+
+
+def test_what_was_killed_is_resumed_and_ends(results: Path) -> None:
+    lines: list[str] = []
+    values = {"size": "tiny"}
+    assert reproduce("smoke", results, only=["fig9"], parameters=values, echo=lines.append).ok
+    session = open_exhibit("9", "tiny", results)
+    assert [record.status for record in session.records()] == ["ok", "ok"]
+    assert any("left" in line or "a step" in line for line in lines), "progress is passed on"
+    before = {record.key: record.started for record in Store(results).records()}
+    assert reproduce("smoke", results, only=["fig9"], parameters=values, echo=lines.append).ok
+    assert {r.key: r.started for r in Store(results).records()} == before, "nothing ran again"
+    assert "cached" in session.preview()["state"].iloc[-1]
+
+
+@pytest.mark.deepspeed
+def test_all_methods_train_and_the_report_shows_it(results: Path) -> None:
+    reproduced = reproduce(
+        "smoke", results, only=["fig8a"], parameters={"size": "tiny"}, echo=lambda line: None
+    )
+    assert reproduced.ok
+    text = reproduced.report.read_text()
+    assert outside_addresses(reproduced.report) == []
+    start = text.index("Does every method train?")
+    losses = text[start : text.index("Do plans come true?")]
+    off = [float(value) for value in re.findall(r"<td>(\d\.\de[-+]\d+)</td>", losses)]
+    assert len(off) == 5
+    assert max(off) < 1e-5
+    assert "deepspeed 0." in losses
+    assert re.search(r"bytes moved equal in (\d+) of \1\.", text)
+    assert "One run, predicted above measured" in text
+    assert text.count("cannot be told here") >= 4, "DeepSpeed's speed is not judged on a CPU"
+    rows = open_exhibit("8a", "tiny", results).rows()
+    measured = rows[rows["source"] == "measured"]
+    assert len(measured) == 5
+    assert measured["value"].gt(0).all()

@@ -1,0 +1,68 @@
+"""What a user can get wrong is said in one sentence before anything runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.reproduce import check_parameters, read_notebook, reproduce
+
+GOOD = {"size": "paper", "results": "somewhere"}
+
+
+def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workbench.cli", *words],
+        cwd=root, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_an_unknown_parameter_ends_the_command_with_2(root: Path, tmp_path: Path) -> None:
+    answer = command(root, "reproduce", "-p", "frce=true", "--results", str(tmp_path / "new"))
+    assert answer.returncode == 2
+    assert "unknown parameter 'frce'" in answer.stderr
+    assert "size, results, force" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_exhibit_ends_the_command_with_2(root: Path) -> None:
+    answer = command(root, "figure", "fig10")
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+    assert "fig6a, fig7a, fig8a, fig8b, fig9" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"force": "yes"}, "force is 'yes'; it must be of type bool"),
+        ({"force": 1}, "of type bool"),
+        ({"size": 3}, "of type str"),
+        ({"size": True}, "of type str"),
+    ],
+)
+def test_a_parameter_of_another_type_is_refused(values: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_parameters(read_notebook("9"), {**GOOD, **values}, "9")
+
+
+def test_right_parameters_pass() -> None:
+    check_parameters(read_notebook("9"), {**GOOD, "force": True}, "9")
+
+
+def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.write_text("not a folder")
+    with pytest.raises(OSError, match="cannot be written"):
+        reproduce("paper", file, only=["fig9"], echo=print)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
+def test_a_read_only_results_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="cannot be written"):
+        reproduce("paper", tmp_path, only=["fig9"], echo=print)
