@@ -21,7 +21,14 @@ from typing import IO, Any
 
 from workbench.figures import sizes
 from workbench.figures.exhibit import FIGURES, find
-from workbench.report import Outcome, folder_of, load_outcomes, save_outcomes, write_report
+from workbench.report import (
+    OUTCOMES,
+    Outcome,
+    folder_of,
+    load_outcomes,
+    save_outcomes,
+    write_report,
+)
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 
@@ -88,6 +95,21 @@ def reproduce(
     echo(f"figures, tables and notebooks are in {folder_of(store, values['size'])}")
     echo("writing the report")
     return Reproduced(write_report(values["size"], store.root), ran)
+
+
+def report(results: str | Path, *, echo: Echo) -> str:
+    """Write the report of every size again that was reproduced here; returns their paths, a line
+    each.
+
+    Nothing runs. Raises ValueError when there is none, StoreError where one cannot be written.
+    """
+    store, paths = Store(results), []
+    for file in sorted(store.root.glob(f"reports/*/{OUTCOMES}")):
+        echo(f"writing the report of size {file.parent.name}")
+        paths.append(str(write_report(file.parent.name, store.root)))
+    if not paths:
+        raise ValueError(f"nothing has been reproduced in {store.root} yet: run reproduce first")
+    return "\n".join(paths)
 
 
 def read_notebook(figure: str) -> Any:

@@ -33,6 +33,11 @@ CONFIGS = {
 }
 
 
+EPS = 1e-6
+"""AdamW's. The gradient of a key's bias is zero but for rounding, since softmax cannot see it; with
+1e-8, AdamW makes steps of the noise, and two correct trainings on a GPU part by 1.3e-5."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The spec of a configuration by name, from a file written once."""
@@ -56,14 +61,14 @@ def model(tmp_path_factory):
     ],
 )
 def test_stronghold(spec_for, model, tmp_path, name, window, policy, changes):
-    spec = spec_for(model=model(name), window=window, activations=policy, **changes)
+    spec = spec_for(model=model(name), window=window, activations=policy, eps=EPS, **changes)
     assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("method", [l2l, resident])
 def test_others(spec_for, model, tmp_path, name, method):
-    spec = spec_for(model=model(name), microbatches=2)
+    spec = spec_for(model=model(name), microbatches=2, eps=EPS)
     assert_equals_plain(spec, *run(method, spec, tmp_path))
 
 

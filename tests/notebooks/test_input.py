@@ -61,6 +61,12 @@ def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
         reproduce("paper", file, only=["fig9"], echo=print)
 
 
+def test_a_report_of_nothing_is_refused(root: Path, tmp_path: Path) -> None:
+    answer = command(root, "report", "--results", str(tmp_path))
+    assert answer.returncode == 2
+    assert "nothing has been reproduced" in answer.stderr
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
 def test_a_read_only_results_folder_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

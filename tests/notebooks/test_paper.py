@@ -13,8 +13,7 @@ import pytest
 from tests.notebooks.offline import outside_addresses
 from workbench import reproduce as module
 from workbench.figures.exhibit import FIGURES, find
-from workbench.report import write_report
-from workbench.reproduce import Reproduced, reproduce
+from workbench.reproduce import Reproduced, report, reproduce
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.slow
@@ -93,8 +92,9 @@ def test_the_second_time_changes_nothing_but_dates(
     assert again.ok
     assert list(again.outcomes) == ["9"]
     assert {path.name: path.read_bytes() for path in folder.glob("fig9.*")} == before
-    report = write_report("paper", results)
-    assert "Not run yet" not in report.read_text(), "the other exhibits are still there"
+    path = report(results, echo=lambda line: None)
+    assert path == str(again.report)
+    assert "Not run yet" not in Path(path).read_text(), "the other exhibits are still there"
 
 
 def test_one_that_fails_stops_no_other_and_the_report_says_why(

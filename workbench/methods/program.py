@@ -85,7 +85,7 @@ def _load(draft: Draft, unit: int, turn: int) -> None:
             previous = draft.streamed[k - layout.slots]
             after.append(act(F, previous, draft.last_micro))
         else:
-            # The unit that held the slot last in the step before is this one itdraft.
+            # The unit that held the slot last in the step before is this one itself.
             after.append(act(B, unit, draft.last_micro, step=-1))
     else:
         after = [act(B, draft.streamed[k + layout.slots], draft.last_micro)]

@@ -42,7 +42,7 @@ def loss_table(records: Iterable[RunRecord]) -> pd.DataFrame:
                 "first loss": f"{record.losses[0]:.6f}",
                 "last loss": f"{record.losses[-1]:.6f}",
                 "steps": len(record.losses),
-                "largest relative difference": f"{max(off):.1e}" if off else "no plain run",
+                "largest relative difference": _difference(off),
             }
         )
     return pd.DataFrame(rows)
@@ -98,11 +98,11 @@ def prediction_table(records: Iterable[RunRecord]) -> pd.DataFrame:
             "layers": model["layers"],
             "step: plan (ms)": plan["step_seconds"] * 1e3,
             "run (ms)": seconds * 1e3,
-            "step off": _off(plan["step_seconds"], seconds),
+            "step off (%)": _off(plan["step_seconds"], seconds),
         }
         for tier in ("device", "host"):
             row[f"{tier} peak (MiB)"] = _mebibytes(peaks.get(tier))
-            row[f"{tier} off"] = _off(expected.get(tier), peaks.get(tier))
+            row[f"{tier} off (%)"] = _off(expected.get(tier), peaks.get(tier))
         moved, said = record.moved_bytes, plan.get("moved_bytes", {})
         for way, words in (("load", "loaded (MiB)"), ("store", "stored (MiB)")):
             row[words] = _mebibytes(moved.get(way))
@@ -117,8 +117,7 @@ def prediction_summary(table: pd.DataFrame) -> str:
     if table.empty:
         return "No run of this size had a prediction to be held against."
     times, device, host = (
-        pd.to_numeric(table[f"{name} off"].str.rstrip(" %")).abs()
-        for name in ("step", "device", "host")
+        table[f"{name} off (%)"].astype(float).abs() for name in ("step", "device", "host")
     )
     equal = int((table["bytes"] == "equal").sum())
     return (
@@ -134,11 +133,15 @@ def _name(record: RunRecord) -> str:
     return f"{label}, window {window}" if window != "auto" else label
 
 
-def _off(predicted: float | None, measured: float | None) -> str:
-    """Prediction over measurement, less one."""
-    if not predicted or not measured:
-        return ""
-    return f"{100 * (predicted / measured - 1):+.1f} %".replace("-0.0", "+0.0")
+def _difference(off: list[float]) -> str:
+    if not off:
+        return "no plain run"
+    return f"{max(off):.1e}" if max(off) else "equal"
+
+
+def _off(predicted: float | None, measured: float | None) -> float | None:
+    """Prediction over measurement, less one, in percent."""
+    return round(100 * (predicted / measured - 1), 1) if predicted and measured else None
 
 
 def _mebibytes(nbytes: int | None) -> float | None:

@@ -38,7 +38,8 @@ table { border-collapse: collapse; margin: .6rem 0; font-size: .86rem; width: 10
 th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; overflow-wrap: break-word; }
 th { background: var(--shade); font-weight: 600; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n { white-space: nowrap; }
 .wide { overflow-x: auto; }
 .figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: .8rem 0;
   padding: .6rem; text-align: center; }

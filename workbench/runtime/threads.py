@@ -54,6 +54,8 @@ def use_device_threads(device: str = "cpu") -> Threads:
     threads = cpu_threads(device)
     if device == "cpu":
         torch.set_num_threads(threads.compute)
+        # A thread that has not asked yet takes what was set last, anywhere: a lane's 1.
+        torch.get_num_threads()
     return threads
 
 
