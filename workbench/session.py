@@ -58,7 +58,8 @@ def open_exhibit(
     `results` is the folder of the run records; a relative one lies in the repository. Raises
     ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
     """
-    return Session(find(figure), sizes.named(size), Store(REPOSITORY_RESULTS.parent / results))
+    folder = REPOSITORY_RESULTS.parent / Path(results).expanduser()
+    return Session(find(figure), sizes.named(size), Store(folder))
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ SPECS = {
     "whole": BASE.with_(steps=12),
     "killed": BASE.with_(steps=8, save_every=4, lr_decay_steps=12),
 }
+RESUMED = {"resumed": SPECS["killed"].with_(steps=12)}
+"""In the folder that "killed" left, by a new process."""
+DISK_STEPS = BASE.with_(model=LARGE, optimizer_tier="disk", steps=10)
+DISK = {"disk": DISK_STEPS, "small disk": DISK_STEPS.with_(disk_memory=1 << 20)}
 LIBRARIES = ("zero_offload", "zero_infinity")
 
 
@@ -55,29 +59,43 @@ class Runs:
 
     def __init__(self, folder: Path, library: str) -> None:
         self.folder, self.library = folder, library
+        self._log = folder / "log.txt"
 
-    def start(self, specs: dict[str, RunSpec], *, shared: dict[str, str] | None = None) -> None:
-        """Run specs one after the other in a process of their own.
+    def start(self, *groups: dict[str, RunSpec], shared: dict[str, str] | None = None) -> None:
+        """Run specs one after the other, each group in a process of its own.
 
         `shared` names runs that continue in the folder of another.
         """
-        jobs = [
-            {
-                "library": self.library,
-                "spec": spec.to_dict(),
-                "folder": str(self.folder / (shared or {}).get(name, name)),
-                "result": str(self.folder / f"{name}.json"),
-                "poison_step": 2 if name == "poisoned" else None,
-            }
-            for name, spec in specs.items()
-        ]
-        path = self.folder / "jobs.json"
-        path.write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", "tests.methods.library_driver", str(path)]
-        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        self.begin(*groups, shared=shared)
+        self.wait()
+
+    def begin(self, *groups: dict[str, RunSpec], shared: dict[str, str] | None = None) -> None:
+        """Start, and leave the work to itself."""
+        self._jobs, paths = [], []
+        for number, specs in enumerate(groups):
+            jobs = [
+                {
+                    "library": self.library,
+                    "spec": spec.to_dict(),
+                    "folder": str(self.folder / (shared or {}).get(name, name)),
+                    "result": str(self.folder / f"{name}.json"),
+                    "poison_step": 2 if name == "poisoned" else None,
+                }
+                for name, spec in specs.items()
+            ]
+            self._jobs += jobs
+            paths.append(self.folder / f"jobs-{number}.json")
+            paths[-1].write_text(json.dumps(jobs))
+        command = [sys.executable, "-m", "tests.methods.library_driver", *map(str, paths)]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Until the process has ended, with a result of every run."""
+        self.process.wait()
         # The exit code is not asked: DeepSpeed may abort while Python takes it down.
-        for job in jobs:
-            assert Path(job["result"]).exists(), answer.stderr[-3000:]
+        for job in self._jobs:
+            assert Path(job["result"]).exists(), self._log.read_text()[-3000:]
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.folder / f"{name}.json").read_text())
@@ -89,10 +107,25 @@ class Runs:
         return load_file(self.folder / name / "after.safetensors")
 
 
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory):
+    """Both libraries at work: half of their time goes by on one core."""
+    libraries = {name: Runs(tmp_path_factory.mktemp(name), name) for name in LIBRARIES}
+    try:
+        for name, runs in libraries.items():
+            on_disk = name == "zero_infinity" and not deepspeed_ops.missing(["async_io"])
+            second = RESUMED | DISK if on_disk else RESUMED
+            runs.begin(SPECS, second, shared={"resumed": "killed"})
+        yield libraries
+    finally:
+        for runs in libraries.values():
+            runs.process.kill()  # if a test was interrupted
+
+
 @pytest.fixture(scope="module", params=LIBRARIES)
-def runs(request, tmp_path_factory) -> Runs:
-    runs = Runs(tmp_path_factory.mktemp(request.param), request.param)
-    runs.start(SPECS)
+def runs(request, at_once) -> Runs:
+    runs = at_once[request.param]
+    runs.wait()
     return runs
 
 
@@ -216,10 +249,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing(runs):
 @pytest.mark.deepspeed
 def test_resuming_continues_identically(runs):
     """In a new process, from what the first left in the run's folder."""
-    spec = SPECS["killed"].with_(steps=12)
-    (runs.folder / "killed.json").unlink()
-    runs.start({"killed": spec})
-    resumed, whole = runs.result("killed"), runs.result("whole")
+    resumed, whole = runs.result("resumed"), runs.result("whole")
     assert "resumed" in resumed["events"]
     assert resumed["events"].count("step") == 4
     assert resumed["losses"] == whole["losses"]
@@ -228,14 +258,13 @@ def test_resuming_continues_identically(runs):
 
 
 @pytest.mark.deepspeed
-def test_optimizer_states_on_the_disk(tmp_path):
+def test_optimizer_states_on_the_disk(at_once):
     if deepspeed_ops.missing(["async_io"]):
         pytest.skip(f"async_io is not built: {deepspeed_ops.why_not('async_io')}")
-    spec = BASE.with_(model=LARGE, optimizer_tier="disk", steps=10)
-    runs = Runs(tmp_path, "zero_infinity")
-    runs.start({"disk": spec, "small disk": spec.with_(disk_memory=1 << 20)})
+    runs = at_once["zero_infinity"]
+    runs.wait()
     result = runs.result("disk")
-    assert_equals_plain(spec, result["losses"], runs.after("disk"))
+    assert_equals_plain(DISK["disk"], result["losses"], runs.after("disk"))
     states = 12 * make_model(LARGE).parameters_count()
     # All but the small parameters' states, and on their way the larger gradients.
     assert 0.95 * states < result["peak_bytes"]["disk"] < 1.34 * states

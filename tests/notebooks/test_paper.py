@@ -62,6 +62,8 @@ def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> Non
         "README table",
         "workbench reproduce --size paper",
         "nothing was measured for this size",
+        "Does the simulator explain the published numbers?",
+        "calibrates the simulation; published run not sound",
     ):
         assert words in text
 

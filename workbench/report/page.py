@@ -54,7 +54,8 @@ pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6p
 summary { cursor: pointer; color: var(--soft); }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }
   h2 { break-after: avoid; } .figure, tr { break-inside: avoid; }
-  details > *:not(summary) { display: block; } a { text-decoration: none; } }
+  details::details-content { content-visibility: visible; } summary { list-style: none; }
+  a { text-decoration: none; } }
 """
 
 
