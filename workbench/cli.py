@@ -256,7 +256,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         arguments.size, arguments.results, only=arguments.only, parameters=parameters, echo=print
     )
     print(report)
-    return OK
+    return OK if report.ok else NOT_OK
 
 
 def _report(arguments: argparse.Namespace) -> int:

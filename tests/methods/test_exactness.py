@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,9 +87,34 @@ def test_resident(spec_for, tmp_path, clip, policy):
     assert_equals_plain(spec, *run(resident, spec, tmp_path))
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_models_smaller_than_any_ring(spec_for, tmp_path, layers, policy, tier):
+    """One or two layers, more workers than layers, and every sample a micro-batch of its own."""
+    model = replace(MODEL, layers=layers)
+    spec = spec_for(
+        model=model,
+        window=2,
+        resident=0,
+        optimizer_tier=tier,
+        activations=policy,
+        host_workers=3,
+        microbatches=4,
+        clip=None if policy == "host" else 0.5,
+    )
+    assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
+
+
+def test_everything_resident_and_nothing_to_stream(spec_for, tmp_path):
+    spec = spec_for(window=MODEL.layers, resident=MODEL.layers, optimizer_tier="disk")
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    assert set(training.outcome("test").moved_bytes.values()) == {0}
+
+
 def test_untied_embeddings(spec_for, tmp_path):
-    model = MODEL.__class__(**{**MODEL.to_dict(), "tied": False})
-    spec = spec_for(model=model, window=3)
+    spec = spec_for(model=replace(MODEL, tied=False), window=3)
     assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
 
 
