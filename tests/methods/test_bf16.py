@@ -13,7 +13,8 @@ from workbench.methods import resident, stronghold
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize(("method", "window"), [(stronghold, 2), (stronghold, 4), (l2l, 2)])
 def test_placement_makes_no_difference(spec_for, tmp_path, method, window, tier):
-    spec = spec_for(dtype="bf16", steps=10, window=window, optimizer_tier=tier)
+    # eps: a key's bias has no gradient but rounding, which AdamW would blow up to full steps.
+    spec = spec_for(dtype="bf16", steps=10, window=window, optimizer_tier=tier, eps=1e-5)
     plain, expected = run(resident, spec.with_(method="megatron-lm"), tmp_path / "plain")
     training, parameters = run(method, spec, tmp_path / "run")
     # Host and device AdamW agree to the last bits they should; a bf16 rounding may tip over.

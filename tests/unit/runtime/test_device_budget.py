@@ -294,6 +294,7 @@ def cuda():
 
 
 def test_cuda_is_limited_and_counted(cuda):
+    torch._C._cuda_clearCublasWorkspaces()  # earlier tests left one for each of their streams
     torch.cuda.empty_cache()
     meter = device_meter(cuda, 64 * 2**20)
     assert isinstance(meter, CudaMeter)
