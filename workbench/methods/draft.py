@@ -89,10 +89,6 @@ class Draft:
         self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, **kw)
         return label
 
-    def wrapped(self, k: int, slots: int) -> int:
-        """The streamed index that used slot k mod slots last in the step before, going backward."""
-        return k % slots
-
     def weight_bytes(self, unit: int) -> int:
         """Bytes of a unit's working weights, and of its gradients."""
         return self.profile.units[unit].parameters * self.profile.weight_bytes

@@ -75,12 +75,6 @@ class Candidate:
         return self.simulation.step_seconds
 
 
-def static_peak(layout: Layout, profile: Profile) -> dict[str, int]:
-    """A lower bound of the peak per tier, a hundred times cheaper than the proof."""
-    schedule = build(layout, profile)
-    return {tier: schedule.static_bytes(tier) for tier in TIERS}
-
-
 def proved_peak(layout: Layout, profile: Profile) -> dict[str, int]:
     """Bytes per tier that no execution of the layout's schedule exceeds."""
     return validate(build(layout, profile)).peak_bytes[0]

@@ -233,7 +233,7 @@ def _gradient_slot(draft: Draft, unit: int, after: list[str]) -> str:
     if k + slots < len(draft.streamed):
         after.append(act(Kind.GRAD_OUT, draft.streamed[k + slots]))
     else:
-        wrapped = draft.wrapped(k, slots)
+        wrapped = k % slots
         after.append(act(Kind.GRAD_OUT, draft.streamed[wrapped], step=-1))
     nbytes = draft.weight_bytes(unit)
     label = name.gradients(unit)
@@ -258,7 +258,7 @@ def _gradients_out(draft: Draft, unit: int) -> None:
         if k + ring < len(draft.streamed):
             after.append(act(Kind.UPDATE, draft.streamed[k + ring]))
         else:
-            after.append(act(Kind.UPDATE, draft.streamed[draft.wrapped(k, ring)], step=-1))
+            after.append(act(Kind.UPDATE, draft.streamed[k % ring], step=-1))
     slot = f"host gradients {k % ring}"
     label = draft.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)
     draft.add(

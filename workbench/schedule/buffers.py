@@ -8,8 +8,6 @@ from __future__ import annotations
 
 DISK_BOUNCE_BYTES = 2 << 20
 """Host memory through which the disk tier moves what is not aligned."""
-WORKSPACE = "workspace"
-"""Slot of everything that lives only inside one compute action."""
 
 
 def weights(unit: int, turn: int = 0) -> str:
@@ -43,7 +41,7 @@ def output_gradient(unit: int, micro: int) -> str:
 
 
 def scratch(action: str) -> str:
-    """What one compute action needs for itself (slot WORKSPACE)."""
+    """What one compute action needs for itself."""
     return f"t:{action}"
 
 

@@ -25,7 +25,7 @@ def window_schedule(
     def act(kind, unit, lane, m=None, *, after=(), takes=(), uses=(), frees=(), nbytes=0, turn=0):
         name = f"{kind.value}{unit}.{m}"
         if lane == COMPUTE:
-            takes = (*takes, put(b.scratch(name), SCRATCH, slot=b.WORKSPACE))
+            takes = (*takes, put(b.scratch(name), SCRATCH, slot="workspace"))
             frees = (*frees, b.scratch(name))
         actions.append(
             Action(
