@@ -31,11 +31,12 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         slots=1,
         gradient_slots=1,
         microbatches=spec.microbatches,
-        activations="host" if spec.activations == "host" else "recompute",
-        deferred=spec.clip is not None,
+        stash=spec.activations == "host",
+        clipped=spec.clip is not None,
+        eager=frozenset(range(1, head) if spec.clip is None else ()),
         optimizer_tier=spec.optimizer_tier,
         host_workers=spec.host_workers,
     )
-    settings = {"activations": layout.activations, "deferred_updates": layout.deferred}
+    settings = {"stashed_inputs": layout.stash, "eager_updates": len(layout.eager)}
     candidate = evaluate(layout, profile, budgets, settings)
     return as_plan(candidate, budgets, method="l2l", window=1, resident=0)

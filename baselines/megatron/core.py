@@ -58,7 +58,7 @@ class Training:
             spec.model,
             device=self.device,
             dtype=DTYPES[spec.dtype],
-            recompute=spec.activations == "recompute",
+            recompute=spec.activations != "keep",
         )
         self.optimizer = _MasterAdamW(self.model, self._groups(), spec)
         self.positions = torch.arange(spec.model.seq, device=self.device)

@@ -91,6 +91,9 @@ def judge(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
         spec.with_(
             window="auto",
             resident="auto",
+            pulled="auto",
+            kept="auto",
+            clipping="auto",
             activations="recompute",
             optimizer_tier="host",
             host_workers=1,

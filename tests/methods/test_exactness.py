@@ -48,6 +48,40 @@ def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents
     assert_equals_plain(spec, training, parameters)
 
 
+@pytest.mark.parametrize(
+    ("pulled", "residents", "kept", "policy", "micro", "clip"),
+    [
+        (5, 0, 0, "recompute", 1, 0.5),
+        (4, 0, 2, "auto", 2, None),
+        (3, 1, 5, "auto", 1, 0.5),
+        (2, 0, 1, "host", 4, 0.5),
+        (1, 2, 3, "auto", 2, 1e6),
+        (0, 2, 2, "auto", 1, None),
+    ],
+)
+def test_states_that_visit_the_device(
+    spec_for, tmp_path, pulled, residents, kept, policy, micro, clip
+):
+    """Weights stay, states come and go; some layers keep activations, others recompute."""
+    spec = spec_for(
+        window=2,
+        pulled=pulled,
+        resident=residents,
+        kept=kept,
+        activations=policy,
+        microbatches=micro,
+        clip=clip,
+    )
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    block = training.flats[1].numel
+    visits = 2 * pulled * 8 * block  # two moments, there and back
+    moved = training.outcome("test").moved_bytes
+    assert moved["load"] + moved["store"] >= visits
+    if policy == "auto" and residents + pulled == MODEL.layers:
+        assert moved["load"] + moved["store"] == visits
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     """Whatever the transfers and updates are late by, the result is the same."""

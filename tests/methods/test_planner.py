@@ -10,7 +10,7 @@ import pytest
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import resident, stronghold
 from workbench.methods.evaluate import Budgets, evaluate
-from workbench.methods.stronghold.planner import layout_of
+from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
@@ -48,7 +48,8 @@ def test_plans_stay_within_the_device_budget(share):
     assert plan.resident < MODEL.layers
     proved = validate(plan.schedule).peak_bytes[0]["device"]
     assert plan.peak_bytes["device"] <= proved <= budget
-    more = layout_of(SPEC, plan.window, plan.resident + 1)
+    choice = Choice(window=plan.window, resident=plan.resident + 1)
+    more = layout_of(SPEC, profile, choice)
     wider = evaluate(more, profile, Budgets(device=budget, host=1 << 30), {})
     assert wider.peak["device"] > budget, "one more resident layer would have fitted"
 

@@ -24,14 +24,29 @@ class Layout:
 
     method: str
     resident: frozenset[int]
-    """Units that never leave the device; the first and last are always among them."""
+    """Units whose weights never leave the device, which updates them; the first and the last are
+    always among them."""
+    pulled: frozenset[int] = frozenset()
+    """Resident units whose optimizer states live on the host and visit the device to be updated."""
+    state_slots: int = 3
+    """Device buffers that visiting states share."""
     slots: int
     """Weight slots of the streamed units."""
     microbatches: int = 1
-    activations: str = "recompute"
-    """``keep``, ``recompute`` or ``host``."""
-    deferred: bool = True
-    """Updates wait for the global norm."""
+    kept: frozenset[int] = frozenset()
+    """Units that keep what their backward pass needs; the others recompute it from their input.
+    The head always keeps, since it is passed only once."""
+    stash: bool = False
+    """Inputs of recomputed inner blocks wait for the backward pass on the host."""
+    clipped: bool = True
+    """No update is final before the global norm is known."""
+    eager: frozenset[int] = frozenset()
+    """Streamed units updated as their gradients arrive; the others are updated in the order of the
+    next forward pass. Where `clipped`, an eager update is settled once the norm is known: it
+    stands, or is taken back and done again with the clip coefficient."""
+    held_gradients: bool = False
+    """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
+    of from their backward pass to their update."""
     optimizer_tier: str = HOST_TIER
     """``host`` or ``disk``: where the states of streamed units live."""
     host_workers: int = 1
@@ -54,29 +69,41 @@ class Draft:
         self.last_micro = layout.microbatches - 1
         self.streamed = [u for u in range(self.num_units) if u not in layout.resident]
         self.index = {unit: k for k, unit in enumerate(self.streamed)}
+        self.pulled = sorted(layout.pulled, reverse=not layout.clipped)
+        """In the order of their updates."""
         self.actions: list[Action] = []
         self.buffers: dict[str, Buffer] = {}
         if not {0, self.head} <= layout.resident:
             raise ValueError("the embedding and the head must be resident")
         if self.streamed and layout.slots < 1:
             raise ValueError(f"{len(self.streamed)} streamed units need at least 1 slot, got 0")
+        if not layout.pulled <= layout.resident - {0, self.head}:
+            raise ValueError("only the states of resident blocks can be pulled")
         if self.streamed and layout.microbatch_major:
             raise ValueError("micro-batch-major order needs every unit resident")
+        if layout.clipped and layout.eager and layout.optimizer_tier == DISK:
+            raise ValueError("updates of states on the disk cannot be taken back")
         self._permanent_buffers()
 
     def _permanent_buffers(self) -> None:
         profile, layout = self.profile, self.layout
         tokens = profile.microbatch * layout.microbatches * profile.seq * TOKEN_BYTES
         self.buffer("tokens", DEVICE, tokens, permanent=True)
+        if profile.library_bytes:
+            self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
         if self.streamed and layout.optimizer_tier == DISK:
             self.buffer("disk bounce", HOST_TIER, name.DISK_BOUNCE_BYTES, permanent=True)
         for unit, cost in enumerate(profile.units):
             weight = cost.parameters * profile.weight_bytes
             state = cost.parameters * profile.state_bytes
             if unit in layout.resident:
+                held = not self.fresh_gradients(unit)
                 self.buffer(name.weights(unit), DEVICE, weight, permanent=True)
-                self.buffer(name.gradients(unit), DEVICE, weight, permanent=True)
-                self.buffer(name.states(unit), DEVICE, state, permanent=True)
+                self.buffer(name.gradients(unit), DEVICE, weight, permanent=held)
+                if unit in layout.pulled:
+                    self.buffer(name.host_states(unit), HOST_TIER, state, permanent=True)
+                else:
+                    self.buffer(name.states(unit), DEVICE, state, permanent=True)
                 continue
             self.buffer(name.host_weights(unit), HOST_TIER, weight, permanent=True)
             if layout.optimizer_tier == DISK:
@@ -107,9 +134,27 @@ class Draft:
             return name.weights(unit, 1)
         return name.weights(unit)
 
+    def fresh_gradients(self, unit: int) -> bool:
+        """Whether a resident unit's gradients have memory only from backward pass to update. Those
+        of the embedding and the head add up over both, and stay."""
+        return not self.layout.held_gradients and 0 < unit < self.head
+
+    def eager(self, unit: int) -> bool:
+        """Whether a unit is updated during the backward pass. On the device that costs so little
+        that only the norm is worth waiting for."""
+        return unit in self.layout.eager if unit in self.index else not self.layout.clipped
+
+    def settled(self, unit: int) -> bool:
+        """Whether a unit's update awaits a verdict."""
+        return self.layout.clipped and unit in self.index and unit in self.layout.eager
+
+    def keeps(self, unit: int) -> bool:
+        """Whether the forward pass of a unit leaves what its backward pass needs."""
+        return unit == self.head or unit in self.layout.kept
+
     def stashed(self, unit: int) -> bool:
         """Inputs of inner blocks go to the host; the backward pass begins with the last ones."""
-        return self.layout.activations == "host" and 0 < unit < self.head - 1
+        return self.layout.stash and 0 < unit < self.head - 1 and not self.keeps(unit)
 
     def inputs(self, unit: int, micro: int) -> list[str]:
         """The buffer a unit's backward visit reads its input from; none for the embedding."""

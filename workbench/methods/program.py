@@ -11,13 +11,13 @@ actions:
   dirty;
 * what becomes of **activations**: kept, recomputed from each unit's input, or the input stashed on
   the host;
-* whether updates are **deferred** until the global gradient norm is known (exact clipping and
-  skipping of non-finite steps), or run as gradients arrive.
+* which host updates are **eager**, run as gradients arrive, and whether gradients are **clipped**
+  by their global norm, so that an update is final only when that is known (updates.py).
 
 Two promises are kept apart, unlike in the published artifact: a slot is free as soon as compute
 is done with it, while a unit's parameters are ready only after its update, which its next load
-waits for. Deferred updates run in the order of the next forward pass and overlap it, one unit
-ahead of its load.
+waits for. Updates that are not eager run in the order of the next forward pass and overlap it,
+ahead of the loads.
 
 Micro-batches are layer-major (all of them pass a unit while it is loaded, as in L2L), except where
 everything is resident and micro-batch-major order saves activation memory.
@@ -49,9 +49,9 @@ def build(
     for micros in rounds:
         _forward_pass(draft, micros)
         _backward_pass(draft, micros)
-    if layout.deferred:
+    if layout.clipped:
         updates.norm(draft)
-        updates.deferred_updates(draft)
+    updates.finish(draft)
     return Schedule(
         name=layout.method,
         num_units=draft.num_units,
@@ -80,7 +80,7 @@ def _load(draft: Draft, unit: int, turn: int) -> None:
     layout, k = draft.layout, draft.index[unit]
     slot = k % layout.slots
     if turn == 0:
-        after = [act(Kind.UPDATE, unit, step=-1)]
+        after = [updates.final(draft, unit, step=-1)]
         if k >= layout.slots:
             previous = draft.streamed[k - layout.slots]
             after.append(act(F, previous, draft.last_micro))
@@ -95,7 +95,7 @@ def _load(draft: Draft, unit: int, turn: int) -> None:
 
 
 def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
-    cost, layout = draft.profile.units[unit], draft.layout
+    cost = draft.profile.units[unit]
     me = act(F, unit, micro)
     after, uses, frees = [], [draft.weights(unit, turn=0)], []
     if unit:
@@ -103,7 +103,7 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
         uses.append(name.activation(unit, micro))
     if unit in draft.index:
         after.append(act(Kind.LOAD, unit))
-    keeps = unit == draft.head or layout.activations == "keep"
+    keeps = draft.keeps(unit)
     scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
     takes = [draft.scratch(me, scratch)]
     if unit < draft.head:
@@ -151,12 +151,12 @@ def _backward_pass(draft: Draft, micros: list[int]) -> None:
         for micro in micros:
             if draft.stashed(unit):
                 _fetch(draft, unit, micro)
-            if draft.layout.activations != "keep":
+            if not draft.keeps(unit):
                 _recompute(draft, unit, micro)
             _backward(draft, unit, micro)
         if micros[-1] == draft.last_micro:
             _gradients_done(draft, unit)
-    if not draft.layout.deferred and micros[-1] == draft.last_micro:
+    if not draft.layout.clipped and micros[-1] == draft.last_micro:
         updates.update(draft, draft.head)
 
 
@@ -166,9 +166,10 @@ def _fetch(draft: Draft, unit: int, micro: int) -> None:
     ring = 2 * count
     place = (unit * count + micro) % ring
     after = [act(Kind.STASH, unit, micro)]
-    later = unit * count + micro + ring
-    if draft.stashed(later // count):
-        after.append(act(B, later // count, later % count))
+    for later in range(unit + 2, draft.head, 2):  # who had the place before, if anybody
+        if draft.stashed(later):
+            after.append(act(B, later, micro))
+            break
     nbytes = draft.profile.units[unit].input_bytes
     label = name.activation(unit, micro, 1)
     draft.buffer(label, DEVICE, nbytes, slot=f"fetched {place}")
@@ -201,12 +202,24 @@ def _recompute(draft: Draft, unit: int, micro: int) -> None:
 
 
 def _backward(draft: Draft, unit: int, micro: int) -> None:
-    cost, layout = draft.profile.units[unit], draft.layout
+    cost, first = draft.profile.units[unit], micro == draft.micros[0]
     me = act(B, unit, micro)
-    recomputed = layout.activations != "keep" and unit != draft.head
+    recomputed = not draft.keeps(unit)
     after = [act(R if recomputed else F, unit, micro)]
-    uses = [draft.weights(unit, turn=1), name.gradients(unit)]
-    takes = [draft.scratch(me, cost.backward_scratch_bytes)]
+    uses = [draft.weights(unit, turn=1)]
+    takes, scratch = [], cost.backward_scratch_bytes
+    if unit in draft.index:
+        scratch += draft.weight_bytes(unit)  # on their way to the slot
+        if first:
+            takes.append(_gradient_slot(draft, unit, after))
+    elif draft.fresh_gradients(unit):
+        if first:  # what autograd returns is kept as it is
+            takes.append(name.gradients(unit))
+        else:
+            scratch += draft.weight_bytes(unit)
+    if not (first and takes):
+        uses.append(name.gradients(unit))
+    takes.append(draft.scratch(me, scratch))
     frees = draft.inputs(unit, micro)
     if unit < draft.head:
         after.append(act(B, unit + 1, micro))
@@ -218,12 +231,8 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
     if unit:
         grad = name.output_gradient(unit - 1, micro)
         takes.append(draft.buffer(grad, DEVICE, cost.input_bytes))
-    if unit in draft.index:
-        if micro == draft.micros[0]:
-            takes.append(_gradient_slot(draft, unit, after))
-            uses.remove(name.gradients(unit))
-        if micro == draft.last_micro:
-            frees.append(draft.weights(unit, turn=1))
+    if unit in draft.index and micro == draft.last_micro:
+        frees.append(draft.weights(unit, turn=1))
     draft.add(B, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
 
 
@@ -244,7 +253,7 @@ def _gradients_done(draft: Draft, unit: int) -> None:
     """After a unit's last backward pass: gradients leave, or the unit is updated."""
     if unit in draft.index:
         _gradients_out(draft, unit)
-    if not draft.layout.deferred:
+    if draft.eager(unit):
         updates.update(draft, unit)
 
 
@@ -252,8 +261,8 @@ def _gradients_out(draft: Draft, unit: int) -> None:
     layout, k = draft.layout, draft.index[unit]
     nbytes = draft.weight_bytes(unit)
     after = [act(B, unit, draft.last_micro)]
-    ring = len(draft.streamed)  # updates that wait for the norm need every unit's gradients
-    if not layout.deferred:  # a few are enough when updates follow at once
+    ring = len(draft.streamed)  # updates that wait need every unit's gradients
+    if not layout.clipped and layout.eager.issuperset(draft.streamed):  # when they follow at once
         ring = layout.host_workers + 1
         if k + ring < len(draft.streamed):
             after.append(act(Kind.UPDATE, draft.streamed[k + ring]))

@@ -124,7 +124,11 @@ class Training:
 
     def outcome(self, engine: str) -> Outcome:
         """The measured half of the record, beside the predictions."""
-        plan, ran, notes = self.plan, len(self.executor.step_numbers), self.notes
+        plan, ran, notes = self.plan, len(self.executor.step_numbers), [*self.notes]
+        settled = self.engine.optimizer.settled
+        if any(settled.values()):
+            words = "{stood} stood, {redone} were taken back, {waited} were not made"
+            notes.insert(0, f"host updates before the norm was known: {words.format(**settled)}")
         moved: dict[str, int | None] = dict.fromkeys(self.engine.moved)
         if ran:
             moved = {way: total // ran for way, total in self.engine.moved.items()}
@@ -143,6 +147,7 @@ class Training:
                 "peak_bytes": plan.peak_bytes,
                 "moved_bytes": plan.moved_bytes,
                 "binding": plan.binding,
+                "settings": plan.settings,
             },
             skipped_steps=self.skipped,
             grad_norms=self.grad_norms,
@@ -172,7 +177,7 @@ class Training:
         """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
         manifest = {
             "next_step": next_step,
-            "updates_done": self.engine.updates_done,
+            "updates_done": self.engine.optimizer.done,
             "losses": [repr(loss) for loss in self.losses],
             "step_seconds": self.step_seconds,
             "grad_norms": [repr(norm) for norm in self.grad_norms],
@@ -207,7 +212,7 @@ class Training:
                 damage = error
                 self._report.event("damaged", path=path.name, reason=str(error))
                 continue
-            self.engine.updates_done = manifest["updates_done"]
+            self.engine.optimizer.done = manifest["updates_done"]
             self.losses = [float(loss) for loss in manifest["losses"]]
             self.step_seconds = list(manifest["step_seconds"])
             self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]

@@ -51,6 +51,11 @@ class LayeredModel(ABC):
     """Longest sample in tokens."""
 
     @property
+    def compilable(self) -> bool:
+        """Whether a block is a function of its weights and input alone, called as `module(x)`."""
+        return False
+
+    @property
     def num_units(self) -> int:
         """n + 2: embedding, blocks, head."""
         return self.layers + 2

@@ -40,6 +40,10 @@ class GPT(LayeredModel):
         self.layers, self.hidden = spec.layers, spec.hidden
         self.vocab, self.max_seq = spec.vocab, spec.seq
 
+    @property
+    def compilable(self) -> bool:
+        return self.spec.dropout == 0
+
     def skeleton(self, unit: int) -> nn.Module:
         with torch.device("meta"):
             if unit == 0:

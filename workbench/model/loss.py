@@ -1,20 +1,38 @@
 """Mean cross-entropy of a linear head, with logits that never exist all at once.
 
-The logits of 4 samples of 1024 tokens over 50,304 words fill 824 MB in fp32, and their gradient as
-much again: more than any layer of a windowed model. So, past a bound, rows are taken in chunks:
-the forward pass keeps nothing, the backward pass recomputes a chunk's logits and turns them into
-their gradient. That costs one more product with the head's matrix, a third of the head, itself the
-work of V / 12 h layers.
+The logits of 4 samples of 1024 tokens over 50,304 words fill 412 MB in bf16 and twice that in
+fp32, and their gradient as much again: more than any layer of a windowed model. So rows are taken
+in chunks. The loss is a scalar, so all that the backward pass adds to the logits' gradient is one
+factor. Hence the forward pass turns each chunk's logits into their gradient as soon as they exist,
+multiplies it with the head's matrix and with the rows, and forgets it (Hsu et al., "Liger Kernel",
+2024); the backward pass applies the factor. That is three products, as without chunks. The price:
+both gradients live from the forward pass on, and in bf16 each chunk rounds the sum in the matrix's
+gradient once more, so chunks are few.
+
+The mean's 1 / N is applied where the logits' gradient is rounded, and costs no rounding of its own.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from workbench.runtime.gpu_compiler import triton_works
+
 CHUNK_BYTES = 128 << 20
-"""Bound on the fp32 logits of one chunk; 640 rows at V = 50,304 still fill a matrix unit."""
+"""Bound on one chunk's logits; in bf16 4096 rows of V = 50,304 take four chunks of 98 MiB."""
+
+ALIGNED = 64
+"""Rows of a chunk and columns of its memory are multiples of this, so that matrix units get whole
+tiles, and every row of logits, also one of 50,257 words, begins where wide accesses may."""
+
+FP32_ROWS = 256
+"""Rows that the forms in torch calls hold in fp32 at a time."""
 
 
 def linear_cross_entropy(
@@ -22,42 +40,106 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Mean over tokens of -log softmax(x weight^T)[target], an fp32 scalar.
 
-    x [..., H] and weight [V, H] of one dtype, targets [...] below V. The softmax is fp32.
+    x [..., H] and weight [V, H] of one dtype, targets int64 [...] below V. The softmax is fp32.
+    Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward pass can be
+    made through the result; the second raises RuntimeError.
     """
-    x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-    rows = max(1, chunk_bytes // (4 * len(weight)))
-    if len(x) <= rows:
+    x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1).contiguous()
+    cross_entropy_, multiply_ = _forms(x.device.type)
+    if cross_entropy_ is _cross_entropy_ and 4 * len(x) * len(weight) <= chunk_bytes:
         return F.cross_entropy(F.linear(x, weight).float(), targets)
-    rows = max(64, rows - rows % 64)
-    return _Chunked.apply(x, weight, targets, rows)
+    grads = torch.is_grad_enabled()  # inside a Function it never is
+    return _Chunked.apply(x, weight, targets, chunk_bytes, grads, cross_entropy_, multiply_)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:
-        ctx.save_for_backward(x, weight, targets)
-        ctx.rows = rows
-        total = x.new_zeros((), dtype=torch.float32)
-        for x_c, t_c in zip(x.split(rows), targets.split(rows), strict=True):
-            logp = F.linear(x_c, weight).log_softmax(1, dtype=torch.float32)
-            total -= logp.gather(1, t_c[:, None]).sum()
-        return total / len(x)
+    def forward(
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_bytes: int,
+        grads: bool,
+        cross_entropy_: Callable[[Tensor, Tensor, Tensor, float | None], None],
+        multiply_: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
+        want_x, want_weight = (grads and needed for needed in ctx.needs_input_grad[:2])
+        tokens, vocab = len(x), len(weight)
+        columns = _round_up(vocab)
+        rows = _rows(tokens, columns * x.element_size(), chunk_bytes)
+        memory = x.new_empty(rows, columns)
+        losses = x.new_empty(tokens, dtype=torch.float32)
+        grad_x = x.new_empty(x.shape) if want_x else None
+        grad_weight = weight.new_empty(weight.shape) if want_weight else None
+        scale = 1 / tokens if want_x or want_weight else None
+        for start in range(0, tokens, rows):
+            part = slice(start, min(start + rows, tokens))
+            x_c = x[part]
+            logits = memory[: len(x_c), :vocab]
+            torch.mm(x_c, weight.t(), out=logits)
+            cross_entropy_(logits, targets[part], losses[part], scale)
+            if want_x:
+                torch.mm(logits, weight, out=grad_x[part])
+            if want_weight and start == 0:
+                torch.mm(logits.t(), x_c, out=grad_weight)
+            elif want_weight:
+                grad_weight.addmm_(logits.t(), x_c)
+        ctx.multiply_ = multiply_
+        ctx.grads = grad_x, grad_weight
+        return losses.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor):
-        x, weight, targets = ctx.saved_tensors
-        want_x, want_weight = ctx.needs_input_grad[:2]
-        grad_x = torch.empty_like(x) if want_x else None
-        grad_weight = torch.zeros_like(weight) if want_weight else None
-        scale = grad / len(x)  # fp32, and on the narrow side of the products: H wide, not V
-        minus_one = grad.new_full((ctx.rows, 1), -1.0)
-        for start in range(0, len(x), ctx.rows):
-            part = slice(start, start + ctx.rows)
-            p = F.linear(x[part], weight).softmax(1, dtype=torch.float32)
-            p.scatter_add_(1, targets[part, None], minus_one)
-            p = p.to(weight.dtype)
-            if want_x:
-                grad_x[part] = (p @ weight).float() * scale
-            if want_weight:
-                grad_weight.addmm_(p.t(), (x[part].float() * scale).to(x.dtype))
-        return grad_x, grad_weight, None, None
+        if ctx.grads is None:
+            raise RuntimeError(
+                "the gradients of this loss were handed on by an earlier backward pass; "
+                "a further one needs its own forward pass"
+            )
+        # Not kept, so that autograd takes them over as they are and the memory ends with them.
+        grads, ctx.grads = ctx.grads, None
+        for tensor in grads:
+            if tensor is not None:
+                ctx.multiply_(tensor, grad)
+        return *grads, None, None, None, None, None
+
+
+def _rows(tokens: int, row_bytes: int, chunk_bytes: int) -> int:
+    """Rows of a chunk: as few chunks as the bound allows, and all of about the same size."""
+    most = max(ALIGNED, chunk_bytes // row_bytes // ALIGNED * ALIGNED)
+    chunks = max(1, -(-tokens // most))
+    return min(tokens, _round_up(-(-tokens // chunks)))
+
+
+def _round_up(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED
+
+
+@functools.cache
+def _forms(device_type: str) -> tuple[Callable, Callable]:
+    """``cross_entropy_`` and ``multiply_`` in the form that is best on a device."""
+    if device_type == "cuda" and triton_works():
+        from workbench.model import loss_kernel
+
+        return loss_kernel.cross_entropy_, loss_kernel.multiply_
+    return _cross_entropy_, _multiply_
+
+
+def _cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: float | None) -> None:
+    """``loss_kernel.cross_entropy_`` in torch calls, with an fp32 copy of ``FP32_ROWS`` rows."""
+    parts = (tensor.split(FP32_ROWS) for tensor in (logits, targets[:, None], losses[:, None]))
+    for z, chosen, loss in zip(*parts, strict=True):
+        logp = z.log_softmax(1, dtype=torch.float32)
+        torch.neg(logp.gather(1, chosen), out=loss)
+        if scale is not None:
+            p = logp.exp_().scatter_add_(1, chosen, loss.new_full(loss.shape, -1.0))
+            z.copy_(p.mul_(scale))
+
+
+def _multiply_(tensor: Tensor, factor: Tensor) -> None:
+    """``loss_kernel.multiply_`` in torch calls; on a GPU it cannot ask whether the factor is 1."""
+    if factor.device.type == "cpu" and factor == 1:
+        return
+    for part in tensor.split(FP32_ROWS):
+        part.copy_(part.float().mul_(factor))

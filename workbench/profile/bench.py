@@ -1,9 +1,10 @@
 """A few units of a model, laid out and run as the engine does, one compute action at a time.
 
-The bench keeps to `runtime/engine.py`: parameters and gradients are views of flat slabs, a forward
-pass runs without autograd and is repeated with it before the backward pass, whose gradients
-accumulate into the slab; the head alone keeps its graph from the start. A whole small step is run
-in order, so that each action finds the caches as it will in training. Who looks on (a clock, a
+The bench keeps to `runtime/engine.py`: parameters are views of flat slabs, a forward pass runs
+without autograd and is repeated with it before the backward pass; the head alone keeps its graph
+from the start. Gradients of the embedding and the head add up in slabs, those of a block are what
+autograd returns, and a block that is not resident copies them into a slab. A whole small step is
+run in order, so that each action finds the caches as it will in training. Who looks on (a clock, a
 memory meter) is called around every action.
 """
 
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from workbench.model.base import Context, LayeredModel
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.storage import Flat
+from workbench.runtime.template import Template
 
 Visit = Callable[[str, int, Callable[[], None]], None]
-"""``visit(phase, unit, action)`` calls ``action()`` once. Phases: forward, recompute, backward, and
-gradient, which is what a unit's gradients cost once a step: being zeroed and taken the norm of."""
+"""``visit(phase, unit, action)`` calls ``action()`` once. Phases: forward, recompute, backward,
+gradient, which is what a unit's gradients cost once a step (their norm, and being zeroed where they
+have a slab), and copy, what a block's gradients cost on their way to a slab."""
 
 WEIGHT_STD = 0.02
 NOISE = 1 << 20
@@ -38,7 +41,9 @@ class Bench:
         dtype: torch.dtype,
         device: torch.device,
         meter: DeviceMeter,
+        compiled: bool = False,
     ) -> None:
+        self._template = Template(model, compiled=compiled)
         self.model, self.units, self.device, self.meter = model, units, device, meter
         # On a GPU a product of zeros draws less power, and so runs faster, than one of numbers.
         noise = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
@@ -47,6 +52,9 @@ class Bench:
         self._grads: dict[int, list[Tensor]] = {}
         """Views of the slab, one for each parameter."""
         self._modules: dict[int, nn.Module] = {}
+        self._parameters: dict[int, list[nn.Parameter]] = {}
+        self._fresh: dict[int, list[Tensor]] = {}
+        """A block's gradients as autograd returned them."""
         for unit in units:
             flat = Flat.of(model, unit)
             weights = meter.zeros(flat.numel, dtype)
@@ -56,7 +64,10 @@ class Bench:
             self._grads[unit] = [view for _, view in flat.views(slab)]
             module = self._modules[unit] = model.shell(unit, device=device, dtype=dtype)
             flat.point_weights(module, weights)
-            flat.point_gradients(module, self._grads[unit])
+            if self._is_block(unit):
+                self._parameters[unit] = flat.parameters(module)
+            else:
+                flat.point_gradients(module, self._grads[unit])
         for (unit, local), (owner, owners) in model.tied().items():
             if unit in self._modules:
                 path, _, leaf = local.rpartition(".")
@@ -81,6 +92,8 @@ class Bench:
             visit("recompute", unit, lambda unit=unit: self._recompute(unit))
             visit("backward", unit, lambda unit=unit: self._backward(unit))
             visit("gradient", unit, lambda unit=unit: self._gradient(unit))
+            if self._is_block(unit):
+                visit("copy", unit, lambda unit=unit: self._copy(unit))
         self._output_grads.clear()
 
     def _forward(self, unit: int) -> None:
@@ -100,22 +113,35 @@ class Bench:
 
     def _backward(self, unit: int) -> None:
         x, y = self._graphs.pop(unit)
-        if unit == self.units[-1]:
+        if self._is_block(unit):
+            input_grad, *self._fresh[unit] = torch.autograd.grad(
+                y, (x, *self._parameters[unit]), self._output_grads.pop(self._next(unit))
+            )
+            self._output_grads[unit] = input_grad
+        elif unit == self.units[-1]:
             y.backward()
+            self._output_grads[unit] = x.grad
         else:
             y.backward(self._output_grads.pop(self._next(unit)))
         self._inputs.pop(unit, None)
-        if unit != self.units[0]:
-            self._output_grads[unit] = x.grad
 
     def _gradient(self, unit: int) -> None:
-        torch._foreach_norm(self._grads[unit], 2)
-        self._slabs[unit].zero_()
+        torch.stack(
+            torch._foreach_norm(self._fresh.get(unit, self._grads[unit]), 2, dtype=torch.float32)
+        )
+        if not self._is_block(unit):
+            self._slabs[unit].zero_()
+
+    def _copy(self, unit: int) -> None:
+        torch._foreach_copy_(self._grads[unit], self._fresh.pop(unit))
+
+    def _is_block(self, unit: int) -> bool:
+        return unit not in (self.units[0], self.units[-1])
 
     def _run(self, unit: int, x: Tensor) -> Tensor:
         ctx = Context(seed=0, step=0, unit=unit, samples=self._samples)
         targets = self._targets if unit == self.units[-1] else None
-        return self.model.forward(unit, self._modules[unit], x, ctx, targets)
+        return self._template.forward(unit, self._modules[unit], x, ctx, targets)
 
     def _input(self, unit: int, *, grad: bool) -> Tensor:
         if unit == self.units[0]:

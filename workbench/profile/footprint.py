@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
-from workbench.runtime.device_budget import device_meter
+from workbench.runtime.device_budget import CudaMeter, DeviceMeter, device_meter
 
 TOKEN_BYTES = 8
 LOSS_BYTES = 4
@@ -29,9 +29,11 @@ def footprints(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    compiled: bool = False,
     fake: bool | None = None,
-) -> dict[str, dict[str, int]]:
-    """The fields of UnitCost that end in ``_bytes``, by kind of unit.
+) -> tuple[dict[str, dict[str, int]], int]:
+    """The fields of UnitCost that end in ``_bytes``, by kind of unit; and the bytes that libraries
+    keep for themselves (on CUDA, matrix products' workspaces).
 
     `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens. `fake`
     chooses fake tensors (CPU only), by default wherever it can.
@@ -40,7 +42,7 @@ def footprints(
     meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
     with FakeTensorMode() if fake else nullcontext(), meter:
-        bench = Bench(model, units, dtype=dtype, device=device, meter=meter)
+        bench = Bench(model, units, dtype=dtype, device=device, meter=meter, compiled=compiled)
 
         def visit(phase: str, unit: int, action: Callable[[], None]) -> None:
             marks = seen[model.kind(unit)]
@@ -52,19 +54,39 @@ def footprints(
         if not fake:
             bench.step(*size, lambda phase, unit, action: action())  # libraries take workspaces
         bench.step(*size, visit)
+        libraries = _library_bytes(meter)
     tokens = size[0] * size[1]
     activation = tokens * model.hidden * dtype.itemsize
-    return {
-        kind: _bytes(marks, kind, activation=activation, tokens=tokens * TOKEN_BYTES)
+    gradients = {model.kind(unit): model.unit_parameters(unit) * dtype.itemsize for unit in units}
+    found = {
+        kind: _bytes(
+            marks,
+            kind,
+            activation=activation,
+            tokens=tokens * TOKEN_BYTES,
+            gradients=gradients[kind] if kind not in ("embedding", "head") else 0,
+        )
         for kind, marks in seen.items()
     }
+    return found, libraries
 
 
-def _bytes(marks: dict[str, int], kind: str, *, activation: int, tokens: int) -> dict[str, int]:
+def _library_bytes(meter: DeviceMeter) -> int:
+    if not isinstance(meter, CudaMeter):
+        return 0
+    torch.cuda.synchronize(meter.device)
+    before = meter.now
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - meter.now
+
+
+def _bytes(
+    marks: dict[str, int], kind: str, *, activation: int, tokens: int, gradients: int
+) -> dict[str, int]:
     """What the meter saw around a unit's actions, in the terms of UnitCost.
 
     A unit's output is held through its backward pass, which starts there. In that pass no buffer of
-    the schedule stands for it, so it counts as scratch.
+    the schedule stands for it, so it counts as scratch. A block's gradients are a buffer.
     """
     embeds, head = kind == "embedding", "recompute before" not in marks
     graph = "forward" if head else "recompute"
@@ -79,5 +101,5 @@ def _bytes(marks: dict[str, int], kind: str, *, activation: int, tokens: int) ->
         "kept_bytes": kept,
         "forward_scratch_bytes": with_graph if head else without,
         "recompute_scratch_bytes": with_graph,
-        "backward_scratch_bytes": max(0, backward - (0 if embeds else activation)),
+        "backward_scratch_bytes": max(0, backward - gradients - (0 if embeds else activation)),
     }

@@ -146,7 +146,7 @@ class Copy(Load):
 
 
 class Adam(Load):
-    """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and working weights.
+    """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and split masters.
 
     `threads` are the kernel's own, not torch's.
     """
@@ -156,20 +156,21 @@ class Adam(Load):
         self.amount, self._kernel_threads = numel, threads
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
-        self._states = torch.zeros(self.ring, 3, numel, device=device)
+        self._moments = torch.zeros(self.ring, 2, numel, device=device)
         self._grads = torch.full((self.ring, numel), 1e-3, dtype=dtype, device=device)
-        self._working = torch.zeros_like(self._grads) if narrow else None
+        self._weights = torch.zeros_like(self._grads)
+        self._rests = torch.zeros_like(self._grads, dtype=torch.int16) if narrow else None
 
     def work(self, index: int) -> None:
-        param, exp_avg, exp_avg_sq = self._states[index]
+        exp_avg, exp_avg_sq = self._moments[index]
         self._update(
-            param,
+            self._weights[index],
             exp_avg,
             exp_avg_sq,
             self._grads[index],
             HYPER,
             decay_split=int(self.amount),
-            working=None if self._working is None else self._working[index],
+            rest=None if self._rests is None else self._rests[index],
             threads=self._kernel_threads,
         )
 

@@ -25,6 +25,7 @@ from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.template import compiles
 from workbench.runtime.threads import use_device_threads
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,12 +63,13 @@ def measure(
     device: str,
     hardware: Hardware,
     seconds: float = 1.0,
+    compile: str = "auto",
 ) -> Profile:
     """The profile of a model for micro-batches of [microbatch, seq] on this machine.
 
     `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
     """
-    costs, note = unit_costs(
+    costs, library_bytes, note = unit_costs(
         model,
         microbatch=microbatch,
         seq=seq,
@@ -75,6 +77,7 @@ def measure(
         device=device,
         hardware=hardware,
         seconds=seconds,
+        compile=compile,
     )
     return Profile(
         hardware=hardware,
@@ -82,6 +85,7 @@ def measure(
         microbatch=microbatch,
         seq=seq,
         weight_bytes=DTYPES[dtype].itemsize,
+        library_bytes=library_bytes,
         note=note,
     )
 
@@ -102,21 +106,34 @@ def unit_costs(
     device: str,
     hardware: Hardware,
     seconds: float = 1.0,
-) -> tuple[dict[str, UnitCost], str]:
-    """Cost by kind of unit, and a sentence on what was scaled (empty if nothing was)."""
+    compile: str = "auto",
+) -> tuple[dict[str, UnitCost], int, str]:
+    """Cost by kind of unit, the device bytes libraries keep, and a sentence on what was scaled
+    (empty if nothing was).
+    """
     target, torch_dtype = torch_device(device), DTYPES[dtype]
     use_device_threads(target.type)
     full = Size(microbatch, seq)
     small, blocks = _affordable(model, full, hardware)
     units = model_units(model, blocks)
     with device_meter(target) as meter:
-        bench = Bench(model, units, dtype=torch_dtype, device=target, meter=meter)
+        compiled = compiles(compile, target.type, torch_dtype)
+        bench = Bench(
+            model, units, dtype=torch_dtype, device=target, meter=meter, compiled=compiled
+        )
         timings = {
             size: _timings(bench, size, seconds, reduced=small != full)
             for size in ((full,) if small == full else (small, _half(small)))
         }
     del bench
-    bytes_of = footprints(model, model_units(model, 1), full, dtype=torch_dtype, device=target)
+    bytes_of, library_bytes = footprints(
+        model,
+        model_units(model, 1),
+        full,
+        dtype=torch_dtype,
+        device=target,
+        compiled=compiled,
+    )
     costs = {}
     for unit in units:
         kind = model.kind(unit)
@@ -131,6 +148,7 @@ def unit_costs(
             )
 
         recomputed = (kind, "recompute") in timings[small]
+        copied = (kind, "copy") in timings[small]
         costs[kind] = UnitCost(
             kind=kind,
             parameters=model.unit_parameters(unit),
@@ -138,15 +156,20 @@ def unit_costs(
             recompute_s=took("recompute" if recomputed else "forward"),
             backward_s=took("backward"),
             gradient_s=timings[small][kind, "gradient"].seconds,
+            gradient_copy_s=timings[small][kind, "copy"].seconds if copied else 0.0,
             spread=timings[small][kind, "backward"].spread,
             flops=model.flops(unit, *full),
             **bytes_of[kind],
         )
     if small == full:
-        return costs, ""
-    return costs, (
-        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-        f"{microbatch} x {seq}, which would take too long to time on this machine"
+        return costs, library_bytes, ""
+    return (
+        costs,
+        library_bytes,
+        (
+            f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
+            f"{microbatch} x {seq}, which would take too long to time on this machine"
+        ),
     )
 
 

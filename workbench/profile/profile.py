@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
-from workbench.schedule.buffers import kept
+from workbench.schedule.buffers import host_gradients, kept, weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,10 @@ class UnitCost:
     backward_s: float
     """Backward pass alone, without the recomputation."""
     gradient_s: float = 0.0
-    """Zeroing its gradients and taking their norm, once per step on the compute lane."""
+    """Taking the norm of its gradients (and zeroing those that have a slab), once per step on the
+    compute lane."""
+    gradient_copy_s: float = 0.0
+    """Copying a block's gradients into a slab on the device, on their way to the host."""
     spread: float = 0.0
     """Relative half-width (quartiles) of the backward timing."""
     input_bytes: int = 0
@@ -75,8 +78,8 @@ class UnitCost:
     recompute_scratch_bytes: int = 0
     """The same inside a recomputation, beyond what it keeps."""
     backward_scratch_bytes: int = 0
-    """The same inside a backward pass, beyond the input gradient it makes; with the unit's output,
-    which autograd holds until the pass is done."""
+    """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
+    gradients it returns; with the unit's output, which autograd holds until the pass is done."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
 
@@ -93,13 +96,16 @@ class Profile:
     seq: int
     weight_bytes: int = 4
     """Bytes of one working weight (and of its gradient): 4 for fp32, 2 for bf16."""
+    library_bytes: int = 0
+    """Device memory that libraries keep for themselves once they have been used."""
     note: str = ""
     """What a reader of predictions should know, e.g. that times were scaled."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer states per parameter, with fp32 masters where weights are narrower."""
-        return 8 if self.weight_bytes == 4 else 12
+        """Bytes of optimizer states per parameter: two fp32 moments, and the 16 bits that a bf16
+        weight lacks of its fp32 master."""
+        return 8 if self.weight_bytes == 4 else 10
 
     def with_link(self, bytes_per_s: float | None) -> Profile:
         """The same machine behind a slower (emulated) link; unchanged for None.
@@ -142,8 +148,10 @@ class Profile:
 class ProfileCosts:
     """The cost model of the simulator (schedule.simulate.Costs), read from a profile."""
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile, *, clips: bool = False) -> None:
+        """`clips`: whether gradients exceed the clipping limit, so that no guess stands. The norm
+        seen so far tells early: such a step does not even guess."""
+        self.profile, self.clips = profile, clips
         self._slowdowns: dict[tuple[str, ...], float] = {}
 
     def seconds(self, action: Action) -> float:
@@ -162,11 +170,15 @@ class ProfileCosts:
                 return overhead + unit.backward_s / 2
             case Kind.UPDATE if action.lane == COMPUTE:
                 return overhead + unit.parameters / hardware.device_adam_params_per_s
-            case Kind.UPDATE:
+            case Kind.UPDATE if self.clips and host_gradients(action.unit) in action.uses:
+                return overhead
+            case Kind.SETTLE if not self.clips:
+                return overhead
+            case Kind.UPDATE | Kind.SETTLE:
                 return overhead + unit.parameters / hardware.host_adam_params_per_s
-            case Kind.LOAD | Kind.FETCH:
+            case Kind.LOAD | Kind.FETCH | Kind.PULL:
                 rate = hardware.h2d_bytes_per_s
-            case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT:
+            case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT | Kind.PUSH:
                 rate = hardware.d2h_bytes_per_s
             case Kind.READ:
                 rate = hardware.disk_read_bytes_per_s
@@ -181,7 +193,12 @@ class ProfileCosts:
         return overhead + hardware.link_latency_s + action.nbytes / rate
 
     def _gradient_s(self, action: Action) -> float:
-        return self.profile.units[action.unit].gradient_s if action.microbatch == 0 else 0.0
+        """What gradients cost once a step. A unit that frees its weights gives its gradients away,
+        and copies them first."""
+        unit = self.profile.units[action.unit]
+        gives = weights(action.unit) in action.frees or weights(action.unit, 1) in action.frees
+        seconds = unit.gradient_s if action.microbatch == 0 else 0.0
+        return seconds + (unit.gradient_copy_s if gives else 0.0)
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
         """The measured pairs multiply. Lanes that together have more threads than there are cores

@@ -34,7 +34,7 @@ T = TypeVar("T")
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when stored measurements mean something else than before."""
 
 
@@ -54,6 +54,7 @@ class UnitCosts:
     measured: str
     probe_s: float
     """A matrix product, timed just before."""
+    library_bytes: int
     note: str = ""
 
 
@@ -146,13 +147,14 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     model = make_model(spec.model)
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
-    costs, note = unit_costs(
+    costs, library_bytes, note = unit_costs(
         model,
         microbatch=spec.microbatch,
         seq=spec.model.seq,
         dtype=spec.dtype,
         device=machine.device,
         hardware=hardware_,
+        compile=spec.compile,
     )
     return UnitCosts(
         machine=machine,
@@ -160,6 +162,7 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
         order=tuple(model.kind(unit) for unit in range(model.num_units)),
         measured=_now(),
         probe_s=probe_s,
+        library_bytes=library_bytes,
         note=note,
     )
 
@@ -175,6 +178,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts) -> Profile:
         microbatch=spec.microbatch,
         seq=spec.model.seq,
         weight_bytes=4 if spec.dtype == "fp32" else 2,
+        library_bytes=found.library_bytes,
         note=found.note,
     ).with_link(spec.link_bytes_per_s)
 
@@ -189,9 +193,11 @@ def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) ->
 
 
 def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
-    """Named by what unit costs depend on: the model without its depth, micro-batch and dtype."""
+    """Named by what unit costs depend on: the model without its depth, micro-batch, dtype, and
+    whether blocks are compiled.
+    """
     shape = replace(spec.model, layers=1).to_dict()
-    text = json.dumps([FORMAT, shape, spec.microbatch, spec.dtype], sort_keys=True)
+    text = json.dumps([FORMAT, shape, spec.microbatch, spec.dtype, spec.compile], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return folder_of(results, machine) / f"units-{key}.json"
 

@@ -66,14 +66,45 @@ METHODS = {
         ),
     )
 }
-"""In the order in which ``-m all`` runs them, STRONGHOLD last."""
+"""The paper's comparison, in the order in which ``-m all`` runs it, STRONGHOLD last. Exhibits show
+these and no others."""
+
+PEERS = {
+    method.name: method
+    for method in (
+        Method(
+            name="plain",
+            label="plain torch",
+            module="baselines.plain",
+            summary="everything on the device, in torch alone",
+        ),
+        Method(
+            name="fsdp",
+            label="FSDP2",
+            module="baselines.fsdp",
+            summary="weights and optimizer on the host (torch's FSDP2)",
+        ),
+        Method(
+            name="zero-twin-flow",
+            label="Twin-Flow",
+            module="baselines.zero_twin_flow",
+            summary="weights and a share of the optimizer on the device (DeepSpeed)",
+        ),
+    )
+}
+"""What the paper does not compare with: run by name, and by the benchmarks."""
+
+
+def known() -> dict[str, Method]:
+    """Every method that can be named."""
+    return METHODS | PEERS
 
 
 def find(name: str) -> Method:
     """The method of that name; raises ValueError naming the known ones."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
-    return METHODS[name]
+    if name not in known():
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(known())}")
+    return known()[name]
 
 
 def load(name: str) -> ModuleType:

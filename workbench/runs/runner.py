@@ -89,6 +89,10 @@ def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
             on_event(event)
 
 
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Under a cap, memory lost between segments is memory a plan counts on: for every method alike."""
+
+
 class Job:
     """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
 
@@ -248,7 +252,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[self._lock.fd],
-                env={**os.environ, MARK: mark, "PYTHONPATH": _import_path()},
+                env={**ALLOCATOR, **os.environ, MARK: mark, "PYTHONPATH": _import_path()},
             )
 
     def _follow(self) -> None:

@@ -39,8 +39,19 @@ class RunSpec:
     """Layers on the device at once (STRONGHOLD); 2 to the number of layers."""
     resident: int | Auto = "auto"
     """First layers whose weights and optimizer states never leave the device."""
-    activations: Literal["keep", "host", "recompute"] = "recompute"
-    """What becomes of activations between forward and backward pass."""
+    pulled: int | Auto = "auto"
+    """Layers after the resident ones whose weights stay on the device while their optimizer states
+    come from the host to be updated there."""
+    activations: Literal["auto", "keep", "host", "recompute"] = "recompute"
+    """What becomes of activations between forward and backward pass; ``auto`` lets a planner that
+    can choose do so for each layer, and is ``recompute`` for the others."""
+    kept: int | Auto = "auto"
+    """Last layers that keep their activations, where `activations` is ``auto``."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
+    clipping: Literal["auto", "speculate", "wait"] = "auto"
+    """Whether host updates run before the global norm is known, to be taken back where gradients
+    are clipped after all, or wait for it. Exact either way."""
     optimizer_tier: Literal["host", "disk"] = "host"
     """Where the optimizer states of offloaded layers live."""
     host_workers: int = 1
@@ -83,6 +94,10 @@ class RunSpec:
             )
         if self.resident != "auto" and not 0 <= self.resident <= layers:
             raise ValueError(f"resident is {self.resident}; it must be 0 to {layers}, or auto")
+        for name in ("kept", "pulled"):
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value <= layers:
+                raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
         for name in ("device_memory", "host_memory", "disk_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -158,7 +173,9 @@ class RunSpec:
 CHOICES = {
     "device": ("cpu", "cuda", "auto"),
     "dtype": ("fp32", "bf16"),
-    "activations": ("keep", "host", "recompute"),
+    "activations": ("auto", "keep", "host", "recompute"),
+    "compile": ("auto", "on", "off"),
+    "clipping": ("auto", "speculate", "wait"),
     "optimizer_tier": ("host", "disk"),
     "lr_schedule": ("constant", "linear", "cosine"),
 }

@@ -1,18 +1,41 @@
-"""What every AdamW update shares, wherever it runs: its scalars, its checks, and torch's fused
-form of it.
+"""What every AdamW update shares, wherever it runs: its scalars, its checks, its inverse, and
+torch's fused form of it.
 
 An update of one layer may run long after it was issued, in another thread, while the training loop
 has moved the learning rate on. So it takes its scalars from an immutable snapshot: the published
 artifact kept them in one shared optimizer object, where concurrent updates overwrote each other's,
 and its schedule never reached the offloaded layers.
+
+The inverse. Exact clipping needs the norm of all gradients before the first update, unless updates
+go ahead without it and those that a smaller ``grad_scale`` would have served are taken back. With
+g the scaled gradient, w = 1 - beta1 and d = 1 - lr * weight_decay, old values follow from new ones:
+
+    p = (p' - step) / d    m = (m' - w g) / (1 - w)    v = max(0, (v' - (1 - beta2) g g) / beta2)
+
+where ``step`` is computed again from m' and v', to the same bits. An update is not one-to-one (a
+moment shrinks before the gradient is added), so this is as exact as rounding leaves it. Each old
+value differs from the true one by no more than about 2 ulp of the larger of old and new value, over
+the beta or d that it is divided by: most weights and second moments come back to the bit. A
+gradient that dwarfs a moment leaves less of it: what was below an ulp of m' or v' is lost, and then
+0 is returned. So an update applied again with ``grad_scale`` reduced by c has moments off by about
+2 ulp / c (m) and 2 ulp / c^2 (v) of their own where the gradient was all there was, and by an ulp
+or two where it was not. A beta of 0 forgets the old moment and the inverse gives 0; a gradient that
+overflowed (not finite, or its square) cannot be taken back.
 """
 
+import ctypes
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from workbench.runtime.split import join, split
+
+# Elements the inverse takes at a time, since it needs several temporaries of 8 bytes per element.
+UNDO_CHUNK = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,38 +66,65 @@ class AdamStep:
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}; it must not be negative")
 
+    def scalars(self) -> dict[str, float]:
+        """What a kernel multiplies with: computed in double, then rounded once to fp32, as torch
+        does with Python's numbers."""
+        correction1 = 1 - self.beta1**self.step
+        correction2 = 1 - self.beta2**self.step
+        exact = {
+            "grad_scale": self.grad_scale,
+            "decay": 1 - self.lr * self.weight_decay,
+            "lerp_weight": 1 - self.beta1,
+            "beta2": self.beta2,
+            "one_minus_beta2": 1 - self.beta2,
+            "sqrt_correction2": correction2**0.5,
+            "eps": self.eps,
+            "neg_step_size": -(self.lr / correction1),
+        }
+        return {name: ctypes.c_float(value).value for name, value in exact.items()}
+
 
 def check_slabs(
-    param: Tensor,
+    weights: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    working: Tensor | None,
+    rest: Tensor | None,
     decay_split: int,
     device: torch.device,
+    undo: AdamStep | None = None,
 ) -> None:
-    """Raise ValueError unless these are slabs that one update on ``device`` can take."""
-    states = {"param": param, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    others = {"grad": grad} | ({} if working is None else {"working": working})
-    numel = param.numel()
+    """Raise ValueError unless one update on ``device`` can take these slabs, and ``undo`` back."""
+    narrow = rest is not None
+    slabs = {
+        "weights": (weights, (torch.bfloat16 if narrow else torch.float32,)),
+        "exp_avg": (exp_avg, (torch.float32,)),
+        "exp_avg_sq": (exp_avg_sq, (torch.float32,)),
+        "grad": (grad, (torch.float32, torch.bfloat16)),
+    } | ({"rest": (rest, (torch.int16,))} if narrow else {})
+    numel = weights.numel()
     spans = []
-    for name, tensor in (states | others).items():
-        allowed = (torch.float32,) if name in states else (torch.float32, torch.bfloat16)
+    for name, (tensor, allowed) in slabs.items():
         if tensor.dtype not in allowed:
-            raise ValueError(
-                f"{name} is {tensor.dtype}; {' or '.join(map(str, allowed))} is needed"
-            )
+            needed = " or ".join(map(str, allowed))
+            where = f" {'beside' if narrow else 'without'} rest" if name == "weights" else ""
+            raise ValueError(f"{name} is {tensor.dtype}; {needed} is needed{where}")
         if tensor.device != device:
             raise ValueError(f"{name} is on {tensor.device}; this update runs on {device}")
         if tensor.numel() != numel:
-            raise ValueError(f"{name} has {tensor.numel()} elements; param has {numel}")
+            raise ValueError(f"{name} has {tensor.numel()} elements; weights has {numel}")
         if not tensor.is_contiguous():
             shape, strides = tuple(tensor.shape), tensor.stride()
             raise ValueError(f"{name} is not contiguous: shape {shape} has strides {strides}")
         spans.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, name))
     if not 0 <= decay_split <= numel:
         raise ValueError(
-            f"decay_split is {decay_split}; it counts elements of param, so 0 to {numel}"
+            f"decay_split is {decay_split}; it counts elements of weights, so 0 to {numel}"
+        )
+    if undo is not None and decay_split > 0 and undo.scalars()["decay"] == 0:
+        raise ValueError(
+            f"lr * weight_decay is {undo.lr * undo.weight_decay}; the update that it emptied the "
+            "weights with cannot be taken back"
         )
     spans.sort()
     for (_, end, first), (begin, _, second) in pairwise(spans):
@@ -83,44 +133,114 @@ def check_slabs(
 
 
 def fused_update(
-    param: Tensor,
+    weights: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
     hyper: AdamStep,
+    *,
     decay_split: int,
-    working: Tensor | None,
     chunk: int,
+    rest: Tensor | None = None,
+    undo: AdamStep | None = None,
 ) -> None:
     """The update by torch's fused AdamW, on any device, at most ``chunk`` elements at a time.
 
     The fused kernel wants gradients in the weights' type; and it divides (rather than multiplies)
     by a scale of its own and overwrites the gradients with the result. So where either matters, a
     chunk's gradient is widened or scaled into a temporary of at most ``4 * chunk`` bytes first,
-    and the caller's gradients stay as they were.
+    and the caller's gradients stay as they were. Split masters take another ``4 * chunk``. With
+    ``undo``, what an update with it and the same gradient did is taken back first.
     """
-    param, exp_avg, exp_avg_sq, grad = (t.view(-1) for t in (param, exp_avg, exp_avg_sq, grad))
-    numel = param.numel()
-    step = torch.full((), float(hyper.step), device=param.device)
-    for begin, end in pairwise(sorted({*range(0, numel, chunk), decay_split, numel, 0})):
-        part = slice(begin, end)
-        chunk_grad = grad[part].float()
+    slabs = (weights, exp_avg, exp_avg_sq, grad)
+    step = torch.full((), float(hyper.step), device=weights.device)
+    for states, part, decays in _chunks(*slabs, rest, decay_split, chunk):
+        if undo is not None:
+            _revert(*states, part, undo, decays)
+        part = part.float()
         if hyper.grad_scale != 1:
-            chunk_grad = chunk_grad * hyper.grad_scale
+            part = part * hyper.grad_scale
+        master, *moments = ([state] for state in states)
         torch._fused_adamw_(
-            [param[part]],
-            [chunk_grad],
-            [exp_avg[part]],
-            [exp_avg_sq[part]],
+            master,
+            [part],
+            *moments,
             [],
             [step],
             lr=hyper.lr,
             beta1=hyper.beta1,
             beta2=hyper.beta2,
-            weight_decay=hyper.weight_decay if begin < decay_split else 0.0,
+            weight_decay=hyper.weight_decay if decays else 0.0,
             eps=hyper.eps,
             amsgrad=False,
             maximize=False,
         )
-    if working is not None:
-        working.view(-1).copy_(param)
+
+
+def plain_revert(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    *,
+    decay_split: int,
+    chunk: int,
+    rest: Tensor | None = None,
+) -> None:
+    """Take an update back by plain torch operations, on any device."""
+    for states, part, decays in _chunks(
+        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
+    ):
+        _revert(*states, part, hyper, decays)
+
+
+def _chunks(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    rest: Tensor | None,
+    decay_split: int,
+    chunk: int,
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, bool]]:
+    """((fp32 master, exp_avg, exp_avg_sq), grad, decays) of each chunk, to be updated in place."""
+    weights, exp_avg, exp_avg_sq, grad = (t.view(-1) for t in (weights, exp_avg, exp_avg_sq, grad))
+    numel = weights.numel()
+    for begin, end in pairwise(sorted({*range(0, numel, chunk), decay_split, numel, 0})):
+        at = slice(begin, end)
+        master = weights[at] if rest is None else join(weights[at], rest.view(-1)[at])
+        yield (master, exp_avg[at], exp_avg_sq[at]), grad[at], begin < decay_split
+        if rest is not None:
+            split(master, weights[at], rest.view(-1)[at])
+
+
+def _revert(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    decays: bool,
+) -> None:
+    """The inverse, rounded as in ``host_adam.cpp``: products that must stay exact are in double,
+    and so are roots, since those of fp32 are not always rounded correctly."""
+    s = hyper.scalars()
+    rounding = 2.0**-24  # of a sum, relative to it
+    kept_m = 1 - s["lerp_weight"]
+    pieces = (slab.split(UNDO_CHUNK) for slab in (master, exp_avg, exp_avg_sq, grad))
+    for p, m, v, g in zip(*pieces, strict=True):
+        g = g.float() * s["grad_scale"]
+        rms = v.double().sqrt_().float().div_(s["sqrt_correction2"])
+        p.sub_((m * s["neg_step_size"]).div_(rms.add_(s["eps"])))
+        if decays:
+            p.div_(s["decay"])
+
+        left = m.double().sub_(g.double().mul_(s["lerp_weight"]))
+        forgotten = left.abs() <= m.double().abs_().mul_(rounding)
+        m.copy_(left.mul_(1 / (kept_m or math.inf))).masked_fill_(forgotten, 0)
+
+        added = (g * s["one_minus_beta2"]).double().mul_(g)
+        left = v.double().sub_(added).float()
+        forgotten = left <= v * rounding
+        v.copy_(left.div_(s["beta2"] or math.inf)).masked_fill_(forgotten, 0)

@@ -71,7 +71,7 @@ def _write_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat
     if memory.on_disk(unit):
         memory.read_states(unit)
     states = memory.states(unit)
-    slabs = (states.master, states.exp_avg, states.exp_avg_sq)
+    slabs = (states.master(), states.exp_avg, states.exp_avg_sq)
     tensors = {
         f"{kind}/{model.state_name(unit, local)}": view.cpu().contiguous()
         for kind, slab in zip(KINDS, slabs, strict=True)
@@ -111,16 +111,15 @@ def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) 
             _read_unit(path / f"unit-{unit:05d}.safetensors", model, memory, unit, flat)
         except (OSError, SafetensorError) as error:
             raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
-        states = memory.states(unit)
-        if states.working is not None:
-            states.working.copy_(states.master)
         if memory.on_disk(unit):
             memory.write_states(unit)
 
 
 def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
     states = memory.states(unit)
-    slabs = (states.master, states.exp_avg, states.exp_avg_sq)
+    narrow = states.rest is not None
+    master = torch.empty(flat.numel) if narrow else states.weights
+    slabs = (master, states.exp_avg, states.exp_avg_sq)
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         for kind, slab in zip(KINDS, slabs, strict=True):
@@ -135,6 +134,8 @@ def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat:
                         f"the model's is {tuple(view.shape)}"
                     )
                 view.copy_(saved)
+    if narrow:
+        states.set_master(master)
 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, torch.Tensor]:
@@ -143,6 +144,6 @@ def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[s
     for unit, flat in enumerate(flats):
         if memory.on_disk(unit):
             memory.read_states(unit)
-        for local, view in flat.views(memory.states(unit).master):
+        for local, view in flat.views(memory.states(unit).master()):
             result[model.state_name(unit, local)] = view.cpu().clone()
     return result

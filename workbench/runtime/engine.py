@@ -9,10 +9,8 @@ the same snapshot of learning rate, step number and coefficient.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,32 +18,14 @@ from torch import Tensor, nn
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
-from workbench.runtime import device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
+from workbench.runtime.optimizer import Optimizer, Step
 from workbench.runtime.storage import Flat
+from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
-
-
-@dataclass
-class Step:
-    """What one step shares among its actions."""
-
-    index: int
-    tokens: Tensor | None
-    targets: Tensor | None
-    """[B, S] on the device; None once the compute lane is done."""
-    samples: tuple[int, ...]
-    hyper: AdamStep
-    """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
-    losses: list[Tensor] = field(default_factory=list)
-    norms: list[Tensor] = field(default_factory=list)
-    """Per-parameter gradient norms, in the order units finish."""
-    grad_norm: float | None = None
-    skipped: bool = False
 
 
 class Engine:
@@ -68,11 +48,8 @@ class Engine:
                 f"a link of {self.link_bytes_per_s:g} bytes/s cannot be emulated on "
                 f"{memory.device}; leave link_bytes_per_s out, or use the cpu"
             )
-        self.updates_done = 0
-        """Optimizer steps applied so far; skipped steps do not count."""
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
-        self._deferred = any(a.kind is Kind.NORM for a in schedule.actions)
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -80,14 +57,25 @@ class Engine:
         self._modules: dict[int, nn.Module] = {}
         self._slots: dict[tuple[str, str], nn.Module] = {}
         """One module for each slot and kind of unit, a view of the slot for good."""
+        self._parameters: dict[nn.Module, list[nn.Parameter]] = {}
+        """A block's module -> its parameters, in the order of the unit's pieces."""
         self._gradients: dict[int, list[Tensor]] = {}
-        """Unit -> views of its gradients on the device, in the order of its pieces. Made once: two
-        operations a parameter would be a sixth of all that a small model's step dispatches."""
+        """Unit -> its gradients on the device, in the order of its pieces: views of a slab, or for
+        resident blocks what autograd returned, from their backward pass to their update."""
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
+        compiled = compiles(spec.compile, memory.device.type, memory.dtype)
+        self._template = Template(model, compiled=compiled)
+        self._settled = {a.unit for a in schedule.actions if a.kind is Kind.SETTLE}
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
-        self._device_threads = threads.compute
-        self._host_threads = max(1, threads.host // workers)
+        self.optimizer = Optimizer(
+            spec,
+            memory,
+            self._flats,
+            deferred=any(a.kind is Kind.NORM for a in schedule.actions),
+            device_threads=threads.compute,
+            host_threads=max(1, threads.host // workers),
+        )
         self._work = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -96,8 +84,11 @@ class Engine:
             Kind.STASH: self._stash,
             Kind.FETCH: self._fetch,
             Kind.GRAD_OUT: self._gradients_out,
-            Kind.NORM: self._norm,
+            Kind.NORM: lambda action, step: self.optimizer.norm(self._steps[step]),
             Kind.UPDATE: self._update,
+            Kind.SETTLE: lambda action, step: self.optimizer.settle(action.unit, self._steps[step]),
+            Kind.PULL: self._pull,
+            Kind.PUSH: self._push,
             Kind.READ: self._read,
             Kind.SPILL: self._spill,
         }
@@ -116,6 +107,7 @@ class Engine:
             self._output_grads,
             self._modules,
             self._slots,
+            self._parameters,
             self._gradients,
         ):
             held.clear()
@@ -124,65 +116,71 @@ class Engine:
 
     def _fill(self) -> None:
         """Write initial weights, one unit at a time, and point the resident units' modules."""
-        memory, dtype = self.memory, self.memory.dtype
+        memory = self.memory
         for unit, flat in enumerate(self._flats):
-            states = memory.states(unit)
             built = self.model.build(unit, seed=self.spec.seed)
-            if memory.on_disk(unit) and states.working is not None:
-                staging = torch.empty(flat.numel)
-                flat.copy_in(built, staging)
-                states.working.copy_(staging)
-                memory.seed_disk(unit, staging)
+            master = torch.empty(flat.numel)
+            flat.copy_in(built, master)
+            if memory.on_disk(unit):
+                memory.seed_disk(unit, master)
             else:
-                flat.copy_in(built, states.master)
-                if states.working is not None:
-                    states.working.copy_(states.master)
+                memory.states(unit).set_master(master)
             slab = self._gradient_slab(unit)
-            self._gradients[unit] = [view for _, view in flat.views(slab)]
+            if slab is not None:
+                self._gradients[unit] = [view for _, view in flat.views(slab)]
             if unit in memory.resident:
-                module = self.model.shell(unit, device=memory.device, dtype=dtype)
-                flat.point_weights(module, memory.weights(unit))
-                flat.point_gradients(module, self._gradients[unit])
-                self._modules[unit] = module
+                self._modules[unit] = self._shell(unit, memory.weights(unit))
+                if self._ends(unit):
+                    flat.point_gradients(self._modules[unit], self._gradients[unit])
         for (unit, local), (owner, owners) in self.model.tied().items():
             shared = self._modules[owner].get_parameter(owners)
             path, _, leaf = local.rpartition(".")
             setattr(self._modules[unit].get_submodule(path), leaf, shared)
         for unit in memory.streamed:
-            slot = self.schedule.buffers[name.weights(unit)].slot
+            slot = self._slot(unit)
             key = (slot, self.model.kind(unit))
             if key not in self._slots:
-                module = self.model.shell(unit, device=memory.device, dtype=dtype)
-                slab = memory.weight_slots[slot][: self._flats[unit].numel]
-                self._flats[unit].point_weights(module, slab)
-                self._slots[key] = module
+                self._slots[key] = self._shell(
+                    unit, memory.weight_slots[slot][: self._flats[unit].numel]
+                )
+
+    def _shell(self, unit: int, slab: Tensor) -> nn.Module:
+        """A module for units of this kind that is a view of `slab`."""
+        memory, flat = self.memory, self._flats[unit]
+        module = self.model.shell(unit, device=memory.device, dtype=memory.dtype)
+        flat.point_weights(module, slab)
+        if not self._ends(unit):
+            self._parameters[module] = flat.parameters(module)
+        return module
+
+    def _ends(self, unit: int) -> bool:
+        """The embedding and the head may share a matrix: autograd adds their gradients up in a
+        slab. A block's are taken from autograd as they come, and copied where they must go.
+        """
+        return unit in (0, self.model.head)
+
+    def _slot(self, unit: int, turn: int = 0) -> str:
+        return self.schedule.buffers[name.weights(unit, turn)].slot
 
     def _begin(self, step: int) -> Step:
         """The shared state of a step; the first forward action makes it."""
-        spec, memory = self.spec, self.memory
+        memory = self.memory
         with memory.meter.on_host():
             tokens, targets = (t.to(memory.device) for t in self.batches.batch(step))
         memory.meter.register(tokens)
         memory.meter.register(targets)
-        hyper = AdamStep(
-            step=self.updates_done + 1,
-            lr=spec.learning_rate(step),
-            beta1=spec.beta1,
-            beta2=spec.beta2,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-        )
+        hyper = self.optimizer.begin(step)
         state = Step(
             index=step,
             tokens=tokens,
             targets=targets,
             samples=self.batches.samples(step),
             hyper=hyper,
+            guess=hyper,
         )
         for unit in memory.resident:
-            memory.gradients(unit).zero_()
-        if not self._deferred:
-            self.updates_done += 1
+            if self._ends(unit):
+                memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
             for old in [s for s in self._steps if s < step - 2]:
@@ -215,42 +213,32 @@ class Engine:
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state, last = self._steps[step], self.schedule.num_microbatches - 1
-        if micro == 0 and unit not in self.memory.resident:
-            self._gradient_slab(unit).zero_()
-            self._flats[unit].point_gradients(self._module(unit), self._gradients[unit])
         x, y = self._graphs.pop((unit, micro))
         if unit == self.model.head:
             (y / self.schedule.num_microbatches).backward()
-        else:
-            y.backward(self._output_grads.pop((unit, micro)))
-        self._inputs.pop((unit, micro), None)
-        if unit:
             self._output_grads[unit - 1, micro] = x.grad
-        if micro == last and self._deferred:
-            state.norms += torch._foreach_norm(self._gradients[unit], 2)
+        elif unit == 0:
+            y.backward(self._output_grads.pop((unit, micro)))
+        else:
+            parameters = self._parameters[self._module(unit)]
+            output_grad = self._output_grads.pop((unit, micro))
+            input_grad, *grads = torch.autograd.grad(
+                y, (x, *parameters), output_grad, materialize_grads=True
+            )
+            self._output_grads[unit - 1, micro] = input_grad
+            self._take_gradients(unit, grads, first=micro == 0)
+        self._inputs.pop((unit, micro), None)
+        if micro == last:
+            self.optimizer.see(unit, self._gradients[unit], state)
 
-    def _norm(self, action: Action, step: int) -> None:
-        """Exact global norm: clip coefficient and non-finite check, before any update."""
-        state = self._steps[step]
-        total = float(torch.linalg.vector_norm(torch.stack([n.float() for n in state.norms])))
-        state.norms.clear()
-        state.grad_norm = total
-        state.skipped = not math.isfinite(total)
-        scale = 1.0
-        if self.spec.clip is not None and not state.skipped:
-            scale = min(1.0, self.spec.clip / (total + 1e-6))
-        hyper = state.hyper
-        state.hyper = AdamStep(
-            step=self.updates_done + 1,
-            lr=hyper.lr,
-            beta1=hyper.beta1,
-            beta2=hyper.beta2,
-            eps=hyper.eps,
-            weight_decay=hyper.weight_decay,
-            grad_scale=scale,
-        )
-        if not state.skipped:
-            self.updates_done += 1
+    def _take_gradients(self, unit: int, grads: list[Tensor], *, first: bool) -> None:
+        """Keep a micro-batch's gradients of a block, or add them to those of the ones before."""
+        if first and self._gradient_slab(unit) is None:
+            self._gradients[unit] = [grad.contiguous() for grad in grads]
+        elif first:
+            torch._foreach_copy_(self._gradients[unit], grads)
+        else:
+            torch._foreach_add_(self._gradients[unit], grads)
 
     def finish(self, step: int) -> tuple[float, Step]:
         """Mean loss and shared state of a step whose compute lane is done."""
@@ -262,7 +250,7 @@ class Engine:
 
     def _load(self, action: Action, step: int) -> None:
         unit = action.unit
-        slot = self.schedule.buffers[name.weights(unit, action.turn)].slot
+        slot = self._slot(unit, action.turn)
         source = self.memory.host_weights(unit)
         self._copy(self.memory.weight_slots[slot][: source.numel()], source)
         self._modules[unit] = self._slots[slot, self.model.kind(unit)]
@@ -279,6 +267,7 @@ class Engine:
     def _gradients_out(self, action: Action, step: int) -> None:
         source = self._gradient_slab(action.unit)
         self._copy(self.memory.host_gradients(action.unit), source)
+        self.optimizer.send(action.unit)
         self._count("store", source.nbytes)
 
     def _stash(self, action: Action, step: int) -> None:
@@ -298,35 +287,30 @@ class Engine:
         self._inputs[key] = target
         self._count("load", source.nbytes)
 
+    def _pull(self, action: Action, step: int) -> None:
+        home, visiting = self.memory.visit(action.unit)
+        self._copy(visiting, home)
+        self._count("load", home.nbytes)
+
+    def _push(self, action: Action, step: int) -> None:
+        home, visiting = self.memory.visit(action.unit)
+        self._copy(home, visiting)
+        self._count("store", home.nbytes)
+
     def _read(self, action: Action, step: int) -> None:
         self._count("read", self.memory.read_states(action.unit))
 
     def _spill(self, action: Action, step: int) -> None:
         self._count("write", self.memory.write_states(action.unit))
 
-    # -- updates --------------------------------------------------------------------------------
-
     def _update(self, action: Action, step: int) -> None:
         unit, state = action.unit, self._steps[step]
-        if state.skipped:
+        if unit not in self.memory.resident:
+            self.optimizer.update(unit, state, speculative=unit in self._settled)
             return
-        states, flat = self.memory.states(unit), self._flats[unit]
-        if unit in self.memory.resident:
-            update, threads = device_adam.update, self._device_threads
-            grad = self.memory.gradients(unit)
-        else:
-            update, threads = host_adam.update, self._host_threads
-            grad = self.memory.host_gradients(unit)
-        update(
-            states.master,
-            states.exp_avg,
-            states.exp_avg_sq,
-            grad,
-            state.hyper,
-            decay_split=flat.decay_split,
-            working=states.working,
-            threads=threads,
-        )
+        self.optimizer.update_resident(unit, state, self._gradients[unit])
+        if self._gradient_slab(unit) is None:
+            del self._gradients[unit]
 
     # -- small answers --------------------------------------------------------------------------
 
@@ -334,7 +318,7 @@ class Engine:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        return self.model.forward(unit, self._module(unit), x, ctx, targets)
+        return self._template.forward(unit, self._module(unit), x, ctx, targets)
 
     def _input(self, state: Step, unit: int, micro: int, *, grad: bool) -> Tensor:
         if unit == 0:
@@ -349,7 +333,10 @@ class Engine:
     def _module(self, unit: int) -> nn.Module:
         return self._modules[unit]
 
-    def _gradient_slab(self, unit: int) -> Tensor:
+    def _gradient_slab(self, unit: int) -> Tensor | None:
+        """Where a unit's gradients gather on the device; None for a resident block whose gradients
+        stay what autograd returns.
+        """
         if unit in self.memory.resident:
             return self.memory.gradients(unit)
         slot = self.schedule.buffers[name.gradients(unit)].slot

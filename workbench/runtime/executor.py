@@ -187,7 +187,7 @@ class Executor:
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
         try:
-            use_lane_thread(self._device.type)
+            use_lane_thread(self._device.type, lane_kind(lane))
             self._walk(lane, steps)
         except BaseException as error:
             self._fail(error)
@@ -254,14 +254,15 @@ class Executor:
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
         if self._on_step_end is not None:
             if stream is not None:
-                stream.synchronize()
+                self._now(stream).synchronize()
             self._on_step_end(step, time.perf_counter() - self._base)
 
     def _now(self, stream: torch.cuda.Stream | None) -> float | torch.cuda.Event:
         """This moment on a lane: of its stream, where it has one."""
         if stream is None:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        # Whoever waits for it on the host sleeps: a spinning wait would cost host updates a core.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(stream)
         return event
 

@@ -1,17 +1,19 @@
-"""AdamW on the host in one pass: gradient in, fp32 states updated, working copy out.
+"""AdamW on the host in one pass: gradient in, master weights and moments updated in place.
 
-The update of offloaded layers is the wall of every offloading method: it moves 28 bytes per
+The update of offloaded layers is the wall of every offloading method: it moves 26 bytes per
 parameter through host memory (``host_adam.cpp`` argues the count), and each further pass over a
-slab adds to that. STRONGHOLD (SC'22) hides it behind the backward pass by updating
-several layers at once, which takes calls that share nothing and hold no interpreter lock. Both
-hold here: the kernel is a plain C function behind ctypes, and all that a call knows of the
-training loop is an immutable ``AdamStep``.
+slab adds to that. So what would be a pass of its own happens within: a bf16 model's master weight
+is stored as the bf16 weight that transfers read and 16 more bits (``split.py``), and an update that
+was applied before its gradient scale was known is taken back and applied again at once.
+
+STRONGHOLD (SC'22) hides updates behind the backward pass by running several layers' at once, which
+takes calls that share nothing and hold no interpreter lock. Both hold here: the kernel is a plain C
+function behind ctypes, and all that a call knows of the training loop is an immutable ``AdamStep``.
 
 Slabs are flat and hold the parameters that decay first, so that weight decay is one split point
 and not a list of tensors, and every element is updated whatever the shape of its parameter was.
 
-Where no compiler is found, torch's fused AdamW does the same between a widening and a narrowing
-copy.
+Where no compiler is found, torch's fused AdamW does the same chunk by chunk.
 """
 
 import ctypes
@@ -24,9 +26,9 @@ import torch
 from torch import Tensor
 
 from workbench.runtime import native
-from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update
+from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
 
-__all__ = ["AdamStep", "backend", "build", "update"]
+__all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -34,9 +36,6 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 # when it is used.
 FALLBACK_CHUNK = 1 << 22
 
-POINTERS = ("param", "exp_avg", "exp_avg_sq", "grad", "working")
-COUNTS = ("numel", "decay_split", "threads")
-FLAGS = ("grad_bf16", "working_bf16")
 SCALARS = (
     "grad_scale",
     "decay",
@@ -47,79 +46,124 @@ SCALARS = (
     "eps",
     "neg_step_size",
 )
+POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
+COUNTS = ("numel", "decay_split", "threads")
+FLAGS = ("grad_bf16", "reverts", "applies")
 
 
-class Update(ctypes.Structure):
-    """struct Update of host_adam.cpp."""
+class Scalars(ctypes.Structure):
+    """struct Scalars of host_adam.cpp."""
+
+    _fields_ = tuple((name, ctypes.c_float) for name in SCALARS)
+
+
+class Call(ctypes.Structure):
+    """struct Call of host_adam.cpp: one update, its inverse, or both."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
         *((name, ctypes.c_int64) for name in COUNTS),
         *((name, ctypes.c_int32) for name in FLAGS),
-        *((name, ctypes.c_float) for name in SCALARS),
+        ("hyper", Scalars),
+        ("undo", Scalars),
     )
+
+    @classmethod
+    def of(
+        cls,
+        weights: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        grad: Tensor,
+        hyper: AdamStep | None,
+        *,
+        decay_split: int,
+        rest: Tensor | None,
+        undo: AdamStep | None,
+        threads: int,
+    ) -> "Call":
+        """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
+        return cls(
+            weights=weights.data_ptr(),
+            rest=None if rest is None else rest.data_ptr(),
+            exp_avg=exp_avg.data_ptr(),
+            exp_avg_sq=exp_avg_sq.data_ptr(),
+            grad=grad.data_ptr(),
+            numel=weights.numel(),
+            decay_split=decay_split,
+            threads=threads,
+            grad_bf16=grad.dtype == torch.bfloat16,
+            reverts=undo is not None,
+            applies=hyper is not None,
+            hyper=Scalars() if hyper is None else Scalars(**hyper.scalars()),
+            undo=Scalars() if undo is None else Scalars(**undo.scalars()),
+        )
 
 
 def update(
-    param: Tensor,
+    weights: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
     hyper: AdamStep,
     *,
     decay_split: int,
-    working: Tensor | None = None,
+    rest: Tensor | None = None,
+    undo: AdamStep | None = None,
     threads: int = 1,
 ) -> None:
-    """Update ``param``, ``exp_avg``, ``exp_avg_sq`` (fp32) in place from ``grad`` (fp32, bf16).
+    """Update master weights and both moments (fp32) in place from ``grad`` (fp32 or bf16).
 
-    All are contiguous CPU tensors of as many elements; views of larger slabs will do. The first
-    ``decay_split`` elements decay, the others do not. The new weights are also written to
-    ``working`` (fp32, or bf16 rounded to nearest even).
+    The masters are ``weights`` (fp32), or ``weights`` (bf16) and ``rest`` (int16) together, as
+    ``split`` makes them. All are contiguous CPU tensors of as many elements; views of larger slabs
+    will do. The first ``decay_split`` elements decay, the others do not.
 
     The result is that of ``torch.optim.AdamW`` in fp32 (moments bitwise; weights bitwise those of
-    ``fused=True`` and to 1e-6 those of the other forms), for any ``threads`` and however a slab is
-    divided into calls. Calls on different slabs may run at the same time. Where there is no
-    compiler, torch's fused path is taken and ignores ``threads``.
+    ``fused=True`` and to 1e-6 those of the other forms), for split masters too, for any ``threads``
+    and however a slab is divided into calls. Calls on different slabs may run at the same time.
 
-    Raises ValueError for tensors an update cannot take.
+    With ``undo``, which an update of these slabs with the very same gradient was just applied with,
+    that update is taken back first, as by ``revert``, in the same pass.
+
+    Where there is no compiler, torch's fused path is taken and ignores ``threads``. Raises
+    ValueError for tensors an update cannot take.
     """
-    check_slabs(param, exp_avg, exp_avg_sq, grad, working, decay_split, torch.device("cpu"))
-    if threads < 1:
-        raise ValueError(f"threads is {threads}; at least 1 is needed")
-    kernel = _kernel()
-    if kernel is None:
-        with torch.no_grad():
-            fused_update(
-                param, exp_avg, exp_avg_sq, grad, hyper, decay_split, working, FALLBACK_CHUNK
-            )
+    slabs = (weights, exp_avg, exp_avg_sq, grad)
+    check_slabs(*slabs, rest, decay_split, torch.device("cpu"), undo)
+    _check_threads(threads)
+    where = {"decay_split": decay_split, "rest": rest, "undo": undo}
+    if (kernel := _kernel()) is not None:
+        kernel(Call.of(*slabs, hyper, **where, threads=threads))
         return
-    # In double here, rounded once on the way into the structure: what torch does with Python
-    # scalars.
-    correction1 = 1 - hyper.beta1**hyper.step
-    correction2 = 1 - hyper.beta2**hyper.step
-    kernel(
-        Update(
-            param=param.data_ptr(),
-            exp_avg=exp_avg.data_ptr(),
-            exp_avg_sq=exp_avg_sq.data_ptr(),
-            grad=grad.data_ptr(),
-            working=None if working is None else working.data_ptr(),
-            numel=param.numel(),
-            decay_split=decay_split,
-            threads=threads,
-            grad_bf16=grad.dtype == torch.bfloat16,
-            working_bf16=working is not None and working.dtype == torch.bfloat16,
-            grad_scale=hyper.grad_scale,
-            decay=1 - hyper.lr * hyper.weight_decay,
-            lerp_weight=1 - hyper.beta1,
-            beta2=hyper.beta2,
-            one_minus_beta2=1 - hyper.beta2,
-            sqrt_correction2=correction2**0.5,
-            eps=hyper.eps,
-            neg_step_size=-(hyper.lr / correction1),
-        )
-    )
+    with torch.no_grad():
+        fused_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
+
+
+def revert(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    *,
+    decay_split: int,
+    rest: Tensor | None = None,
+    threads: int = 1,
+) -> None:
+    """Take back the update that was just applied to these slabs with this ``grad`` and ``hyper``.
+
+    Old values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how
+    and what cannot return. Raises ValueError as ``update`` does.
+    """
+    slabs = (weights, exp_avg, exp_avg_sq, grad)
+    check_slabs(*slabs, rest, decay_split, torch.device("cpu"), hyper)
+    _check_threads(threads)
+    where = {"decay_split": decay_split, "rest": rest}
+    if (kernel := _kernel()) is not None:
+        kernel(Call.of(*slabs, None, **where, undo=hyper, threads=threads))
+        return
+    with torch.no_grad():
+        plain_revert(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
 
 
 def backend() -> Literal["compiled", "torch"]:
@@ -136,13 +180,22 @@ def build(echo: Callable[[str], None]) -> Literal["compiled", "torch"]:
     return backend()
 
 
-@functools.cache
-def _kernel() -> Callable[[Update], None] | None:
-    try:
-        library = native.load(SOURCE)
-    except native.CannotBuild:
-        return None
-    function = library.workbench_adamw
-    function.argtypes = (ctypes.POINTER(Update),)
+def load(flags: tuple[str, ...] = ()) -> Callable[[Call], None]:
+    """The compiled kernel, with more compiler flags than usual; raises ``native.CannotBuild``."""
+    function = native.load(SOURCE, flags=flags).workbench_adamw
+    function.argtypes = (ctypes.POINTER(Call),)
     function.restype = None
     return function
+
+
+@functools.cache
+def _kernel() -> Callable[[Call], None] | None:
+    try:
+        return load()
+    except native.CannotBuild:
+        return None
+
+
+def _check_threads(threads: int) -> None:
+    if threads < 1:
+        raise ValueError(f"threads is {threads}; at least 1 is needed")

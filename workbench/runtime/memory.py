@@ -52,6 +52,8 @@ class Memory:
             if name.weights(u) in schedule.buffers and schedule.buffers[name.weights(u)].permanent
         )
         self.streamed = [u for u in units if u not in self.resident]
+        self.pulled = frozenset(u for u in self.resident if name.host_states(u) in schedule.buffers)
+        """Resident units whose states visit the device."""
         self._narrow = dtype != torch.float32
         self.weight_slots: dict[str, Tensor] = {}
         """Device slabs that streamed units share, by the slot's name in the schedule."""
@@ -64,6 +66,10 @@ class Memory:
         self._host_gradients: dict[int, Tensor] = {}
         self._activations: dict[tuple[int, int], Tensor] = {}
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
+        self._whole: dict[int, Tensor] = {}
+        """All states of a unit in one piece of host memory: where those that visit the device live,
+        and what those on the disk pass through."""
+        self._state_slots: dict[str, Tensor] = {}
         try:
             self._lay_out_host(disk_budget, disk_folder)
             self._lay_out_device()
@@ -77,16 +83,21 @@ class Memory:
         for unit in self.resident:
             numel = self._flats[unit].numel
             weights = self._weights[unit] = self._on_device(numel, self.dtype)
-            self._gradients[unit] = self._on_device(numel, self.dtype)
+            if self._schedule.buffers[name.gradients(unit)].permanent:
+                self._gradients[unit] = self._on_device(numel, self.dtype)
+            if unit in self.pulled:
+                self._states[unit] = self._view(unit, weights, self._whole[unit])
+                continue
             self._states[unit] = States(
-                master=self._on_device(numel, torch.float32) if self._narrow else weights,
+                weights=weights,
+                rest=self._on_device(numel, torch.int16) if self._narrow else None,
                 exp_avg=self._on_device(numel, torch.float32),
                 exp_avg_sq=self._on_device(numel, torch.float32),
-                working=weights if self._narrow else None,
             )
         self.weight_slots = self._slots("weights", self.dtype)
         self.gradient_slots = self._slots("gradients", self.dtype)
         self._fetch_slots = self._slots("fetched", torch.uint8)
+        self._state_slots = self._slots("states", torch.uint8)
 
     def _on_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         return self.meter.zeros(numel, dtype)
@@ -121,26 +132,27 @@ class Memory:
         self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
         if self._disk_units:
             self._lay_out_disk(disk_budget, disk_folder)
-        kinds = MOMENTS + self._narrow
-        states_of = {
-            (unit, kind): flats[unit].numel
-            for unit in streamed
-            if unit not in self._disk_units
-            for kind in range(kinds)
-        }
-        states = self._host("optimizer states", states_of, torch.float32)
-        for unit in streamed:
-            if unit not in self._disk_units:
-                self._states[unit] = self._split(unit, [states[unit, k] for k in range(kinds)])
+        here = {unit: flats[unit].numel for unit in streamed if unit not in self._disk_units}
+        both = self._host("moments", {u: MOMENTS * n for u, n in here.items()}, torch.float32)
+        rests = self._host("master weights' rest", here, torch.int16) if self._narrow else {}
+        for unit in here:
+            exp_avg, exp_avg_sq = both[unit].split(flats[unit].numel)
+            self._states[unit] = States(
+                weights=working[unit],
+                rest=rests.get(unit),
+                exp_avg=exp_avg,
+                exp_avg_sq=exp_avg_sq,
+            )
+        whole = {unit: self._state_bytes(unit) for unit in sorted(self.pulled)}
+        self._whole |= self._host("visiting states", whole, torch.uint8, apart=True)
 
-    def _split(self, unit: int, parts: list[Tensor]) -> States:
-        """States of a streamed unit from [exp_avg, exp_avg_sq(, master)]."""
-        weights = self._host_weights[unit]
+    def _view(self, unit: int, weights: Tensor, whole: Tensor) -> States:
+        """States that lie in one piece: exp_avg, exp_avg_sq, and the masters' rest."""
+        numel = self._flats[unit].numel
+        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)
+        rest = whole[MOMENTS * 4 * numel :].view(torch.int16) if self._narrow else None
         return States(
-            master=parts[MOMENTS] if self._narrow else weights,
-            exp_avg=parts[0],
-            exp_avg_sq=parts[1],
-            working=weights if self._narrow else None,
+            weights=weights, rest=rest, exp_avg=moments[:numel], exp_avg_sq=moments[numel:]
         )
 
     def _lay_out_disk(self, budget: int | None, folder: Path | None) -> None:
@@ -161,9 +173,8 @@ class Memory:
         staging = self._host("disk staging slots", slots, torch.uint8, apart=True)
         for unit in sorted(self._disk_units):
             slot = self._schedule.buffers[name.host_states(unit)].slot
-            numel = self._flats[unit].numel
-            whole = staging[slot][: self._state_bytes(unit)].view(torch.float32)
-            self._states[unit] = self._split(unit, list(whole.split(numel)))
+            whole = self._whole[unit] = staging[slot][: self._state_bytes(unit)]
+            self._states[unit] = self._view(unit, self._host_weights[unit], whole)
 
     def _host(self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False) -> dict:
         """Pinned host memory for a dict of sizes: one slab with views, or (`apart`) a slab each."""
@@ -183,7 +194,7 @@ class Memory:
         return dict(zip(numels, owner.tensor.split(list(numels.values())), strict=True))
 
     def _state_bytes(self, unit: int) -> int:
-        return self._flats[unit].numel * 4 * (MOMENTS + self._narrow)
+        return self._flats[unit].numel * (4 * MOMENTS + 2 * self._narrow)
 
     # -- finding --------------------------------------------------------------------------------
 
@@ -191,15 +202,29 @@ class Memory:
         """Working weights of a resident unit on the device."""
         return self._weights[unit]
 
-    def gradients(self, unit: int) -> Tensor:
-        """Gradients of a resident unit on the device."""
-        return self._gradients[unit]
+    def gradients(self, unit: int) -> Tensor | None:
+        """Gradients of a resident unit on the device, if it has memory for them all the time."""
+        return self._gradients.get(unit)
 
     def states(self, unit: int) -> States:
         """Where a unit is updated. For a unit on the disk: its staging, valid between read and
         write.
         """
         return self._states[unit]
+
+    def visit(self, unit: int) -> tuple[Tensor, Tensor]:
+        """All states of a pulled unit as bytes: where they live on the host, and where they visit
+        the device.
+        """
+        slot = self._schedule.buffers[name.states(unit)].slot
+        home = self._whole[unit]
+        return home, self._state_slots[slot][: len(home)]
+
+    def device_states(self, unit: int) -> States:
+        """What an update on the device changes; of a pulled unit, while its states visit."""
+        if unit not in self.pulled:
+            return self._states[unit]
+        return self._view(unit, self._weights[unit], self.visit(unit)[1])
 
     def host_weights(self, unit: int) -> Tensor:
         """Working weights of a streamed unit: the source of its loads."""
@@ -225,28 +250,21 @@ class Memory:
 
     def seed_disk(self, unit: int, master: Tensor) -> None:
         """Write the first states of a unit on the disk: zero moments and its fp32 weights."""
-        states = self.states(unit)
-        states.exp_avg.zero_()
-        states.exp_avg_sq.zero_()
-        states.master.copy_(master)
+        self._whole[unit].zero_()
+        self.states(unit).set_master(master)
         self.write_states(unit)
 
     def read_states(self, unit: int) -> int:
         """Disk to staging; returns the bytes read."""
-        staging = self._staging(unit)
+        staging = self._whole[unit]
         self.disk.read(name.disk_states(unit), staging)
         return staging.nbytes
 
     def write_states(self, unit: int) -> int:
         """Staging to disk; returns the bytes written."""
-        staging = self._staging(unit)
+        staging = self._whole[unit]
         self.disk.write(name.disk_states(unit), staging)
         return staging.nbytes
-
-    def _staging(self, unit: int) -> Tensor:
-        """The staging slot's bytes; the moments lie first, so it starts where exp_avg does."""
-        first = self._states[unit].exp_avg
-        return torch.as_strided(first, (self._state_bytes(unit) // 4,), (1,), 0)
 
     def peak_bytes(self) -> dict[str, int]:
         """Largest bytes in use so far, per tier."""
@@ -268,6 +286,8 @@ class Memory:
             self._host_weights,
             self._host_gradients,
             self._activations,
+            self._whole,
+            self._state_slots,
         ):
             tensors.clear()
         for owner in self._slabs:

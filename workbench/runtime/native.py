@@ -29,6 +29,9 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
     "-ffp-contract=off",  # results may not depend on which operations a compiler fuses
     *("-fno-math-errno", "-fno-trapping-math"),  # vectorise roots and selects; change no value
+    # Compilers halve the widest vectors of many processors, against a slower clock that newer ones
+    # no longer have.
+    *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
 BUILD_TIMEOUT_S = 120
@@ -38,13 +41,19 @@ class CannotBuild(RuntimeError):
     """This machine cannot compile the file; the message says why in one sentence."""
 
 
-def load(source: Path, echo: Callable[[str], None] = lambda line: None) -> ctypes.CDLL:
+def load(
+    source: Path,
+    echo: Callable[[str], None] = lambda line: None,
+    flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
     """The shared library built from ``source``; ``echo`` hears what takes time.
+
+    ``flags`` go to the compiler after the usual ones; each combination is a library of its own.
 
     Raises CannotBuild if there is no compiler, it fails, or no folder can be written.
     """
     compiler, version = _compiler()
-    key = _key(source, version)
+    key = _key(source, version, flags)
     folder = _cache_folder()
     library = folder / f"{source.stem}-{key}.so"
     for last_try in (False, True):
@@ -52,7 +61,7 @@ def load(source: Path, echo: Callable[[str], None] = lambda line: None) -> ctype
             with _locked(folder / f"{source.stem}.lock"):
                 if not library.exists():  # another process may have built it while this one waited
                     echo(f"compiling {source.name} with {version}")
-                    _compile(compiler, source, library)
+                    _compile(compiler, source, library, flags)
                     echo(f"built {library}")
         try:
             return ctypes.CDLL(str(library))
@@ -80,8 +89,8 @@ def _compiler() -> tuple[str, str]:
     raise CannotBuild("no C++ compiler was found (looked for $CXX, g++, clang++ and c++)")
 
 
-def _key(source: Path, version: str) -> str:
-    parts = [source.read_text(), version, *FLAGS, platform.machine(), _cpu_features()]
+def _key(source: Path, version: str, flags: tuple[str, ...] = ()) -> str:
+    parts = [source.read_text(), version, *FLAGS, *flags, platform.machine(), _cpu_features()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -117,13 +126,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: str, source: Path, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path, flags: tuple[str, ...]) -> None:
     """Only under the lock."""
     for abandoned in library.parent.glob(f"{source.stem}.*.partial"):
         abandoned.unlink(missing_ok=True)
     # A name of our own: the compiler of a killed build may have outlived it and still be writing.
     partial = library.with_name(f"{source.stem}.{os.getpid()}.partial")
-    command = [compiler, *FLAGS, str(source), "-o", str(partial)]
+    command = [compiler, *FLAGS, *flags, str(source), "-o", str(partial)]
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

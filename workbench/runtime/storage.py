@@ -1,8 +1,8 @@
 """Where a unit's numbers are: flat slabs with a fixed layout, and modules that are views of them.
 
 Each unit's parameters lie in one slab, those that decay first, so that a transfer is one copy and
-an update one kernel call. The same layout serves working weights, gradients, master weights and
-both moments. A module never owns memory: its parameters and gradients are pointed into slabs.
+an update one kernel call. The same layout serves weights, gradients and both moments. A module
+never owns memory: its parameters and gradients are pointed into slabs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
+from workbench.runtime import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,10 @@ class Flat:
         for piece, view in zip(self.pieces, views, strict=True):
             module.get_parameter(piece.name).grad = view
 
+    def parameters(self, module: nn.Module) -> list[nn.Parameter]:
+        """The module's parameters in the order of the pieces."""
+        return [module.get_parameter(piece.name) for piece in self.pieces]
+
     def copy_in(self, module: nn.Module, slab: Tensor) -> None:
         """Write the module's weights into `slab`."""
         with torch.no_grad():
@@ -74,11 +79,28 @@ class Flat:
 
 @dataclass(slots=True)
 class States:
-    """Optimizer states of one unit: views of slabs in the tier where the unit is updated."""
+    """What an update changes: views of slabs in the tier where the unit is updated."""
 
-    master: Tensor
-    """fp32 weights; the working weights themselves in fp32 training."""
+    weights: Tensor
+    """Working weights. In fp32 training they are the master weights; bf16 ones are the upper half
+    of them (split.py)."""
+    rest: Tensor | None
+    """The lower half of bf16 weights' masters, None in fp32 training."""
     exp_avg: Tensor
     exp_avg_sq: Tensor
-    working: Tensor | None
-    """Where the update writes the narrower working weights, None in fp32 training."""
+
+    def master(self) -> Tensor:
+        """fp32 weights: themselves in fp32 training, else a copy."""
+        if self.rest is None:
+            return self.weights
+        return split.join(self.weights.to(self.rest.device), self.rest)
+
+    def set_master(self, master: Tensor) -> None:
+        """Take fp32 weights from a CPU tensor of as many elements."""
+        if self.rest is None:
+            self.weights.copy_(master)
+            return
+        weights, rest = (torch.empty(len(master), dtype=t.dtype) for t in (self.weights, self.rest))
+        split.split(master, weights, rest)
+        self.weights.copy_(weights)
+        self.rest.copy_(rest)

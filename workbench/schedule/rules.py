@@ -131,7 +131,7 @@ def check_updates(proof: Proof, passes: Passes) -> None:
             _require_gradients(proof, passes, unit, update, "its gradients may be incomplete")
         for micro in range(proof.schedule.num_microbatches):
             forward = passes.forward(unit, micro)
-            for update in updates_for(proof, unit, actions[forward].rank):
+            for update in final_updates(proof, unit, actions[forward].rank):
                 proof.require(update, forward, "its weights may be stale", next_step=True)
 
 
@@ -146,15 +146,31 @@ def check_gradients_out(proof: Proof, passes: Passes) -> None:
 
 
 def check_norm(proof: Proof, passes: Passes) -> None:
-    """Where there is a global norm, it sees every gradient, and every update waits for it."""
+    """Where there is a global norm, it sees every gradient, and every update waits for it, or is
+    settled after it.
+    """
     units = range(proof.schedule.num_units)
     norms = [i for i, action in enumerate(proof.schedule.actions) if action.kind is Kind.NORM]
     for norm in norms:
         for unit in units:
             _require_gradients(proof, passes, unit, norm, "the norm may lack its gradients")
         for unit in units:
-            for update in updates_for(proof, unit, proof.schedule.actions[norm].rank):
+            for update in final_updates(proof, unit, proof.schedule.actions[norm].rank):
                 proof.require(norm, update, "it needs the clip coefficient")
+
+
+def check_settled(proof: Proof) -> None:
+    """What is settled was updated before, on the same lane kind, and once."""
+    for unit in range(proof.schedule.num_units):
+        settles, updates = proof.find(Kind.SETTLE, unit), proof.find(Kind.UPDATE, unit)
+        if not settles:
+            continue
+        if len(settles) != len(updates):
+            raise ScheduleError(
+                f"unit {unit} has {len(updates)} updates and {len(settles)} verdicts on them"
+            )
+        for update, settle in zip(updates, settles, strict=True):
+            proof.require(update, settle, "there is nothing to settle yet")
 
 
 def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why: str) -> None:
@@ -173,6 +189,15 @@ def updates_for(proof: Proof, unit: int, rank: int) -> list[int]:
     return own or updates
 
 
+def final_updates(proof: Proof, unit: int, rank: int) -> list[int]:
+    """The actions after which a unit's weights are those of the next step: its verdicts where
+    updates are settled, else its updates.
+    """
+    settles = proof.find(Kind.SETTLE, unit)
+    own = [i for i in settles if proof.schedule.actions[i].rank == rank]
+    return own or settles or updates_for(proof, unit, rank)
+
+
 def check_weights(proof: Proof) -> None:
     """Loads bring the weights of the last update, and compute works on what a load brought."""
     actions = proof.schedule.actions
@@ -182,11 +207,13 @@ def check_weights(proof: Proof) -> None:
         for load in loads:
             if not actions[load].takes:
                 raise ScheduleError(f"{proof.name(load)} takes no buffer to load into")
-            for update in updates_for(proof, unit, actions[load].rank):
+            for update in final_updates(proof, unit, actions[load].rank):
                 if lane_kind(actions[update].lane) == COMPUTE:
                     _require_write_back(proof, update, evicts, load)
                 else:
                     proof.require(update, load, "it may load stale weights", next_step=True)
+            for update in updates_for(proof, unit, actions[load].rank):
+                if lane_kind(actions[update].lane) != COMPUTE:
                     proof.require(load, update, "it changes the weights being loaded")
         for update in proof.find(Kind.UPDATE, unit):
             if evicts and lane_kind(actions[update].lane) != COMPUTE:
@@ -216,21 +243,27 @@ def _require_write_back(proof: Proof, update: int, evicts: list[int], load: int)
     )
 
 
-def check_disk(proof: Proof) -> None:
-    """States are read before the update, written after it, and read again only when written."""
-    for unit in range(proof.schedule.num_units):
-        reads, spills = proof.find(Kind.READ, unit), proof.find(Kind.SPILL, unit)
-        for update in proof.find(Kind.UPDATE, unit):
+def check_states(proof: Proof) -> None:
+    """States come from the disk, or from the host to the device, before the update, go back after
+    it, and come again only when they are back.
+    """
+    for come, go in ((Kind.READ, Kind.SPILL), (Kind.PULL, Kind.PUSH)):
+        for unit in range(proof.schedule.num_units):
+            _check_states_of(proof, unit, proof.find(come, unit), proof.find(go, unit))
+
+
+def _check_states_of(proof: Proof, unit: int, reads: list[int], spills: list[int]) -> None:
+    for update in proof.find(Kind.UPDATE, unit) + proof.find(Kind.SETTLE, unit):
+        for read in reads:
+            proof.require(read, update, "its optimizer states may be missing")
+            if not spills:
+                raise ScheduleError(f"what {proof.name(read)} reads is never written back")
+        for spill in spills:
+            proof.require(update, spill, "it may write old optimizer states")
+            if not reads:
+                raise ScheduleError(f"what {proof.name(spill)} writes is never read")
             for read in reads:
-                proof.require(read, update, "its optimizer states may be missing")
-                if not spills:
-                    raise ScheduleError(f"what {proof.name(read)} reads is never written back")
-            for spill in spills:
-                proof.require(update, spill, "it may write old optimizer states")
-                if not reads:
-                    raise ScheduleError(f"what {proof.name(spill)} writes is never read")
-                for read in reads:
-                    proof.require(spill, read, "it may read old states", next_step=True)
+                proof.require(spill, read, "it may read old states", next_step=True)
 
 
 def check_transport(proof: Proof) -> None:

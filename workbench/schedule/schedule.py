@@ -97,6 +97,8 @@ class Schedule:
         way = {
             Kind.LOAD: "load",
             Kind.FETCH: "load",
+            Kind.PULL: "load",
+            Kind.PUSH: "store",
             Kind.EVICT: "store",
             Kind.STASH: "store",
             Kind.GRAD_OUT: "store",

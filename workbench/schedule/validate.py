@@ -51,9 +51,9 @@ STEPS = 3
 
 LANES_OF = {
     **dict.fromkeys(rules.COMPUTING, (COMPUTE,)),
-    **dict.fromkeys((Kind.LOAD, Kind.FETCH), (H2D,)),
-    **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT), (D2H,)),
-    **dict.fromkeys((Kind.NORM, Kind.UPDATE), (COMPUTE, HOST)),
+    **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL), (H2D,)),
+    **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH), (D2H,)),
+    **dict.fromkeys((Kind.NORM, Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST)),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
     Kind.SEND: (NET_OUT,),
@@ -86,8 +86,9 @@ def validate(schedule: Schedule) -> Validation:
     rules.check_gradients_out(proof, passes)
     rules.check_updates(proof, passes)
     rules.check_norm(proof, passes)
+    rules.check_settled(proof)
     rules.check_weights(proof)
-    rules.check_disk(proof)
+    rules.check_states(proof)
     check_buffers(proof)
     peak_bytes: dict[int, dict[str, int]] = {}
     for rank in range(schedule.num_ranks):

@@ -50,6 +50,12 @@ def test_a_changed_source_is_built_again(cache, source):
     assert native.load(source).answer() == 43
 
 
+def test_other_flags_make_another_library(cache, source):
+    source.write_text('extern "C" int answer() { return ANSWER; }')
+    assert native.load(source, flags=("-DANSWER=1",)).answer() == 1
+    assert native.load(source, flags=("-DANSWER=2",)).answer() == 2
+
+
 def test_another_processor_gets_its_own_build(cache, source, monkeypatch):
     native.load(source)
     monkeypatch.setattr(native, "_cpu_features", lambda: "flags : none of them")

@@ -19,9 +19,11 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         resident=frozenset(range(len(profile.units))),
         slots=0,
         microbatches=spec.microbatches,
-        activations="recompute" if spec.activations == "host" else spec.activations,
-        deferred=spec.clip is not None,
+        kept=frozenset(range(len(profile.units)) if spec.activations == "keep" else ()),
+        clipped=spec.clip is not None,
+        held_gradients=True,
         microbatch_major=True,
     )
-    candidate = evaluate(layout, profile, budgets, {"activations": layout.activations})
+    settings = {"kept_layers": spec.model.layers if layout.kept else 0}
+    candidate = evaluate(layout, profile, budgets, settings)
     return as_plan(candidate, budgets, method=spec.method, whole=True)

@@ -1,4 +1,4 @@
-"""STRONGHOLD (SC'22): how many layers to keep on the device, and which.
+"""STRONGHOLD (SC'22): what stays on the device, layer by layer.
 
 The published system slides a window of W layers over the model and promises to find the smallest
 device-resident share that hides all transfers (abstract; the inequalities of its section III are
@@ -8,7 +8,7 @@ paper writes as inequalities (loads behind forward, loads and gradients behind b
 before the next load, one serial link per direction) all hold or fail in the simulated timeline,
 together.
 
-Two numbers are chosen:
+What is chosen:
 
 * ``window``: weight slots that slide over the streamed layers, 2 to n. A load runs window - 1
   layers ahead of compute.
@@ -16,6 +16,14 @@ Two numbers are chosen:
   are the ones whose gradients come last and whose weights are needed first, so they shield the
   host updates of all others. With a given window they are as many as the window, as published;
   with ``auto`` as many as the device budget holds.
+* ``pulled``: the layers after them, whose weights stay on the device while their states visit it to
+  be updated: where the link has room, that is work the host need not do.
+* ``kept``: the last layers, which keep their activations instead of recomputing them. Resident
+  layers relieve the host, kept ones relieve compute, and both take device memory: the best split
+  is where neither waits for the other. They are the last ones because their activations are gone
+  when the gradients of the first layers, which take memory until the norm is known, appear.
+* whether the inputs of the other layers wait for the backward pass on the host.
+* which host updates are eager (methods/updates.py).
 
 Unlike the published artifact: a slot is free once compute is done, parameters are ready once
 updated (two promises, not one); clean weights are never written back; updates reach every
@@ -24,109 +32,254 @@ element, with one snapshot of the learning rate, and clipping is by the global n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import (
+    STEPS,
     Budgets,
     Candidate,
     as_plan,
     evaluate,
-    largest,
     proved_peak,
 )
 from workbench.methods.plan import Plan
-from workbench.profile.profile import Profile
+from workbench.methods.updates import eager_units
+from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
-from workbench.schedule.schedule import DEVICE
+from workbench.schedule.schedule import DEVICE, HOST_TIER
+from workbench.schedule.simulate import simulate
 
 TOLERANCE = 0.01
 """A smaller window is preferred when it costs no more than this share of the step time."""
+CLIPPED = "step_seconds_where_clipped"
+FIRST_WINDOW = 4
+"""The window with which the other choices are made, before windows are compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What the planner chose."""
+
+    window: int
+    resident: int
+    pulled: int = 0
+    kept: int = 0
+    stash: bool = False
+    eager: str = "some"
+    """Which host updates run during the backward pass: ``some`` (what the host manages), ``all``
+    (their gradients need little host memory then) or ``none``."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The fastest window and residency within the budgets; the smallest one where times are
-    equal.
-    """
-    budgets = Budgets.of(spec, profile)
-    layers = spec.model.layers
-    candidates = []
-    for window in _windows(spec, layers):
-        resident = _residency(spec, profile, budgets, window)
-        layout = layout_of(spec, window, resident)
-        candidates.append((window, resident, evaluate(layout, profile, budgets, _settings(layout))))
-        if resident == layers:  # nothing is streamed: every larger window is the same plan
-            break
-    fitting = [c for c in candidates if budgets.lacking(c[2].peak) is None]
-    window, resident, best = _choose(fitting or candidates, fits=bool(fitting))
+    """The fastest choice within the budgets; the smallest window where times are equal."""
+    search = _Search(spec, profile)
+    choice, best = search.run()
     return as_plan(
         best,
-        budgets,
+        search.budgets,
         method="stronghold",
-        window=window,
-        resident=resident,
-        whole=resident == layers,
+        window=choice.window,
+        resident=choice.resident,
+        whole=choice.resident == spec.model.layers,
     )
 
 
-def layout_of(spec: RunSpec, window: int, resident: int) -> Layout:
-    """The program of a window and a number of resident first layers."""
-    layers = spec.model.layers
+def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
+    """The program of a choice."""
+    layers, stay = spec.model.layers, choice.resident + choice.pulled
+    streamed = list(range(stay + 1, layers + 1))
+    kept = frozenset(range(layers + 1 - choice.kept, layers + 1))
+    if choice.kept == layers:
+        kept |= {0}
+    eager: Iterable[int] = ()
+    if choice.eager == "all":
+        eager = streamed
+    elif choice.eager == "some":
+        eager = eager_units(profile, streamed, set(range(layers + 1)) - kept)
     return Layout(
-        method=f"stronghold w{window} r{resident}",
-        resident=frozenset({0, layers + 1, *range(1, resident + 1)}),
-        slots=min(window, layers - resident),
+        method=f"stronghold w{choice.window} r{choice.resident}"
+        + (f" p{choice.pulled}" if choice.pulled else "")
+        + (f" k{choice.kept}" if choice.kept else ""),
+        resident=frozenset({0, layers + 1, *range(1, stay + 1)}),
+        pulled=frozenset(range(choice.resident + 1, stay + 1)),
+        slots=min(choice.window, len(streamed)),
         microbatches=spec.microbatches,
-        activations=spec.activations,
-        deferred=spec.clip is not None,
+        kept=kept,
+        stash=choice.stash,
+        clipped=spec.clip is not None,
+        eager=frozenset(eager),
         optimizer_tier=spec.optimizer_tier,
         host_workers=spec.host_workers,
     )
 
 
-def _windows(spec: RunSpec, layers: int) -> list[int]:
-    """Windows to try: the given one, or a grid that grows by about a third."""
-    if spec.window != "auto":
-        return [min(spec.window, layers)]
-    windows, window = [], min(2, layers)
-    while window < layers:
-        windows.append(window)
-        window = max(window + 1, window * 4 // 3)
-    return [*windows, layers]
+class _Search:
+    """One spec's search; it remembers what it has evaluated."""
 
+    def __init__(self, spec: RunSpec, profile: Profile) -> None:
+        self.spec, self.profile = spec, profile
+        self.budgets = Budgets.of(spec, profile)
+        self.layers = spec.model.layers
+        self._seen: dict[Choice, Candidate] = {}
+        self._most: dict[Choice, int] = {}
 
-def _residency(spec: RunSpec, profile: Profile, budgets: Budgets, window: int) -> int:
-    """How many first layers stay: as asked, else as many as fit (up to the window if that is
-    given).
-    """
-    layers = spec.model.layers
-    if spec.resident != "auto":
-        return spec.resident
-    most = layers if spec.window == "auto" else min(window, layers)
+    def run(self) -> tuple[Choice, Candidate]:
+        """Activations first, with one window; then the window."""
+        window = FIRST_WINDOW if self.spec.window == "auto" else self.spec.window
+        start = Choice(
+            window=min(window, self.layers),
+            resident=0,
+            pulled=0 if self.spec.pulled == "auto" else self.spec.pulled,
+            eager=self._eager(),
+        )
+        inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
+        choice = self._best([self._best_kept(replace(start, stash=stash)) for stash in inputs])
+        if {self.spec.resident, self.spec.window, self.spec.pulled} == {"auto"}:
+            choice = self._valley(choice, "pulled")
+            if choice.pulled and self._chooses_kept:
+                choice = self._valley(choice, "kept")
+        if self.spec.window == "auto":
+            others = (replace(choice, window=window) for window in self._windows())
+            choice = self._best([self._settled(other) for other in others])
+        return choice, self._evaluate(choice)
 
-    def fits(resident: int) -> bool:
-        # The device only: each more resident layer costs it memory and relieves the host.
-        peak = proved_peak(layout_of(spec, window, resident), profile)
-        return peak[DEVICE] <= budgets.device
+    def _eager(self) -> str:
+        clipped = self.spec.clip is not None
+        if clipped and (self.spec.optimizer_tier == "disk" or self.spec.clipping == "wait"):
+            return "none"
+        return "all" if self.spec.optimizer_tier == "disk" else "some"
 
-    if fits(most):
-        return most
-    return largest(0, most, fits) or 0
+    def _windows(self) -> list[int]:
+        """2, 3, 4, 6, 8, 12, 16, ... and all layers."""
+        grid = {start << power for start in (2, 3) for power in range(self.layers.bit_length())}
+        return [*sorted(w for w in grid if w < self.layers), self.layers]
 
+    @property
+    def _chooses_kept(self) -> bool:
+        return self.spec.activations == "auto" and self.spec.kept == "auto"
 
-def _choose(
-    candidates: list[tuple[int, int, Candidate]], *, fits: bool
-) -> tuple[int, int, Candidate]:
-    """The smallest window among the fastest; where nothing fits, the smallest layout."""
-    if not fits:
-        return min(candidates, key=lambda c: sum(c[2].peak.values()))
-    fastest = min(c[2].step_seconds for c in candidates)
-    return next(c for c in candidates if c[2].step_seconds <= fastest * (1 + TOLERANCE))
+    def _best_kept(self, start: Choice) -> Choice:
+        """The number of layers that keep activations, and with it the resident ones."""
+        spec = self.spec
+        if self._chooses_kept:
+            return self._valley(start, "kept")
+        kept = {"keep": self.layers, "auto": spec.kept}.get(spec.activations, 0)
+        return self._settled(replace(start, kept=kept))
 
+    def _valley(self, start: Choice, name: str) -> Choice:
+        """The best number of layers of a kind, each number with the resident layers it leaves room
+        for.
 
-def _settings(layout: Layout) -> dict:
-    return {
-        "slots": layout.slots,
-        "deferred_updates": layout.deferred,
-        "activations": layout.activations,
-        "optimizer_tier": layout.optimizer_tier,
-        "host_workers": layout.host_workers,
-    }
+        Few kept (or pulled) layers bring little, many take the room of resident ones: the step time
+        has one valley, which a grid finds and halving strides follow down.
+        """
+        grid = sorted({0, 1, 2, *(self.layers * share // 8 for share in range(1, 9))})
+        tried = [self._settled(replace(start, **{name: count})) for count in grid]
+        best = self._best([start, *tried] if start in self._seen else tried)
+        stride = max(1, self.layers // 16)
+        while True:
+            count = getattr(best, name)
+            near = {max(0, count - stride), min(self.layers, count + stride)}
+            tried = [self._settled(replace(best, **{name: other})) for other in near]
+            best = self._best([best, *tried])
+            if stride == 1:
+                return best
+            stride = max(1, stride // 2)
+
+    def _settled(self, choice: Choice) -> Choice:
+        """The choice with as many resident layers as asked for, or as fit (up to the window if that
+        is given)."""
+        spec = self.spec
+        if spec.resident != "auto":
+            pulled = min(choice.pulled, self.layers - spec.resident)
+            choice = replace(choice, resident=spec.resident, pulled=pulled)
+        else:
+            most = self.layers if spec.window == "auto" else min(choice.window, self.layers)
+            choice = replace(choice, pulled=min(choice.pulled, self.layers))
+            most = min(most, self.layers - choice.pulled)
+            choice = replace(choice, resident=self._most_resident(choice, most))
+        if spec.clip is None and choice.eager == "some" and self._lacks_host(choice):
+            return replace(choice, eager="all")
+        return choice
+
+    def _most_resident(self, choice: Choice, most: int) -> int:
+        """As many as the device holds: each more costs it memory and relieves the host.
+
+        Memory is nearly linear in their number, so the line through two of them points at the
+        answer, and a step or two to either side finds it.
+        """
+        key = replace(choice, resident=0)
+        if key not in self._most:
+            self._most[key] = self._search_resident(key, most)
+        return self._most[key]
+
+    def _search_resident(self, choice: Choice, most: int) -> int:
+        def peak(resident: int) -> int:
+            layout = layout_of(self.spec, self.profile, replace(choice, resident=resident))
+            return proved_peak(layout, self.profile)[DEVICE]
+
+        budget, low, high = self.budgets.device, 0, most
+        high_peak = peak(high)
+        if high_peak <= budget:
+            return high
+        low_peak = peak(low)
+        while low_peak <= budget and high - low > 1:
+            slope = (high_peak - low_peak) / (high - low)
+            guess = low + int((budget - low_peak) / slope) if slope > 0 else (low + high) // 2
+            guess = min(max(guess, low + 1), high - 1)
+            found = peak(guess)
+            if found <= budget:
+                low, low_peak = guess, found
+            else:
+                high, high_peak = guess, found
+        return low
+
+    def _lacks_host(self, choice: Choice) -> bool:
+        layout = layout_of(self.spec, self.profile, choice)
+        return proved_peak(layout, self.profile)[HOST_TIER] > self.budgets.host
+
+    def _evaluate(self, choice: Choice) -> Candidate:
+        if choice not in self._seen:
+            layout = layout_of(self.spec, self.profile, choice)
+            settings = {
+                "slots": layout.slots,
+                "pulled_layers": choice.pulled,
+                "kept_layers": choice.kept,
+                "stashed_inputs": choice.stash,
+                "eager_updates": len(layout.eager),
+                "optimizer_tier": layout.optimizer_tier,
+                "host_workers": layout.host_workers,
+            }
+            found = evaluate(layout, self.profile, self.budgets, settings)
+            if layout.clipped and layout.eager:
+                costs = ProfileCosts(self.profile, clips=True)
+                fires = simulate(found.schedule, costs, steps=STEPS).step_seconds
+                settings = {**settings, CLIPPED: fires}
+                found = replace(found, schedule=replace(found.schedule, settings=settings))
+            self._seen[choice] = found
+        return self._seen[choice]
+
+    def _seconds(self, candidate: Candidate) -> float:
+        """What is made small: the mean of a step whose gradients are clipped and one whose are not,
+        unless the user is sure.
+        """
+        fires = candidate.schedule.settings.get(CLIPPED)
+        if fires is None or self.spec.clipping == "speculate":
+            return candidate.step_seconds
+        return (candidate.step_seconds + fires) / 2
+
+    def _best(self, choices: list[Choice]) -> Choice:
+        """The smallest window among the fastest that fit; where nothing fits, the smallest."""
+        found = [(choice, self._evaluate(choice)) for choice in dict.fromkeys(choices)]
+        fitting = [pair for pair in found if self.budgets.lacking(pair[1].peak) is None]
+        if not fitting:
+            return min(found, key=lambda pair: sum(pair[1].peak.values()))[0]
+        fastest = min(self._seconds(candidate) for _, candidate in fitting)
+        windows = {choice.window for choice, _ in fitting}
+        limit = fastest * (1 + (TOLERANCE if len(windows) > 1 else 0.0))
+        return min(
+            (pair for pair in fitting if self._seconds(pair[1]) <= limit),
+            key=lambda pair: (pair[0].window, self._seconds(pair[1])),
+        )[0]

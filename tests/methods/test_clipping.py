@@ -1,0 +1,122 @@
+"""Exact global-norm clipping while host updates run beside the backward pass.
+
+Updates are guesses until the norm is known. Whether all of them stand, none is made, or some are
+taken back, training is plain training; and the same run gives the same bits, however late the host
+is.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tests.methods.harness import Silent, assert_equals_plain, run, start
+from tests.methods.plain import judge
+from workbench.methods import stronghold
+from workbench.schedule.action import Kind
+
+NEVER, ALWAYS = 1e6, 1e-4
+"""Limits far above and far below every gradient norm of these runs."""
+
+
+def settled(training) -> dict[str, int]:
+    return training.engine.optimizer.settled
+
+
+@pytest.mark.parametrize("clipping", ["speculate", "wait"])
+@pytest.mark.parametrize("clip", [NEVER, ALWAYS])
+def test_clips_that_fire_never_and_always_equal_plain_training(spec_for, tmp_path, clip, clipping):
+    spec = spec_for(window=2, resident=1, clip=clip, clipping=clipping)
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    found = settled(training)
+    if clipping == "wait":
+        assert sum(found.values()) == 0
+    elif clip == NEVER:
+        assert found["stood"] > 0
+        assert found["redone"] == found["waited"] == 0
+    else:  # the first gradients tell: nothing is guessed, so nothing is taken back
+        assert found["waited"] > 0
+        assert found["stood"] == found["redone"] == 0
+
+
+def limit_between(spec_for, tmp_path) -> float:
+    """A limit that some steps' norms exceed, though not by their last units' gradients alone."""
+    training, _ = run(stronghold, spec_for(window=2, resident=1, clip=NEVER), tmp_path / "norms")
+    norms = sorted(training.grad_norms)
+    return norms[len(norms) // 2] * 0.99
+
+
+def test_updates_that_are_taken_back_equal_plain_training(spec_for, tmp_path):
+    limit = limit_between(spec_for, tmp_path)
+    spec = spec_for(window=2, resident=1, clip=limit)
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert settled(training)["redone"] > 0
+    assert settled(training)["stood"] > 0
+    assert_equals_plain(spec, training, parameters)
+
+
+def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path):
+    """What is guessed depends on gradients alone, and not on who was faster."""
+    limit = limit_between(spec_for, tmp_path)
+    spec = spec_for(window=2, resident=1, clip=limit, steps=8)
+
+    def late(action, step):
+        if action.kind is Kind.UPDATE and action.lane != "compute":
+            time.sleep(4e-3)
+
+    punctual, expected = run(stronghold, spec, tmp_path / "punctual")
+    lagging, parameters = run(stronghold, spec, tmp_path / "late", perturb=late)
+    assert settled(lagging)["redone"] > 0
+    assert settled(lagging) == settled(punctual)
+    assert lagging.losses == punctual.losses
+    for name, value in expected.items():
+        assert torch.equal(parameters[name], value), name
+
+
+def test_eager_updates_overlap_the_backward_pass(spec_for, tmp_path):
+    begun = set()
+
+    def slow_updates(action, step):
+        if action.kind is Kind.UPDATE and action.lane != "compute":
+            if (action.name, step) in begun:  # called after the update, inside its recorded time
+                time.sleep(5e-3)
+            begun.add((action.name, step))
+
+    spec = spec_for(window=2, resident=2, steps=4, clip=NEVER)
+    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
+    events = training.executor.events
+    host = [e for e in events if e.kind == Kind.UPDATE.value and e.lane == "host"]
+    backward = [e for e in events if e.kind == Kind.BACKWARD.value]
+    assert any(
+        u.start_s < b.end_s and b.start_s < u.end_s and b.step == u.step
+        for u in host
+        for b in backward
+    )
+
+
+@pytest.mark.parametrize("unit", [1, 4])
+def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit):
+    """A gradient that is not finite, seen before and after others were guessed with."""
+    spec = spec_for(window=2, resident=0, steps=4, clip=NEVER)
+    training = start(stronghold, spec, tmp_path)
+    grads = training.engine._output_grads
+
+    def poison(action, step):
+        if action.name == f"B{unit}.0" and step == 1 and (unit, 0) in grads:
+            grads[unit, 0].fill_(float("nan"))
+
+    training.executor._perturb = poison
+    try:
+        training.run(Silent())
+        after = training.parameters()
+    finally:
+        training.close()
+    assert training.skipped == [1]
+    assert all(torch.isfinite(value).all() for value in after.values())
+    if unit == 1:
+        assert settled(training)["redone"] > 0
+    losses, _ = judge(spec)
+    assert training.losses[:2] == pytest.approx(losses[:2], rel=1e-6)
