@@ -46,6 +46,9 @@ class Books:
 class Ledger(TorchDispatchMode):
     """Enter it around a step; `adopt` what was there before; `close_step` when the step is done."""
 
+    supports_higher_order_operators = True
+    """A compiled block's backward pass, seen from outside, has operators of a higher order."""
+
     def __init__(self) -> None:
         super().__init__()
         self._serials: dict[int, int] = {}

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from baselines import deepspeed_ops
+from baselines.blocks import compile_blocks
 from baselines.common import (
     Progress,
     cap_device,
@@ -59,6 +60,8 @@ class Adapter:
     """Whether parameters are born where they are offloaded to (ZeRO-3)."""
     scratch: Path | None = None
     """Folder for what goes to the disk."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the record should know of the configuration."""
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Outcome:
@@ -131,6 +134,9 @@ class Training:
         config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
         self.whole = _build(self.model, spec, config if adapter.sharded else None)
+        self.blocks = "eager blocks (ZeRO-3 fetches weights module by module)"
+        if not adapter.sharded:
+            self.blocks = compile_blocks(self.whole, spec, device)
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=self.whole,
             model_parameters=decay_groups(self.model, self.whole, spec.weight_decay),
@@ -164,7 +170,9 @@ class Training:
 
     def _step(self, step: int) -> float:
         """One optimizer step; returns its mean loss."""
-        for group in self.optimizer.param_groups:
+        # Twin-Flow's update on the device has an optimizer of its own, which nobody else tells.
+        others = getattr(self.optimizer, "backup_optimizer", None)
+        for group in (*self.optimizer.param_groups, *(others.param_groups if others else ())):
             group["lr"] = self.spec.learning_rate(step)
         total = torch.zeros((), device=self.device)
         for tokens, targets, samples in micro_batches(self.batches, self.spec, step, self.device):
@@ -198,7 +206,9 @@ class Training:
             grad_norms=progress.grad_norms,
             engine=f"deepspeed {deepspeed.__version__}",
             notes=[
+                *self.adapter.notes,
                 *self.account.notes,
+                self.blocks,
                 f"the process's resident memory peaked at {format_bytes(rss)}, libraries included",
             ],
         )
@@ -268,7 +278,7 @@ def _build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) 
     With a ZeRO-3 configuration each unit moves to where it is offloaded as soon as it is made, so a
     model is never in memory twice.
     """
-    dtype, checkpoint = DTYPES[spec.dtype], spec.activations == "recompute"
+    dtype, checkpoint = DTYPES[spec.dtype], spec.activations != "keep"
     if shard_by is None:
         return model.whole(seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
     import deepspeed

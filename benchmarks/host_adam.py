@@ -157,7 +157,7 @@ class Table:
 
 def ceilings(table: Table, counts: list[int], seconds: float) -> None:
     words = 1 << 27
-    a, b = (torch.ones(words, dtype=torch.int64) for _ in range(2))
+    a, b = (unpinned(8 * words).fill_(1) for _ in range(2))
     function = native.load(Path(__file__).with_name("dram.cpp")).memory_pass
     function.argtypes = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p) + 2 * (ctypes.c_int64,)
     for kind, (name, nbytes) in enumerate(PASSES.items()):

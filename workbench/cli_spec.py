@@ -65,8 +65,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window: str) -> None:
-    known = ", ".join((*methods.METHODS, "all"))
-    parser.add_argument("-m", "--method", help=f"{known}; {method_help}")
+    known, peers = ", ".join((*methods.METHODS, "all")), ", ".join(methods.PEERS)
+    parser.add_argument("-m", "--method", help=f"{known}; {method_help}; by name only: {peers}")
     group = parser.add_argument_group("what to train")
     for flags, field, words in SPEC_FLAGS:
         default = window if field == "window" else _default(field)

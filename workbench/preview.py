@@ -144,7 +144,9 @@ def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
         "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
     }
     if simulated:
-        facts["numbers"] = "published values and simulations; nothing was measured for this size"
+        facts["numbers"] = (
+            "published values and simulations; nothing was measured for this size here"
+        )
     return facts
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from workbench.figures import sizes
-from workbench.figures.exhibit import FIGURES, find
+from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
 from workbench.report import (
     OUTCOMES,
     Outcome,
@@ -73,7 +73,7 @@ def reproduce(
     Raises ValueError for an unknown exhibit, size or parameter, StoreError for a results folder
     that cannot be written, all before anything runs.
     """
-    figures = [find(name).FIGURE for name in only or FIGURES]
+    figures = [find(name).FIGURE for name in only or EXHIBITS]
     store = Store(results)
     values = {"size": size, "results": str(store.root), **(parameters or {})}
     sizes.named(values["size"])
@@ -84,7 +84,7 @@ def reproduce(
     save_outcomes(store, values["size"], outcomes)
     ran = {}
     for place, (figure, notebook) in enumerate(notebooks.items(), start=1):
-        head = f"[{place}/{len(figures)}] figure {figure}"
+        head = f"[{place}/{len(figures)}] {words_of(figure)}"
         echo(f"{head}: {find(figure).TITLE}")
         folder = folder_of(store, values["size"])
         ran[figure] = outcomes[figure] = run_notebook(notebook, figure, folder, values, echo)
@@ -116,7 +116,7 @@ def read_notebook(figure: str) -> Any:
     """The notebook of an exhibit, from its reviewed source."""
     import jupytext
 
-    notebook = jupytext.read(NOTEBOOKS / f"stronghold_{figure}.py")
+    notebook = jupytext.read(NOTEBOOKS / f"{notebook_of(figure)}.py")
     notebook.metadata.setdefault(
         "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
     )
@@ -131,7 +131,7 @@ def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None
     for name, value in values.items():
         if name not in known:
             raise ValueError(
-                f"unknown parameter {name!r} of figure {figure}; known: {', '.join(known)}"
+                f"unknown parameter {name!r} of {words_of(figure)}; known: {', '.join(known)}"
             )
         kind = known[name]["inferred_type_name"]
         if not isinstance(value, TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
@@ -145,7 +145,7 @@ def run_notebook(
 
     papermill runs in a thread, because in the main one its client takes over the signal handlers.
     """
-    name = f"stronghold_{figure}.ipynb"
+    name = f"{notebook_of(figure)}.ipynb"
     started, begun_s = datetime.now(UTC).isoformat(), time.monotonic()
     before = _children()
     errors: list[BaseException] = []

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from workbench.figures import measured_here, sizes
 from workbench.figures import rows as tidy
-from workbench.figures import sizes
-from workbench.figures.exhibit import Exhibit, find
+from workbench.figures.exhibit import HERE_OFFLOAD, Exhibit, find, name_of
 from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
 from workbench.figures.verdict import as_table, series_to_judge
+from workbench.published.here import OffloadRun, offload_runs
 from workbench.runs import machine
 from workbench.runs.events import Event
 from workbench.runs.planning import answer
@@ -55,11 +56,17 @@ def open_exhibit(
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
+    ``here_offload`` is the same at every size: it shows what is committed.
     `results` is the folder of the run records; a relative one lies in the repository. Raises
     ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
     """
     folder = REPOSITORY_RESULTS.parent / Path(results).expanduser()
-    return Session(find(figure), sizes.named(size), Store(folder))
+    exhibit = find(figure)
+    if exhibit.FIGURE == HERE_OFFLOAD:
+        from workbench.here_session import HereSession
+
+        return HereSession(exhibit, sizes.named(size), Store(folder))
+    return Session(exhibit, sizes.named(size), Store(folder))
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        return f"fig{self.exhibit.FIGURE}"
+        return name_of(self.exhibit.FIGURE)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -172,6 +179,7 @@ class Session:
         figure, size = self.exhibit.FIGURE, self.size.name
         parts = [tidy.published(figure)]
         if size == "paper":
+            parts.append(measured_here.rows(figure, measured_runs(self.store)))
             parts.append(tidy.simulated(figure))
             parts.append(tidy.kept_here(self.store.published_here(), figure, size))
         records = self.records() if records is None else records
@@ -222,6 +230,11 @@ class Session:
 
         facts = origin(self.records(), simulated=self.simulated)
         return Shown(facts.items(), columns=["what", "is"])
+
+
+def measured_runs(store: Store) -> list[OffloadRun]:
+    """What this project measured on named hardware; a store's own file follows the repository's."""
+    return offload_runs((REPOSITORY_RESULTS, store.root))
 
 
 def answer_of(search: Search) -> int:

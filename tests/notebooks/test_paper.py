@@ -1,4 +1,4 @@
-"""All five notebooks at the published sizes, which without a GPU run nothing: papermill, report."""
+"""All six notebooks at the published sizes, which without a GPU run nothing: papermill, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.notebooks.offline import outside_addresses
 from workbench import reproduce as module
-from workbench.figures.exhibit import FIGURES, find
+from workbench.figures.exhibit import EXHIBITS, FIGURES, find, name_of, notebook_of
 from workbench.reproduce import Reproduced, report, reproduce
 from workbench.session import open_exhibit
 
@@ -39,16 +39,16 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
     reproduced, lines = done
     assert reproduced.ok
     folder = results / "reports" / "paper"
-    for figure in FIGURES:
+    for figure in EXHIBITS:
         for suffix in (".pdf", ".png", ".csv"):
-            assert (folder / f"fig{figure}{suffix}").stat().st_size > 1000
-        ran = nbformat.read(folder / f"stronghold_{figure}.ipynb", as_version=4)
+            assert (folder / f"{name_of(figure)}{suffix}").stat().st_size > 300
+        ran = nbformat.read(folder / f"{notebook_of(figure)}.ipynb", as_version=4)
         assert all(c.execution_count for c in ran.cells if c.cell_type == "code")
         assert not [o for c in ran.cells for o in c.get("outputs", ()) if o.output_type == "error"]
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
-    assert starts[0] == f"[1/5] figure 6a: {find('6a').TITLE}"
-    assert len(starts) == 2 * len(FIGURES)
+    assert starts[0] == f"[1/6] figure 6a: {find('6a').TITLE}"
+    assert len(starts) == 2 * len(EXHIBITS)
 
 
 def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> None:

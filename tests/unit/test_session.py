@@ -17,8 +17,10 @@ from workbench.shown import Shown
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about a machine without one, wherever they run."""
+    """These tests are about a machine without one, wherever they run, and about a project that has
+    measured nothing yet."""
     monkeypatch.setattr(machine, "resolve_device", lambda device: "cpu")
+    monkeypatch.setattr("workbench.session.offload_runs", lambda roots: [])
 
 
 def with_records(figure: str, folder: Path) -> Session:

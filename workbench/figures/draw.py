@@ -107,15 +107,15 @@ def _bar(
         axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
         return
     axes.bar(x, row.value, width * 0.86, **bar_look(_color(row), row.source, row.variant))
-    end = row.value
+    end, above = row.value, 2.5
     if not (pd.isna(row.low) or pd.isna(row.high)):
         error = [[row.value - row.low], [row.high - row.value]]
         axes.errorbar(x, row.value, yerr=error, color="black", capsize=1.5, lw=0.7, capthick=0.7)
-        end = row.high
+        end, above = row.high, 3.5
     axes.annotate(
         words,
         (x, end),
-        xytext=(0, 2.5),
+        xytext=(0, above),
         textcoords="offset points",
         ha="center",
         va="bottom",
@@ -158,6 +158,8 @@ def lines(axes: Any, rows: pd.DataFrame, xlabel: str, ylabel: str) -> None:
                 va="bottom",
                 color=GREY,
             )
+    if (rows["x"].dropna() % 1 == 0).all():
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.04)
@@ -256,7 +258,7 @@ def relative_to_method(rows: pd.DataFrame, method: str) -> pd.DataFrame:
     for source, variant in series_of(rows):
         part = part_of(rows, source, variant).copy()
         base = part[part["method"] == method]["value"].dropna()
-        if base.empty:
+        if base.empty and source == "simulated":
             base = rows[(rows["source"] == source) & (rows["method"] == method)]["value"].dropna()
         if base.empty:
             continue

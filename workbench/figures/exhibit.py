@@ -20,7 +20,7 @@ class Exhibit(Protocol):
     """The members every module of an exhibit has."""
 
     FIGURE: str
-    """As in the paper, e.g. ``8a``."""
+    """As in the paper, e.g. ``8a``; a name where the paper has no such figure."""
     TITLE: str
     SECTION: str
     """Where the paper shows it."""
@@ -41,16 +41,36 @@ class Exhibit(Protocol):
 
 
 FIGURES = ("6a", "7a", "8a", "8b", "9")
+"""The paper's."""
+HERE_OFFLOAD = "here_offload"
+"""This project's own: what it measured on named hardware."""
+EXHIBITS = (*FIGURES, HERE_OFFLOAD)
 
 
 def find(figure: str) -> Exhibit:
-    """The exhibit by its number, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
+    """The exhibit by its number, ``8a`` or ``fig8a``, or by its name, ``here_offload``.
+
+    Raises ValueError naming the known ones.
+    """
     name = figure.lower().removeprefix("fig")
-    if name not in FIGURES:
-        raise ValueError(
-            f"unknown exhibit {figure!r}; known: {', '.join('fig' + f for f in FIGURES)}"
-        )
-    return import_module(f"workbench.figures.fig{name}")
+    if name not in EXHIBITS:
+        raise ValueError(f"unknown exhibit {figure!r}; known: {', '.join(map(name_of, EXHIBITS))}")
+    return import_module(f"workbench.figures.{name_of(name)}")
+
+
+def name_of(figure: str) -> str:
+    """An exhibit's name on the command line and of its files: ``fig8a``, ``here_offload``."""
+    return f"fig{figure}" if figure in FIGURES else figure
+
+
+def notebook_of(figure: str) -> str:
+    """The stem of an exhibit's notebook: ``stronghold_8a``, ``here_offload``."""
+    return f"stronghold_{figure}" if figure in FIGURES else figure
+
+
+def words_of(figure: str) -> str:
+    """An exhibit in a sentence: ``figure 8a``, ``exhibit here_offload``."""
+    return f"figure {figure}" if figure in FIGURES else f"exhibit {figure}"
 
 
 def value(
@@ -58,13 +78,13 @@ def value(
 ) -> float | None:
     """The one value of a series with these columns; None when it is missing.
 
-    Where a series has no such row at all, another one of the same source answers: a simulation of
-    our own runtime is compared with the baselines as they were published.
+    Where a simulated series has no such row at all, the other one answers: a simulation of our own
+    runtime is compared with the baselines as they were published.
     """
     part = rows[rows["source"] == source]
     for column, wanted in where.items():
         part = part[part[column] == wanted]
-    if variant is not None and (part["variant"] == variant).any():
+    if variant is not None and (source != "simulated" or (part["variant"] == variant).any()):
         part = part[part["variant"] == variant]
     part = part.dropna(subset=["value"])
     return float(part["value"].iloc[0]) if len(part) else None

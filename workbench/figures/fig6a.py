@@ -16,6 +16,7 @@ import pandas as pd
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import quotient, value
+from workbench.figures.panels import notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
 from workbench.methods.plan import Plan
@@ -107,7 +108,7 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     note = "At a bar: the size and, where known, the tier that was full."
     if same_scale:
         axes = figure.subplots()
-        drawing.bars(axes, rows, names, "size (billion parameters)", bound=True)
+        drawing.bars(axes, in_billions(rows), names, "size (billion parameters)", bound=True)
     else:
         left, right = figure.subplots(1, 2)
         own = drawing.without(rows, "published")
@@ -117,7 +118,14 @@ def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
         drawing.bars(right, ratios, names, "relative to Megatron-LM", number="{:.2f}")
         right.set_title("as ratios, beside the published ones")
     drawing.legend_of_bars(figure, rows)
-    drawing.small_print(figure, rows, note)
+    drawing.small_print(figure, rows, note, *notes_of_measured(rows))
+
+
+def in_billions(rows: pd.DataFrame) -> pd.DataFrame:
+    """All sizes in the unit of the published ones; runs here count in millions."""
+    millions = rows["unit"] == tidy.UNITS["parameters"]
+    scale = millions.map({True: 1e-3, False: 1.0})
+    return rows.assign(**{name: rows[name] * scale for name in ("value", "low", "high")})
 
 
 def _names() -> dict[str, str]:

@@ -10,6 +10,7 @@ from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import quotient, value
 from workbench.figures.fig8a import THRESHOLDS, claim
+from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
 from workbench.runs.methods import METHODS
@@ -68,23 +69,31 @@ def rows(records: list[RunRecord]) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     """Bars in pairs, a baseline and STRONGHOLD."""
-    if same_scale:
-        axes = figure.subplots()
-        drawing.bars(axes, rows, _names(rows), "throughput (samples/s)", column="pair")
-    else:
-        left, right = figure.subplots(1, 2)
-        own = drawing.without(rows, "published")
-        drawing.bars(left, own, _names(own), "throughput (samples/s)", column="pair")
-        left.set_title("this machine, reduced size and budgets")
-        ratios = relative(drawing.compared(rows))
-        names = {method: METHODS[method].label.replace("-", "-\n", 1) for method in BASELINES}
-        drawing.bars(
-            right, ratios, names, "STRONGHOLD over baseline", column="pair", number="{:.2f}"
-        )
-        right.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
-        right.set_title("as ratios, beside the published ones")
+
+    def absolute(axes: Any, part: pd.DataFrame) -> None:
+        drawing.bars(axes, part, _names(part), "throughput (samples/s)", column="pair")
+
+    def ratios(axes: Any, part: pd.DataFrame) -> None:
+        names = {method: _name_and_depths(part, method) for method in BASELINES}
+        words = "STRONGHOLD over baseline"
+        drawing.bars(axes, relative(part), names, words, column="pair", number="{:.2f}")
+        axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
+
+    reduced = "reduced size and budgets"
+    draw_panels(figure, rows, absolute, ratios, same_scale=same_scale, reduced=reduced)
     drawing.legend_of_bars(figure, rows, pairs=True)
-    drawing.small_print(figure, rows)
+    drawing.small_print(figure, rows, *notes_of_measured(rows))
+
+
+def _name_and_depths(rows: pd.DataFrame, method: str) -> str:
+    """A baseline, with both depths where named hardware was measured at another."""
+    label = METHODS[method].label
+    here = rows[(rows["source"] == "measured") & (rows["variant"] != "") & (rows["pair"] == method)]
+    if here.empty:
+        return label.replace("-", "-\n", 1)
+    there = rows[(rows["source"] == "published") & (rows["pair"] == method)]["layers"]
+    depths = dict.fromkeys([*there.astype(int), *here["layers"].astype(int)])
+    return f"{label}\n{', here '.join(map(str, depths))} layers"
 
 
 def _names(rows: pd.DataFrame) -> dict[str, str]:
@@ -125,7 +134,20 @@ def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
             value(ratios, source, variant, pair=method),
             threshold,
             (source, variant),
+            why=_other_depth(rows, source, variant, method),
             cannot=no_speed_of(rows, source, method),
         )
         for method, threshold in THRESHOLDS.items()
     ]
+
+
+def _other_depth(rows: pd.DataFrame, source: str, variant: str, pair: str) -> str:
+    """That a series compares at another depth than the paper does, where it is on named hardware:
+    smaller sizes have depths of their own."""
+    part = rows[(rows["pair"] == pair) & rows["layers"].notna()]
+    theirs = part[part["source"] == "published"]["layers"]
+    ours = drawing.part_of(part, source, variant)["layers"]
+    if source != "measured" or not variant or theirs.empty or ours.empty:
+        return ""
+    there, here = int(theirs.iloc[0]), int(ours.iloc[0])
+    return "" if here == there else f"at {here} layers here, at {there} in the paper"

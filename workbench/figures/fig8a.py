@@ -9,6 +9,7 @@ import pandas as pd
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import quotient, value
+from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
 from workbench.runs.methods import METHODS
@@ -41,19 +42,17 @@ def rows(records: list[RunRecord]) -> pd.DataFrame:
 def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     """Bars by method."""
     names = {name: method.label.replace("-", "-\n", 1) for name, method in METHODS.items()}
-    if same_scale:
-        axes = figure.subplots()
-        drawing.bars(axes, rows, names, "throughput (samples/s)")
-    else:
-        left, right = figure.subplots(1, 2)
-        own = drawing.without(rows, "published")
-        drawing.bars(left, own, names, "throughput (samples/s)")
-        left.set_title("this machine, reduced size")
-        ratios = drawing.relative_to_method(drawing.compared(rows), "megatron-lm")
-        drawing.bars(right, ratios, names, "relative to Megatron-LM", number="{:.2f}")
-        right.set_title("as ratios, beside the published ones")
+
+    def absolute(axes: Any, part: pd.DataFrame) -> None:
+        drawing.bars(axes, part, names, "throughput (samples/s)")
+
+    def ratios(axes: Any, part: pd.DataFrame) -> None:
+        part = drawing.relative_to_method(part, "megatron-lm")
+        drawing.bars(axes, part, names, "relative to Megatron-LM", number="{:.2f}")
+
+    draw_panels(figure, rows, absolute, ratios, same_scale=same_scale, reduced="reduced size")
     drawing.legend_of_bars(figure, rows)
-    drawing.small_print(figure, rows)
+    drawing.small_print(figure, rows, *notes_of_measured(rows))
 
 
 def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
+from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least
 from workbench.runs.record import RunRecord
@@ -18,6 +19,7 @@ TITLE = "Scaling with depth"
 CLAIM = "With a fixed window, STRONGHOLD's time per iteration grows linearly with the layers."
 LINEAR = 0.98
 """R squared of a straight line from which we call it linear; the published series has 0.9985."""
+NO_FIXED_WINDOW = "the planner chose the window at each depth, so these points have no fixed one"
 
 
 def specs(size: Size, largest: dict[str, int]) -> list[RunSpec]:
@@ -38,23 +40,18 @@ def rows(records: list[RunRecord]) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     """A line over the layers."""
-    if same_scale:
-        axes = figure.subplots()
-        drawing.lines(axes, rows, "layers", "time per iteration (ms)")
-    else:
-        left, right = figure.subplots(1, 2)
-        own = drawing.without(rows, "published")
-        drawing.lines(left, own, "layers", "time per iteration (ms)")
-        left.set_title("this machine, reduced size")
-        drawing.lines(
-            right,
-            relative(drawing.compared(rows)),
-            "layers (shallowest = 1)",
-            "time (shallowest = 1)",
-        )
-        right.set_title("as ratios, beside the published ones")
+
+    def absolute(axes: Any, part: pd.DataFrame) -> None:
+        drawing.lines(axes, part, "layers", "time per iteration (ms)")
+
+    def ratios(axes: Any, part: pd.DataFrame) -> None:
+        drawing.lines(axes, relative(part), "layers (shallowest = 1)", "time (shallowest = 1)")
+
+    draw_panels(
+        figure, rows, absolute, ratios, same_scale=same_scale, reduced="reduced size", rowwise=True
+    )
     drawing.legend_of_lines(figure)
-    drawing.small_print(figure, rows)
+    drawing.small_print(figure, rows, *notes_of_measured(rows))
 
 
 def relative(rows: pd.DataFrame) -> pd.DataFrame:
@@ -78,6 +75,8 @@ def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         r_squared(drawing.part_of(rows, *series))
         for series in (("published", ""), (source, variant))
     )
+    windows = drawing.part_of(rows, source, variant)["window"]
+    chosen = source == "measured" and bool(variant) and windows.isna().any()
     return [
         at_least(
             f"time over layers is a straight line (R squared at least {LINEAR})",
@@ -85,5 +84,6 @@ def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
             here,
             LINEAR,
             (source, variant),
+            cannot=NO_FIXED_WINDOW if chosen else "",
         )
     ]

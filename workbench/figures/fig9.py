@@ -8,6 +8,7 @@ import pandas as pd
 
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
+from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least
 from workbench.runs.record import RunRecord
@@ -42,23 +43,19 @@ def rows(records: list[RunRecord]) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame, *, same_scale: bool) -> None:
     """A line over the window."""
-    if same_scale:
-        axes = figure.subplots()
-        drawing.lines(axes, rows, "window (layers)", "time per iteration (ms)")
-    else:
-        left, right = figure.subplots(1, 2)
-        own = drawing.without(rows, "published")
-        drawing.lines(left, own, "window (layers)", "time per iteration (ms)")
-        left.set_title("this machine, reduced size")
-        drawing.lines(
-            right,
-            relative(drawing.compared(rows)),
-            "window, as a share of the layers",
-            "time (smallest window = 1)",
-        )
-        right.set_title("as ratios, beside the published ones")
+
+    def absolute(axes: Any, part: pd.DataFrame) -> None:
+        drawing.lines(axes, part, "window (layers)", "time per iteration (ms)")
+
+    def ratios(axes: Any, part: pd.DataFrame) -> None:
+        words = ("window, as a share of the layers", "time (smallest window = 1)")
+        drawing.lines(axes, relative(part), *words)
+
+    draw_panels(
+        figure, rows, absolute, ratios, same_scale=same_scale, reduced="reduced size", rowwise=True
+    )
     drawing.legend_of_lines(figure)
-    drawing.small_print(figure, rows)
+    drawing.small_print(figure, rows, *notes_of_measured(rows))
 
 
 def relative(rows: pd.DataFrame) -> pd.DataFrame:

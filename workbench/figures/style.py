@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.figures.rows import HERE
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -30,6 +32,8 @@ class Look:
 
     color: str
     marker: str
+    pale: bool = False
+    """Filled in a lighter tone of its colour, which remains at the edge."""
 
 
 LOOKS = {
@@ -39,10 +43,26 @@ LOOKS = {
     "zero-infinity": Look("#CC79A7", "v"),
     "stronghold": Look("#D55E00", "o"),
 }
+"""The methods of the paper, in the order in which its figures have them."""
+
+HERE_LOOKS = {
+    "plain": Look("#000000", "P"),
+    "megatron-core": LOOKS["megatron-lm"],
+    "l2l": LOOKS["l2l"],
+    "fsdp-offload": Look("#56B4E9", "X"),
+    "zero-offload": LOOKS["zero-offload"],
+    "zero-infinity": LOOKS["zero-infinity"],
+    "zero-infinity-disk": Look("#CC79A7", "<", pale=True),
+    "stronghold": LOOKS["stronghold"],
+    "stronghold-disk": Look("#D55E00", "h", pale=True),
+}
+"""The methods of the offload benchmark: one that keeps state on a disk is a paler one of itself."""
 
 SOURCES = ("published", "simulated", "measured")
 EXACT = "ours, exact"
 """The second variant of a simulation: our own runtime on the published machine."""
+HATCHES = {EXACT: "xxxxx", HERE: "\\\\\\\\\\"}
+"""Of simulations; the published code's has the first hatch."""
 
 RC = {
     "figure.dpi": 110,
@@ -79,14 +99,25 @@ def styled() -> Iterator[None]:
         yield
 
 
+def lighter(color: str) -> tuple[float, float, float]:
+    """A colour half way to white."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = ((1 + part) / 2 for part in to_rgb(color))
+    return red, green, blue
+
+
 def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
     """Keyword arguments of `Axes.bar` for a value of a source."""
     look: dict[str, Any] = {"facecolor": "white", "edgecolor": color, "linewidth": 0.9}
     if source == "published":
         return {**look, "linewidth": 1.3}
     if source == "simulated":
-        return {**look, "hatch": "xxxxx" if variant == EXACT else "/////"}
-    return {**look, "facecolor": color}
+        return {**look, "hatch": HATCHES.get(variant, "/////")}
+    if not variant:
+        return {**look, "facecolor": color}
+    # On named hardware, beside what the machine at hand measured: filled too, with a black edge.
+    return {**look, "facecolor": _tone(color, variant), "edgecolor": "black"}
 
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
@@ -100,11 +131,19 @@ def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
         hollow = {"markerfacecolor": "white", "markersize": 5.5, "markeredgewidth": 1.2}
         return {**base, **hollow, "linestyle": ":"}
     if source == "simulated":
-        marker = "s" if variant == EXACT else "D"
+        marker = {EXACT: "s", HERE: "^"}.get(variant, "D")
         style = "-." if variant == EXACT else "--"
         half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.7}
         return {**base, **half, "marker": marker, "linestyle": style}
-    return {**base, "linestyle": "-"}
+    if not variant:
+        return {**base, "linestyle": "-"}
+    tone = {"markerfacecolor": _tone(look.color, variant), "markeredgecolor": "black"}
+    return {**base, **tone, "markeredgewidth": 0.7, "linestyle": "-"}
+
+
+def _tone(color: str, variant: str) -> Any:
+    """Two types of numbers, measured on one machine, are told apart by how dark their fill is."""
+    return lighter(color) if variant == "fp32" else color
 
 
 def name_of(source: str, variant: str, hardware: str = "") -> str:

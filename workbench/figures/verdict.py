@@ -86,11 +86,16 @@ def no_speed_of(rows: pd.DataFrame, source: str, method: str) -> str:
 
 
 def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Measured values where there are some, else the simulations of the published machine."""
+    """Measured values where there are some, else the simulations of the published machine.
+
+    Measurements of another setting than the exhibit's (a variant: other numbers, named hardware)
+    replace no simulation; they are judged beside it.
+    """
     pairs = dict.fromkeys(zip(rows["source"], rows["variant"], strict=True))
-    measured = [pair for pair in pairs if pair[0] == "measured"]
+    measured = [pair for pair in pairs if pair == ("measured", "")]
+    elsewhere = [pair for pair in pairs if pair[0] == "measured" and pair[1]]
     simulated = [pair for pair in pairs if pair[0] == "simulated" and pair[1] != HERE]
-    return measured or simulated or [("measured", "")]
+    return [*(measured or simulated), *elsewhere] or [("measured", "")]
 
 
 def as_table(verdicts: list[Verdict]) -> pd.DataFrame:

@@ -98,6 +98,8 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
     cost = draft.profile.units[unit]
     me = act(F, unit, micro)
     after, uses, frees = [], [draft.weights(unit, turn=0)], []
+    if unit in draft.layout.pulled:
+        after.append(act(Kind.UPDATE, unit, step=-1))
     if unit:
         after.append(act(F, unit - 1, micro))
         uses.append(name.activation(unit, micro))

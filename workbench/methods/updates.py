@@ -22,7 +22,7 @@ from __future__ import annotations
 from workbench.methods.draft import Draft
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
@@ -80,10 +80,12 @@ def update(draft: Draft, unit: int) -> None:
         after.append(act(Kind.BACKWARD, unit, draft.last_micro))
         uses, frees = [name.weights(unit), name.states(unit)], []
         (frees if draft.fresh_gradients(unit) else uses).append(name.gradients(unit))
+        lane = COMPUTE
         if unit in layout.pulled:
+            lane = VISIT
             _pull(draft, unit)
             after.append(act(Kind.PULL, unit))
-        draft.add(Kind.UPDATE, unit, COMPUTE, after=after, uses=uses, frees=frees)
+        draft.add(Kind.UPDATE, unit, lane, after=after, uses=uses, frees=frees)
         if unit in layout.pulled:
             draft.add(
                 Kind.PUSH,

@@ -10,6 +10,10 @@ both gradients live from the forward pass on, and in bf16 each chunk rounds the 
 gradient once more, so chunks are few.
 
 The mean's 1 / N is applied where the logits' gradient is rounded, and costs no rounding of its own.
+
+Words come in any number, and matrix units want whole tiles: on an H200 a product with 50,257
+columns takes 4.6 times as long as one with 50,304. So each product is two, one of all words but the
+last few, and a small one of those.
 """
 
 from __future__ import annotations
@@ -67,6 +71,8 @@ class _Chunked(torch.autograd.Function):
         want_x, want_weight = (grads and needed for needed in ctx.needs_input_grad[:2])
         tokens, vocab = len(x), len(weight)
         columns = _round_up(vocab)
+        whole = vocab - vocab % ALIGNED
+        tiles = [part for part in (slice(0, whole), slice(whole, vocab)) if part.start < part.stop]
         rows = _rows(tokens, columns * x.element_size(), chunk_bytes)
         memory = x.new_empty(rows, columns)
         losses = x.new_empty(tokens, dtype=torch.float32)
@@ -77,14 +83,16 @@ class _Chunked(torch.autograd.Function):
             part = slice(start, min(start + rows, tokens))
             x_c = x[part]
             logits = memory[: len(x_c), :vocab]
-            torch.mm(x_c, weight.t(), out=logits)
+            for words in tiles:
+                torch.mm(x_c, weight[words].t(), out=logits[:, words])
             cross_entropy_(logits, targets[part], losses[part], scale)
-            if want_x:
-                torch.mm(logits, weight, out=grad_x[part])
-            if want_weight and start == 0:
-                torch.mm(logits.t(), x_c, out=grad_weight)
-            elif want_weight:
-                grad_weight.addmm_(logits.t(), x_c)
+            for words in tiles:
+                if want_x:
+                    _add_product(
+                        grad_x[part], logits[:, words], weight[words], new=words == tiles[0]
+                    )
+                if want_weight:
+                    _add_product(grad_weight[words], logits[:, words].t(), x_c, new=start == 0)
         ctx.multiply_ = multiply_
         ctx.grads = grad_x, grad_weight
         return losses.mean()
@@ -103,6 +111,14 @@ class _Chunked(torch.autograd.Function):
             if tensor is not None:
                 ctx.multiply_(tensor, grad)
         return *grads, None, None, None, None, None
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor, *, new: bool) -> None:
+    """out = a b where `new`, else out += a b."""
+    if new:
+        torch.mm(a, b, out=out)
+    else:
+        out.addmm_(a, b)
 
 
 def _rows(tokens: int, row_bytes: int, chunk_bytes: int) -> int:

@@ -154,6 +154,8 @@ class Adam(Load):
     def __init__(self, device: torch.device, *, threads: int, numel: int, narrow: bool) -> None:
         super().__init__(device, piece_bytes=16 * numel)
         self.amount, self._kernel_threads = numel, threads
+        self.bytes_each = 26 if narrow else 28
+        """Of memory that one parameter's update reads and writes."""
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
         self._moments = torch.zeros(self.ring, 2, numel, device=device)

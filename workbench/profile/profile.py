@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, VISIT, Action, Kind
 from workbench.schedule.buffers import host_gradients, kept, weights
 
 
@@ -45,6 +45,8 @@ class Hardware:
     """Share of a transfer's time in which its thread works; below 1 where the link is emulated."""
     action_overhead_s: float = 0.0
     """Fixed cost of starting one action on a lane (a thread to wake, kernels to launch)."""
+    host_memory_bytes_per_s: float = 0.0
+    """What host memory gives to host updates and both ways of the link together; 0 for unknown."""
     slowdowns: dict[str, float] = field(default_factory=dict)
     """``"compute|host"``: factor by which compute slows while a host update runs beside it."""
 
@@ -168,7 +170,7 @@ class ProfileCosts:
                 return overhead + unit.backward_s + self._gradient_s(action)
             case Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
                 return overhead + unit.backward_s / 2
-            case Kind.UPDATE if action.lane == COMPUTE:
+            case Kind.UPDATE if action.lane in (COMPUTE, VISIT):
                 return overhead + unit.parameters / hardware.device_adam_params_per_s
             case Kind.UPDATE if self.clips and host_gradients(action.unit) in action.uses:
                 return overhead
@@ -213,7 +215,30 @@ class ProfileCosts:
         for other in busy:
             factor *= self.profile.hardware.slowdowns.get(f"{lane}|{other}", 1.0)
             in_pairs *= self._crowding((lane, other))
-        return max(1.0, factor * self._crowding((lane, *busy)) / in_pairs)
+        factor = factor * self._crowding((lane, *busy)) / in_pairs
+        return max(1.0, factor, self._thirst((lane, *busy)) if lane in self._drinks() else 1.0)
+
+    def _drinks(self) -> dict[str, float]:
+        """Lane kind -> bytes per second that its work asks of host memory."""
+        hardware = self.profile.hardware
+        if not hardware.host_memory_bytes_per_s:
+            return {}
+        adam = (
+            2 * (self.profile.weight_bytes + self.profile.state_bytes) + self.profile.weight_bytes
+        )
+        return {
+            HOST: hardware.host_adam_params_per_s * adam,
+            H2D: hardware.h2d_bytes_per_s,
+            D2H: hardware.d2h_bytes_per_s,
+        }
+
+    def _thirst(self, lanes: tuple[str, ...]) -> float:
+        """How many times what host memory gives the busy lanes together ask of it. Pairs do not
+        show this: a copy and an update, or both ways of the link, leave room for each other, and
+        all three do not."""
+        drinks = self._drinks()
+        asked = sum(drinks.get(lane, 0.0) for lane in set(lanes))
+        return asked / self.profile.hardware.host_memory_bytes_per_s
 
     def _crowding(self, lanes: tuple[str, ...]) -> float:
         """Threads of busy lanes per core, at least 1; copy engines and disks need none."""

@@ -274,8 +274,7 @@ class Engine:
         key = (action.unit, action.microbatch)
         source = self._inputs.pop(key)
         self._copy(self.memory.host_activation(*key, like=source), source)
-        if source.is_cuda:  # allocated on the compute stream, read on this one
-            source.record_stream(torch.cuda.current_stream())
+        _read_here(source)
         self._count("store", source.nbytes)
 
     def _fetch(self, action: Action, step: int) -> None:
@@ -310,7 +309,8 @@ class Engine:
             return
         self.optimizer.update_resident(unit, state, self._gradients[unit])
         if self._gradient_slab(unit) is None:
-            del self._gradients[unit]
+            for grad in self._gradients.pop(unit):
+                _read_here(grad)
 
     # -- small answers --------------------------------------------------------------------------
 
@@ -345,3 +345,9 @@ class Engine:
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:
             self.moved[way] += nbytes
+
+
+def _read_here(tensor: Tensor) -> None:
+    """Its memory, from the compute stream's, is free only when the current stream has read it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())

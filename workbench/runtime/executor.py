@@ -6,6 +6,8 @@ so that copies, compute and host updates overlap exactly as far as the dependenc
 
 * the compute lane runs in the caller's thread, on its own stream;
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
+* updates of states that visit the device have a stream too, since they wait for the link while
+  compute goes on;
 * host and disk lanes are plain threads; their work releases the interpreter lock.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
@@ -29,7 +31,7 @@ from dataclasses import dataclass
 import torch
 
 from workbench.runtime.threads import use_lane_thread
-from workbench.schedule.action import COMPUTE, D2H, H2D, Action, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, VISIT, Action, lane_kind
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
@@ -94,7 +96,8 @@ class Executor:
         self._record_from = record_from
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            self._streams = {kind: torch.cuda.Stream(device) for kind in (COMPUTE, H2D, D2H)}
+            kinds = (COMPUTE, VISIT, H2D, D2H)
+            self._streams = {kind: torch.cuda.Stream(device) for kind in kinds}
         self._waits = unroll(schedule).references
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)

@@ -13,11 +13,11 @@
 //
 // Arithmetic. Every operation of an update is the one torch's AdamW performs, in the same order and
 // precision: it adds to each moment with a fused multiply-add and rounds each other step by itself.
-// The build therefore forbids the compiler to contract on its own
-// (-ffp-contract=off), and the two contractions that are wanted are written out below. So moments
-// agree bit for bit with torch's for-loop, foreach and fused forms, and weights with the fused one;
-// the other two take square roots from a vector library that does not always round correctly. The
-// inverse undoes these operations one by one; adam_step.py states its error.
+// The build therefore forbids the compiler to contract on its own (-ffp-contract=off), and the two
+// contractions that are wanted are written out below. So moments agree bit for bit with torch's
+// for-loop, foreach and fused forms, and weights with the fused one; the other two take square
+// roots from a vector library that does not always round correctly. The inverse undoes these
+// operations one by one; adam_step.py states its error.
 //
 // Threads. Plain std::thread over blocks of the slab: torch already brings an OpenMP runtime into
 // the process, and a second one (or oversubscription of the first, since several layers are
@@ -263,8 +263,8 @@ template <class Grad, bool split, bool reverts, bool applies>
 void update_all(const Call& call) {
     // Threads take the next block when they are done with one, so one that starts late or shares
     // its core does less, instead of all others waiting for it. Blocks shrink towards the end,
-    // where all others wait for the last. They are a whole number of cache lines of every slab, so that
-    // no two threads write one line.
+    // where all others wait for the last. They are a whole number of cache lines of every slab, so
+    // that no two threads write one line.
     constexpr std::int64_t least = WORKBENCH_LEAST_BLOCK, most = WORKBENCH_MOST_BLOCK;
     // Starting a thread costs about as much as it updates of the least slab that gets one.
     constexpr std::int64_t worth_a_thread = 1 << 16;
@@ -279,7 +279,7 @@ void update_all(const Call& call) {
             const std::int64_t border = std::clamp(call.decay_split, begin, stop);
             update_range<Grad, split, reverts, applies>(call, begin, border, true);
             update_range<Grad, split, reverts, applies>(call, border, stop, false);
-            begin = end; // a guess: others will have gone on, and the exchange says how far
+            begin = end; // a guess: others have gone on, and the exchange says how far
         }
     });
 }

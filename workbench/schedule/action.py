@@ -61,8 +61,10 @@ class Kind(StrEnum):
 
 
 COMPUTE, H2D, D2H, HOST = "compute", "h2d", "d2h", "host"
+VISIT = "visit"
+"""Device updates of states that visit it, beside the compute lane: they wait for the link."""
 DISK_IN, DISK_OUT, NET_IN, NET_OUT = "disk-in", "disk-out", "net-in", "net-out"
-LANES = (COMPUTE, H2D, D2H, HOST, DISK_IN, DISK_OUT, NET_IN, NET_OUT)
+LANES = (COMPUTE, VISIT, H2D, D2H, HOST, DISK_IN, DISK_OUT, NET_IN, NET_OUT)
 
 
 def lane_kind(lane: str) -> str:

@@ -8,7 +8,7 @@ they are read.
 
 from __future__ import annotations
 
-from workbench.schedule.action import COMPUTE, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, VISIT, Kind, lane_kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
 
@@ -177,7 +177,7 @@ def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why
     """All gradients of a unit are there when `reader` starts: on the host, where it runs there."""
     for weight_gradient in passes.weight_gradients(unit):
         proof.require(weight_gradient, reader, why)
-    if lane_kind(proof.schedule.actions[reader].lane) != COMPUTE:
+    if lane_kind(proof.schedule.actions[reader].lane) not in (COMPUTE, VISIT):
         for leaving in proof.find(Kind.GRAD_OUT, unit):
             proof.require(leaving, reader, why)
 

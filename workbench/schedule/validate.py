@@ -36,6 +36,7 @@ from workbench.schedule.action import (
     HOST,
     NET_IN,
     NET_OUT,
+    VISIT,
     Kind,
     lane_kind,
 )
@@ -53,7 +54,8 @@ LANES_OF = {
     **dict.fromkeys(rules.COMPUTING, (COMPUTE,)),
     **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL), (H2D,)),
     **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH), (D2H,)),
-    **dict.fromkeys((Kind.NORM, Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST)),
+    **dict.fromkeys((Kind.NORM, Kind.SETTLE), (COMPUTE, HOST)),
+    Kind.UPDATE: (COMPUTE, HOST, VISIT),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
     Kind.SEND: (NET_OUT,),

@@ -1,0 +1,279 @@
+"""Train with FSDP2 (`fully_shard`) and its CPU offload, as torch offers it, on one device.
+
+fp32 weights rest in pinned host memory. When a block is called FSDP copies its weights to the
+device and casts them there; its gradients, widened on the device, leave while the backward pass
+goes on; after it the host takes their norm and runs AdamW on the weights themselves. On one device
+nothing has to be gathered or reduced, so no collective is ever issued; torch (2.11 to 2.13) then
+fetches weights on the compute stream, and prefetching settings change nothing about it.
+
+Two things are done better than by the usual recipe, since a peer is to run at its best. The
+optimizer and the norm work on the local tensors, which are the whole parameters here: a DTensor
+costs the host a dispatch per parameter and operation. And the norm is summed in rows
+(`baselines.adamw`), since torch's norm of a large tensor on a CPU is off by a percent.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+from baselines.adamw import global_norm
+from baselines.blocks import compile_blocks
+from baselines.common import (
+    Progress,
+    cap_device,
+    decay_groups,
+    latest_checkpoint,
+    micro_batches,
+    named_units,
+    new_checkpoint,
+    now_s,
+)
+from baselines.fsdp.update import fastest
+from baselines.ledger import Ledger
+from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.model import make_model
+from workbench.model.base import LayeredModel, Whole, set_parameter
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.threads import use_device_threads
+from workbench.runtime.tiers import OutOfMemory
+from workbench.units import format_bytes
+
+LABEL = "FSDP2"
+STATE_FILE = "state.pt"
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with FSDP2; its process group is gone when this returns or raises.
+
+    Raises ValueError for what FSDP2 does not offer, OutOfMemory when a budget is too small.
+    """
+    refuse(spec)
+    with single_rank(resolve_device(spec.device)):
+        run = Training(spec, report, folder)
+        run.run()
+        return run.outcome()
+
+
+def refuse(spec: RunSpec) -> None:
+    """Raise ValueError for what FSDP2's offload does not have."""
+    if spec.activations == "host":
+        raise ValueError(
+            f"{LABEL} keeps or recomputes activations; activations cannot be 'host', use "
+            "'recompute' or 'keep'"
+        )
+    if spec.optimizer_tier == "disk":
+        raise ValueError(f"{LABEL} has no disk tier: optimizer_tier is 'disk', use 'host'")
+    if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
+        raise ValueError(
+            f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
+            "weights behind the back of whoever counts them; leave it out"
+        )
+
+
+@contextmanager
+def single_rank(device: torch.device) -> Iterator[None]:
+    """A process group of this process alone, in memory: no launcher, no port."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = distributed.HashStore()
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+class Training:
+    """One training by FSDP2, inside a process group."""
+
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device = resolve_device(spec.device)
+        self.on_gpu = self.device.type == "cuda"
+        use_device_threads(self.device.type)
+        if self.on_gpu:
+            cap_device(self.device, spec.device_memory)
+        self.model = make_model(spec.model)
+        self.host_bytes = host_bytes(self.model, pinned=self.on_gpu)
+        if spec.host_memory is not None and self.host_bytes > spec.host_memory:
+            raise OutOfMemory(
+                tier="host",
+                what=f"training by {LABEL}",
+                asked=self.host_bytes,
+                in_use=0,
+                budget=spec.host_memory,
+            )
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        maker, self.update = fastest(spec, self.device)
+        report.phase("sharding the model")
+        self.whole = _sharded(self.model, spec, self.device)
+        self.blocks = compile_blocks(self.whole, spec, self.device)
+        report.phase(f"training with {self.blocks}, update by {self.update}")
+        with torch.no_grad():
+            self.masters = {p: p.to_local() for _, _, p in named_units(self.whole)}
+        groups = decay_groups(self.model, self.whole, spec.weight_decay)
+        for group in groups:
+            group["params"] = [self.masters[parameter] for parameter in group["params"]]
+        self.optimizer = maker(groups, spec)
+        self.progress = Progress()
+        self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
+
+    def run(self) -> None:
+        """All steps that are left."""
+        self._resume()
+        spec, progress = self.spec, self.progress
+        counted_step = progress.next_step + 1  # the first one also compiles and pins
+        for step in range(progress.next_step, spec.steps):
+            begun_s = now_s(self.device)
+            with self._counting() if self.on_gpu and step == counted_step else nullcontext():
+                loss, norm = self._step(step)
+            seconds = now_s(self.device) - begun_s
+            skipped = not math.isfinite(norm)
+            progress.done(loss, seconds, norm, skipped=skipped)
+            if skipped:
+                self.report.event("skipped", step=step, grad_norm=str(norm))
+            self.report.step(step, loss, seconds)
+            if spec.save_every and progress.next_step % spec.save_every == 0:
+                self._save()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the fp32 weights by their names in the whole model."""
+        return {
+            self.model.state_name(unit, name): self.masters[parameter].clone()
+            for unit, name, parameter in named_units(self.whole)
+        }
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        progress, rss = self.progress, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
+        return Outcome(
+            losses=progress.losses,
+            step_seconds=progress.step_seconds,
+            peak_bytes={"device": peak, "host": self.host_bytes, "disk": 0},
+            moved_bytes={**self.moved, "read": 0, "write": 0},
+            parameters=self.model.parameters_count(),
+            skipped_steps=progress.skipped,
+            grad_norms=progress.grad_norms,
+            engine=f"FSDP2 of torch {torch.__version__}, {self.blocks}, update by {self.update}",
+            notes=[*self._notes(), f"the process's resident memory peaked at {format_bytes(rss)}"],
+        )
+
+    def _notes(self) -> list[str]:
+        if not self.on_gpu:
+            return [
+                "device peak and bytes moved: not measured on a CPU, where FSDP's copies are "
+                "aliases and it frees weights by resizing their storage",
+                "host peak: weights, gradients and moments",
+            ]
+        reserved = format_bytes(torch.cuda.max_memory_reserved(self.device))
+        return [
+            f"device peak: torch's allocator, which had reserved {reserved}",
+            "host peak: weights, gradients and moments; torch rounds each pinned tensor up to a "
+            "power of two, and so does this figure",
+        ]
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _step(self, step: int) -> tuple[float, float]:
+        """One optimizer step; returns its mean loss and the norm of its gradients."""
+        spec, total = self.spec, torch.zeros((), device=self.device)
+        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
+            loss = self.whole(tokens, targets, step=step, samples=samples)
+            (loss / spec.microbatches).backward()
+            total += loss.detach()
+        with torch.no_grad():
+            for parameter, master in self.masters.items():
+                assert parameter.to_local().data_ptr() == master.data_ptr()
+                master.grad, parameter.grad = parameter.grad.to_local(), None
+            norm = global_norm([master.grad for master in self.masters.values()])
+            self.optimizer.step(spec.learning_rate(step), norm)
+        return float(total) / spec.microbatches, float(norm)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Enter the bytes that cross the link."""
+        with Ledger() as ledger:
+            yield
+        books = ledger.close_step(None)
+        self.moved = {"load": books.load_bytes, "store": books.store_bytes}
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        path = new_checkpoint(self.folder, self.progress.next_step)
+        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
+        torch.save(state, path / STATE_FILE)
+        self.progress.save(path)
+        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+
+    @torch.no_grad()
+    def _resume(self) -> None:
+        path = latest_checkpoint(self.folder) if self.spec.save_every else None
+        if path is None:
+            return
+        state = torch.load(path / STATE_FILE, weights_only=True)
+        for master, saved in zip(self.masters.values(), state["masters"], strict=True):
+            master.copy_(saved)
+        self.optimizer.inner.load_state_dict(state["inner"])
+        self.progress = Progress.load(path)
+        self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+
+
+def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
+    """What weights, gradients and moments take on the host, known before a run starts.
+
+    Weights and gradients are pinned, where torch's allocator rounds up to a power of two.
+    """
+    total = 0
+    for unit in range(model.num_units):
+        for shape in model.shapes(unit).values():
+            nbytes = 4 * shape.numel()
+            held = 1 << (nbytes - 1).bit_length() if pinned else nbytes
+            total += 2 * held + 2 * nbytes
+    return total
+
+
+def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device) -> Whole:
+    """The whole model with everyone's initial weights, each block sharded as soon as it is made:
+    so a model is never in memory twice. What is outside the blocks is the root's."""
+    settings = _settings(spec, device)
+    units: list[nn.Module] = []
+    for unit in range(model.num_units):
+        module = model.build(unit, seed=spec.seed)
+        for (tied, name), (owner, owner_name) in model.tied().items():
+            if tied == unit:
+                set_parameter(module, name, units[owner].get_parameter(owner_name))
+        if 0 < unit < model.head:
+            fully_shard(module, **settings)
+        units.append(module)
+    whole = Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
+    fully_shard(whole, **settings)
+    return whole
+
+
+def _settings(spec: RunSpec, device: torch.device) -> dict[str, Any]:
+    """Arguments of `fully_shard`.
+
+    Gradients are reduced in fp32: with one rank that is the same values as in bf16, widened by the
+    copy there is anyway instead of by a pass of its own.
+    """
+    policy = MixedPrecisionPolicy()
+    if spec.dtype != "fp32":
+        policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.dtype], reduce_dtype=torch.float32)
+    return {
+        "mesh": init_device_mesh(device.type, (1,)),
+        "mp_policy": policy,
+        "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda"),
+    }

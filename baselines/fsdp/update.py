@@ -1,0 +1,94 @@
+"""The AdamW that runs on the host after FSDP's backward pass: the faster of the two at hand.
+
+torch's fused AdamW is one pass over the states and clips on the way. DeepSpeed's CPU Adam is said
+to be faster on some processors, but takes a pass of its own to clip. Which one wins depends on the
+machine, so both are timed on it, if DeepSpeed's is built.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baselines import deepspeed_ops
+from baselines.adamw import ClippedAdamW, clip_coefficient
+from workbench.runs.spec import RunSpec
+
+TRIAL_TENSORS, TRIAL_ELEMENTS = 4, 1 << 24
+"""Of the timing: together larger than any cache, and a second or two on any machine."""
+TRIALS = 5
+
+
+class HostAdamW(Protocol):
+    """What both have."""
+
+    inner: torch.optim.Optimizer
+
+    def step(self, lr: float, norm: Tensor) -> None: ...
+
+
+Maker = Callable[[list[dict], RunSpec], HostAdamW]
+
+
+class DeepSpeedAdamW:
+    """DeepSpeedCPUAdam with exact clipping; `activate` its operators before importing DeepSpeed."""
+
+    def __init__(self, groups: list[dict], spec: RunSpec) -> None:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        self.inner = DeepSpeedCPUAdam(
+            groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, adamw_mode=True
+        )
+        self._clip = spec.clip
+
+    def step(self, lr: float, norm: Tensor) -> None:
+        """As `ClippedAdamW.step`."""
+        if bool(norm.isfinite()):
+            coefficient = float(clip_coefficient(norm, self._clip))
+            if coefficient < 1:
+                grads = [p.grad for group in self.inner.param_groups for p in group["params"]]
+                torch._foreach_mul_(grads, coefficient)
+            for group in self.inner.param_groups:
+                group["lr"] = lr
+            self.inner.step()
+        self.inner.zero_grad()
+
+
+def fastest(spec: RunSpec, device: torch.device) -> tuple[Maker, str]:
+    """The maker of the faster host AdamW, and which one it is, in words.
+
+    Without a GPU it is torch's, and nothing is timed: the host's share of the cores is not the
+    whole machine there.
+    """
+    if device.type != "cuda":
+        return ClippedAdamW, "torch's fused AdamW"
+    if importlib.util.find_spec("deepspeed") is None or deepspeed_ops.missing(["cpu_adam"], "cuda"):
+        return ClippedAdamW, "torch's fused AdamW (DeepSpeed's is not built here)"
+    deepspeed_ops.activate("cuda")
+    makers: dict[str, Maker] = {"torch's fused AdamW": ClippedAdamW, "DeepSpeed's": DeepSpeedAdamW}
+    rates = {name: updates_per_s(maker, spec) for name, maker in makers.items()}
+    best = max(rates, key=rates.get)
+    told = ", ".join(f"{name} {rate / 1e9:.2f} G parameters/s" for name, rate in rates.items())
+    return makers[best], f"{best} (timed: {told})"
+
+
+def updates_per_s(maker: Maker, spec: RunSpec) -> float:
+    """Parameters that one step of the optimizer updates per second, clipping included; the best of
+    a few."""
+    weights = [torch.zeros(TRIAL_ELEMENTS) for _ in range(TRIAL_TENSORS)]
+    grads = [torch.full_like(weight, 1e-3) for weight in weights]
+    optimizer = maker([{"params": weights, "weight_decay": spec.weight_decay}], spec)
+    norm = torch.tensor(2.0 if spec.clip is None else 2.0 * spec.clip)
+    best_s = float("inf")
+    for _ in range(TRIALS):
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.grad = grad
+        begun_s = time.perf_counter()
+        optimizer.step(spec.lr, norm)
+        best_s = min(best_s, time.perf_counter() - begun_s)
+    return TRIAL_TENSORS * TRIAL_ELEMENTS / best_s

@@ -1,0 +1,213 @@
+"""Plain training in torch, as one writes it for a model that fits: one module, one device, no
+runtime of ours.
+
+Working weights, activations and gradients are of the spec's dtype; with bf16 the fp32 master
+weights lie beside them. A step is forward and backward per micro-batch, the exact global norm of
+the gradients, and then, some layers at a time so that widened gradients take little memory: a
+foreach copy that widens, torch's fused AdamW on the masters with clipping in its kernel, and a
+foreach copy back into the working weights. Nothing waits for the device in between. Blocks are
+compiled where the spec allows it (`baselines.blocks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baselines.adamw import ClippedAdamW, global_norm
+from baselines.blocks import compile_blocks
+from baselines.common import (
+    Progress,
+    decay_groups,
+    latest_checkpoint,
+    micro_batches,
+    named_units,
+    new_checkpoint,
+    now_s,
+)
+from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.model import make_model
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.threads import use_device_threads
+from workbench.units import format_bytes
+
+STATE_FILE = "state.pt"
+WIDENED_ELEMENTS = 1 << 28
+"""Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with everything on the device.
+
+    Raises ValueError for what plain training does not have, OutOfMemory past the device's budget.
+    """
+    run = Training(spec, report, folder)
+    run.run()
+    return run.outcome()
+
+
+class Training:
+    """One plain training."""
+
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+        if spec.activations == "host":
+            raise ValueError(
+                "plain training keeps everything on the device; activations cannot be 'host', use "
+                "'recompute' or 'keep'"
+            )
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device = resolve_device(spec.device)
+        use_device_threads(self.device.type)
+        self.model = make_model(spec.model)
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.meter = device_meter(self.device, spec.device_memory)
+        report.phase("building the model")
+        with self.meter:
+            self.whole = self.model.whole(
+                seed=spec.seed, device=self.device, checkpoint=spec.activations != "keep"
+            )
+            self.masters = self._split_masters()
+            self.optimizer = self._optimizer()
+        self.blocks = compile_blocks(self.whole, spec, self.device)
+        report.phase(f"training with {self.blocks}")
+        self.progress = Progress()
+
+    def run(self) -> None:
+        """All steps that are left."""
+        self._resume()
+        spec, progress = self.spec, self.progress
+        for step in range(progress.next_step, spec.steps):
+            begun_s = now_s(self.device)
+            with self.meter:
+                loss, norm = self._step(step)
+            seconds = now_s(self.device) - begun_s
+            skipped = not math.isfinite(norm)
+            progress.done(loss, seconds, norm, skipped=skipped)
+            if skipped:
+                self.report.event("skipped", step=step, grad_norm=str(norm))
+            self.report.step(step, loss, seconds)
+            if spec.save_every and progress.next_step % spec.save_every == 0:
+                self._save()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the fp32 weights by their names in the whole model."""
+        return {
+            self.model.state_name(unit, name): self.masters[weight].detach().clone()
+            for unit, name, weight in named_units(self.whole)
+        }
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        progress, notes = self.progress, []
+        if self.device.type == "cuda":
+            reserved = format_bytes(self.meter.reserved_peak)
+            notes.append(f"device peak: torch's allocator, which had reserved {reserved}")
+        else:
+            notes.append("device peak: storages alive at once")
+        return Outcome(
+            losses=progress.losses,
+            step_seconds=progress.step_seconds,
+            peak_bytes={"device": self.meter.peak, "host": 0, "disk": 0},
+            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
+            parameters=self.model.parameters_count(),
+            skipped_steps=progress.skipped,
+            grad_norms=progress.grad_norms,
+            engine=f"torch {torch.__version__}, {self.blocks}",
+            notes=[
+                *notes,
+                "nothing of size is on the host or crosses the link: tokens and losses only",
+            ],
+        )
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _step(self, step: int) -> tuple[float, float]:
+        """One optimizer step; returns its mean loss and the norm of its gradients."""
+        spec, total = self.spec, torch.zeros((), device=self.device)
+        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
+            loss = self.whole(tokens, targets, step=step, samples=samples)
+            (loss / spec.microbatches).backward()
+            total += loss.detach()
+        norm = self._update(spec.learning_rate(step))
+        return float(total) / spec.microbatches, float(norm)
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        norm = global_norm([weight.grad for weight in self.masters])
+        if self.spec.dtype == "fp32":
+            self.optimizer.step(lr, norm)
+            return norm
+        for weights in parts_of(self.masters, WIDENED_ELEMENTS):
+            masters = [self.masters[weight] for weight in weights]
+            for master in masters:
+                master.grad = torch.empty_like(master)
+            torch._foreach_copy_([m.grad for m in masters], [w.grad for w in weights])
+            for weight in weights:
+                weight.grad = None
+            self.optimizer.step(lr, norm)  # of the masters that have a gradient
+            torch._foreach_copy_(weights, masters)
+        return norm
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def _split_masters(self) -> dict[Tensor, Tensor]:
+        """Working weight -> fp32 master, the same tensor in fp32. The weights become the dtype's;
+        buffers stay, since rotary frequencies in bf16 would be other frequencies."""
+        dtype = DTYPES[self.spec.dtype]
+        masters: dict[Tensor, Tensor] = {}
+        for _, _, weight in named_units(self.whole):
+            if dtype == torch.float32:
+                masters[weight] = weight
+            else:
+                masters[weight] = weight.detach()
+                weight.data = weight.data.to(dtype)
+        return masters
+
+    def _optimizer(self) -> ClippedAdamW:
+        groups = decay_groups(self.model, self.whole, self.spec.weight_decay)
+        for group in groups:
+            group["params"] = [self.masters[weight] for weight in group["params"]]
+        return ClippedAdamW(groups, self.spec)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        path = new_checkpoint(self.folder, self.progress.next_step)
+        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
+        torch.save(state, path / STATE_FILE)
+        self.progress.save(path)
+        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+
+    @torch.no_grad()
+    def _resume(self) -> None:
+        path = latest_checkpoint(self.folder) if self.spec.save_every else None
+        if path is None:
+            return
+        state = torch.load(path / STATE_FILE, weights_only=True, map_location=self.device)
+        for (weight, master), saved in zip(self.masters.items(), state["masters"], strict=True):
+            master.copy_(saved)
+            if weight is not master:
+                weight.copy_(saved)
+        self.optimizer.inner.load_state_dict(state["inner"])
+        self.progress = Progress.load(path)
+        self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+
+
+def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:
+    """The tensors in order, cut into parts of at most `elements`, or of one tensor."""
+    parts: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        if not parts or size + tensor.numel() > elements:
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.numel()
+    return parts

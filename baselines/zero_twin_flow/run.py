@@ -1,0 +1,95 @@
+"""Twin-Flow: weights and a share of the optimizer on the device, the rest on the host.
+
+DeepSpeed's ZeRO-Offload++: ``offload_optimizer.ratio`` of the parameters are updated by
+DeepSpeedCPUAdam, the first ones by torch's AdamW on the device. DeepSpeed has it in stage 3 only,
+and leaves the choice of the ratio to its user; here it is the smallest that the device's budget
+allows by what the run is known to need. Imports neither torch nor DeepSpeed until a run starts.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baselines.zero_infinity.run import BUCKET_ELEMENTS, persistent_elements
+from workbench.model.spec import ModelSpec
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from baselines.zero import Adapter
+
+LABEL = "Twin-Flow"
+STATE_BYTES = 16
+"""Of a parameter on the device beside its weight: master, gradient and two moments in fp32."""
+RESERVE_SHARE, RESERVE_BYTES = 0.06, 3 << 30
+"""Of the budget, for fragments; and for gathered weights, buckets, and an update's temporaries."""
+KEPT_OF_A_BLOCK = 40
+"""Activations of a block that is computed again, in hidden vectors a token."""
+LIVE_BLOCKS = 4
+"""Blocks whose gathered weights may be on the device at once, beside the weights themselves."""
+
+
+def offloaded_share(spec: RunSpec) -> float:
+    """Share of the parameters updated on the host, rounded up to a percent; at least one.
+
+    Raises ValueError without a device budget.
+    """
+    model, budget = spec.model, spec.device_memory
+    if budget is None:
+        raise ValueError(f"{LABEL} divides a device budget: device_memory is none, give one")
+    weight_bytes = 4 if spec.dtype == "fp32" else 2
+    vectors = spec.microbatch * model.seq * (model.layers + KEPT_OF_A_BLOCK)
+    if spec.activations == "keep":
+        vectors = spec.microbatch * model.seq * model.layers * KEPT_OF_A_BLOCK
+    needed = weight_bytes * (model.parameters + vectors * model.hidden) + _reserve(model, budget)
+    left = (budget - needed) / (STATE_BYTES * model.parameters)
+    return min(1.0, max(0.01, math.ceil(100 * (1 - left)) / 100))
+
+
+def _reserve(model: ModelSpec, budget: int) -> float:
+    """Less of it for a model that is small beside it."""
+    return RESERVE_SHARE * budget + min(RESERVE_BYTES, STATE_BYTES * model.parameters)
+
+
+def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters."""
+    bucket = min(BUCKET_ELEMENTS, block_elements)
+    return {
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {
+                "device": "cpu",
+                "pin_memory": True,
+                "ratio": offloaded_share(spec),
+            },
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            "stage3_max_live_parameters": LIVE_BLOCKS * block_elements,
+            "stage3_max_reuse_distance": LIVE_BLOCKS * block_elements,
+            "stage3_param_persistence_threshold": persistent_elements(spec),
+            "sub_group_size": bucket,
+        }
+    }
+
+
+def adapter(spec: RunSpec, folder: Path) -> Adapter:
+    """How DeepSpeed runs this spec; raises ValueError for what Twin-Flow does not have."""
+    if spec.optimizer_tier == "disk":
+        raise ValueError(f"{LABEL} has no disk tier: optimizer_tier is 'disk', use 'host'")
+    told = f"ratio {offloaded_share(spec):.2f} of the parameters is updated on the host"
+    from baselines.zero import Adapter
+
+    return Adapter(label=LABEL, settings=settings, sharded=True, notes=(told,))
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with DeepSpeed."""
+    chosen = adapter(spec, folder)
+    from baselines.zero import train as train_zero
+
+    return train_zero(spec, report, folder, chosen)

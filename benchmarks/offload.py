@@ -1,0 +1,190 @@
+"""Ours and every peer on the same model, data, seed, precision and clipping, on one machine.
+
+    python -m benchmarks.offload --out results/published-here/h200 --list
+    python -m benchmarks.offload --out results/published-here/h200 --only '78-*' --limit-seconds 540
+    python -m benchmarks.offload --out FOLDER --largest stronghold --device-cap 32GiB
+    python -m benchmarks.offload --out FOLDER --size tiny
+
+One row a run goes to FOLDER/offload.csv as soon as the run ends, and everything behind it to
+FOLDER/offload.json (offload_sheet.py); what runs is data (offload_cases.py). Each run is a process
+of its own, started, watched and recorded as `workbench run` does it. A run that fails is a row with
+its status and no figures. Started again, it goes on with what is not finished.
+
+Speed is the batch over the median of the measured steps, whole steps from the first copy to the
+last: forward, backward, update, and everything waited for. Build DeepSpeed's operators before
+(`python -m baselines.deepspeed_ops`), else the first of its runs does, within its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks import offload_cases as cases
+from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
+from benchmarks.offload_cases import Entry, entries
+from benchmarks.offload_sheet import Sheet
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.units import format_bytes, parse_bytes
+
+
+def table(sheet: Sheet, shown: Iterable[Entry]) -> list[str]:
+    """The runs there are of the entries, a line each, with their share of plain training."""
+    lines = [
+        f"{'method':24s} {'case':16s} {'samples/s':>9s} {'of plain':>8s} {'pred/meas':>9s} "
+        f"{'peak GiB':>8s}  status"
+    ]
+    for run in filter(None, map(sheet.latest, shown)):
+        row, roof = run["row"], _roof(sheet, run["row"])
+        speed, step_s = row["samples_per_second"], row["step_seconds_median"]
+        predicted = row["predicted_step_seconds"]
+        lines.append(
+            f"{run['method']:24s} {run['case']:16s} {_number(speed, '.3f'):>9s} "
+            f"{_number(speed / roof if speed and roof else None, '.1%'):>8s} "
+            f"{_number(predicted / step_s if predicted and step_s else None, '.2f'):>9s} "
+            f"{_number(row['peak_device_gib'], '.2f'):>8s}  {run['status']}"
+        )
+    return lines
+
+
+def _roof(sheet: Sheet, row: dict[str, Any]) -> float | None:
+    """The fastest plain training of the same model and batch, with the same clipping if there is
+    one."""
+    same = ("layers", "hidden", "seq", "batch", "dtype")
+    found = [
+        (other["clip"] == row["clip"], other["samples_per_second"])
+        for other in (run["row"] for run in sheet.runs)
+        if other["method"].partition(" ")[0] == "plain"
+        and other["samples_per_second"]
+        and all(other[name] == row[name] for name in same)
+    ]
+    return max(found)[1] if found else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.offload",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="FOLDER", help="of offload.csv and offload.json")
+    add("--size", choices=cases.CASES, default="paper")
+    add(
+        "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
+    )
+    add("--again", action="store_true", help="run what is finished, too")
+    add("--list", action="store_true", help="say what would run, and how long it may take")
+    add("--limit-seconds", type=float, metavar="N", help="start nothing that may end later")
+    add("--timeout", type=float, default=RUN_TIMEOUT_S, metavar="N", help="seconds a run may take")
+    add("--warmup", type=int, default=4, metavar="N", help="first steps, not measured")
+    add("--measured", type=int, default=8, metavar="N", help="steps measured")
+    add(
+        "--largest",
+        choices=sorted(cases.METHODS),
+        metavar="METHOD",
+        help="search its largest model",
+    )
+    add("--device-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 32GiB")
+    add("--host-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 90GiB")
+    add("--limit-layers", type=int, default=320, metavar="N", help="where the search stops")
+    add(
+        "--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR", help="folder of the runs"
+    )
+    add("--commit", metavar="HASH", help="of a copy of the code that has no history")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, or out of time; 2 bad input; 3 a run failed; 130 interrupted."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = make_parser().parse_args(words)
+    try:
+        return _main(options, words)
+    except (ValueError, OSError) as error:
+        print(f"offload: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("offload: interrupted; what was running has been ended", file=sys.stderr)
+        return 130
+
+
+def _main(options: argparse.Namespace, words: list[str]) -> int:
+    limit_s = float("inf") if options.limit_seconds is None else options.limit_seconds
+    bench = Bench(
+        sheet=Sheet(options.out),
+        store=Store(options.results),
+        echo=lambda text: print(text, flush=True),
+        again=options.again,
+        deadline=time.monotonic() + limit_s,
+        timeout_s=options.timeout,
+        command=_command(words),
+        commit=options.commit and options.commit[:12],
+    )
+    if options.largest:
+        return _search(bench, options)
+    wanted = entries(
+        options.size, warmup=options.warmup, measured=options.measured, only=options.only
+    )
+    if options.list:
+        _list(bench, wanted)
+        return 0
+    left = bench.run(wanted)
+    print("", *table(bench.sheet, wanted), sep="\n")
+    if left:
+        seconds = sum(map(bench.estimate, left))
+        print(f"\nno time was left for {len(left)} runs, about {seconds:.0f} s:")
+        print(*(f"  {entry.name}" for entry in left), sep="\n")
+    return 3 if bench.failed else 0
+
+
+def _list(bench: Bench, wanted: list[Entry]) -> None:
+    """What would run, with its budget and the seconds it may take."""
+    total = 0.0
+    for entry in wanted:
+        done = bench.sheet.finished(entry) and not bench.again
+        seconds = bench.estimate(entry)
+        total += 0 if done else seconds
+        cap = entry.spec.device_memory
+        print(
+            f"{entry.case:16s} {entry.method:24s} {entry.spec.steps:3d} steps  "
+            f"{format_bytes(cap) if cap else 'all':>8s}  "
+            f"{'done before' if done else f'about {seconds:.0f} s'}"
+        )
+    print(f"about {total:.0f} s in all, if every batch fits in one piece")
+
+
+def _search(bench: Bench, options: argparse.Namespace) -> int:
+    caps = (options.device_cap, options.host_cap)
+    device, host = (format_bytes(cap) if cap else "all there is" for cap in caps)
+    found = bench.largest(options.largest, caps, options.limit_layers)
+    told = "not known yet" if found is None else f"{found} layers"
+    print(f"\n{options.largest}, device {device}, host {host}: the largest model is {told}")
+    return 3 if bench.failed else 0
+
+
+def _command(words: list[str]) -> str:
+    """How this was started, with no more of a path than its end."""
+    kept = [Path(word).name if word.startswith("/") else word for word in words]
+    return shlex.join(["python", "-m", "benchmarks.offload", *kept])
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

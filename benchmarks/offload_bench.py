@@ -1,0 +1,186 @@
+"""The loop of the offload benchmark: entries run one after the other into a sheet, in time.
+
+Each run is a process of its own, started, watched and recorded by the runner that `workbench run`
+uses, so nothing of it is left however it ends. A run that fails becomes a row and the loop goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.offload_cases import Entry, estimated_seconds, probe
+from benchmarks.offload_sheet import Sheet, describe
+from workbench.methods.evaluate import STEPS
+from workbench.methods.plan import Plan
+from workbench.profile.profile import ProfileCosts
+from workbench.runs.planning import answer, choose_profile
+from workbench.runs.record import RunRecord
+from workbench.runs.runner import POLL_S, Job, resolve
+from workbench.runs.search import FITS, TOO_LARGE, next_probe, planned_largest
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.schedule.action import LANES, lane_kind
+from workbench.schedule.simulate import simulate
+
+RUN_TIMEOUT_S = 900.0
+FIRST_GUESS = 32
+"""Layers a search begins with where the planner does not know this machine yet."""
+END_S = 15.0
+"""Of the time limit, kept for ending a run that takes longer than it may, and for its row."""
+Caps = tuple[int | None, int | None]
+"""Bytes of the device and of the host; None for all there is."""
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Runs entries into a sheet, within a time limit."""
+
+    sheet: Sheet
+    store: Store
+    echo: Callable[[str], None]
+    again: bool = False
+    deadline: float = float("inf")
+    """By `time.monotonic`."""
+    timeout_s: float = RUN_TIMEOUT_S
+    command: str = ""
+    """How this was started, for the sheet."""
+    commit: str | None = None
+    failed: int = 0
+    """Runs that ended in an error or were timed out."""
+
+    def run(self, wanted: Iterable[Entry]) -> list[Entry]:
+        """Run what is not finished; returns what there was no time for."""
+        left = []
+        for entry in wanted:
+            if self.sheet.finished(entry) and not self.again:
+                self.echo(f"{entry.name}: done before")
+            elif not self._run_in_pieces(entry):
+                left.append(entry)
+        return left
+
+    def largest(self, method: str, caps: Caps, limit: int) -> int | None:
+        """The most layers that train under device and host cap; None while it is not known.
+
+        Rows of earlier probes count, so a search goes on where it was left.
+        """
+        while True:
+            known = self._probed(method, caps)
+            layers = self._next_layers(method, caps, limit, known)
+            if layers is None:
+                return max((n for n, fits in known.items() if fits), default=0)
+            entry = probe(method, layers, *caps)
+            if not self._time_for(entry):
+                return None
+            if self.run_once(entry).status not in (*FITS, *TOO_LARGE):
+                return None
+
+    def run_once(self, entry: Entry) -> RunRecord:
+        """Run an entry and enter it."""
+        left_s = self.deadline - time.monotonic() - END_S
+        spec = resolve(entry.spec)
+        self.echo(f"{entry.name}: about {self.estimate(entry):.0f} s")
+        with Job(
+            spec, self.store, force=self.again, timeout=max(1.0, min(self.timeout_s, left_s))
+        ) as job:
+            while (record := job.poll()) is None:
+                job.new_events()
+                time.sleep(POLL_S)
+        plan, lanes = explained(record, self.store)
+        run, machine = describe(
+            replace(entry, spec=spec),
+            record,
+            command=self.command,
+            commit=self.commit,
+            plan=plan,
+            lanes=lanes,
+            log=_log(job.folder),
+        )
+        if record.status != "cancelled":
+            self.sheet.append(run, machine)
+        self.failed += record.status in ("error", "timeout")
+        speed = run["row"]["samples_per_second"]
+        told = f"{speed:.4g} samples/s" if speed else f"{record.status}: {run['message']}"
+        self.echo(f"{entry.name}: {told} ({record.seconds or 0:.0f} s)")
+        return record
+
+    def estimate(self, entry: Entry) -> float:
+        """Seconds the entry may take."""
+        return estimated_seconds(entry, self.sheet.runs)
+
+    def _run_in_pieces(self, entry: Entry) -> bool:
+        """With the whole batch at once, and in more micro-batches while the device is too small,
+        from where an earlier attempt stopped. Returns False where there was no time."""
+        last = None if self.again else self.sheet.latest(entry)
+        tried = last["spec"]["microbatches"] if last and last["status"] == "oom_device" else 0
+        for split in (n for n in entry.splits if n > tried):
+            if not self._time_for(entry):
+                return False
+            divided = replace(entry, spec=entry.spec.with_(microbatches=split))
+            if self.run_once(divided).status != "oom_device":
+                break
+        return True
+
+    def _time_for(self, entry: Entry) -> bool:
+        return time.monotonic() + self.estimate(entry) + END_S < self.deadline
+
+    def _probed(self, method: str, caps: Caps) -> dict[int, bool]:
+        """What is known by layers."""
+        case = probe(method, 1, *caps).case
+        return {
+            run["row"]["layers"]: run["status"] in FITS
+            for run in self.sheet.runs
+            if (run["case"], run["method"]) == (case, method)
+            and run["status"] in (*FITS, *TOO_LARGE)
+        }
+
+    def _next_layers(
+        self, method: str, caps: Caps, limit: int, known: dict[int, bool]
+    ) -> int | None:
+        """The planner's guess where it is new, else what the search makes of what is known."""
+        best = max((n for n, fits in known.items() if fits), default=0)
+        worst = min((n for n, fits in known.items() if not fits), default=limit + 1)
+        guess = FIRST_GUESS
+        with suppress(ValueError):  # this machine is not measured yet
+            guess = planned_largest(probe(method, 1, *caps).spec, self.store, limit=limit)
+            if len(known) == 1 and best < guess < worst:
+                return guess
+        return next_probe(known, guess=guess, limit=limit)
+
+
+def explained(record: RunRecord, store: Store) -> tuple[Plan | None, dict[str, dict[str, float]]]:
+    """Of a run on our own runtime, its plan and how busy each lane was to be and was, in seconds a
+    step; nothing of others, which plan for themselves."""
+    if record.status != "ok" or not record.predicted.get("step_seconds"):
+        return None, {}
+    lanes: dict[str, dict[str, float]] = {}
+    spec, plan = RunSpec.from_dict(record.spec), None
+    with suppress(ValueError):
+        plan = answer(spec, store).plan
+        if plan.schedule is not None:
+            costs = ProfileCosts(choose_profile(spec, store, None))
+            simulated = simulate(plan.schedule, costs, steps=STEPS)
+            lanes["predicted"] = {lane: simulated.busy_seconds(lane) for lane in LANES}
+    with suppress(OSError, ValueError, KeyError):
+        lanes["measured"] = busy(store.folder(record.key) / "timeline.json")
+    return plan, {of: {k: round(v, 6) for k, v in each.items()} for of, each in lanes.items()}
+
+
+def busy(timeline: Path) -> dict[str, float]:
+    """Seconds a step that each kind of lane was busy, of the steps a run kept."""
+    events = json.loads(timeline.read_text())["events"]
+    steps = len({event["step"] for event in events}) or 1
+    total = dict.fromkeys(LANES, 0.0)
+    for event in events:
+        total[lane_kind(event["lane"])] += (event["end_s"] - event["start_s"]) / steps
+    return total
+
+
+def _log(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / "log.txt").read_text(errors="replace")
+    return ""

@@ -1,0 +1,267 @@
+"""What the offload benchmark runs: methods, cases, and how long a run is likely to take. All data.
+
+Every run of a case trains the same model on the same samples from the same weights, in the same
+precision, with the same clipping, update rule and learning rates. What differs is the method, and
+the budget of the device, which those that keep everything on it do not get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from workbench.runs.overrides import make_spec
+from workbench.runs.spec import RunSpec
+
+GIB = 1 << 30
+
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"method": "plain"},
+    "plain (keep)": {"method": "plain", "activations": "keep"},
+    "plain (eager)": {"method": "plain", "compile": "off"},
+    "megatron-core": {"method": "megatron-lm"},
+    "megatron-core (keep)": {"method": "megatron-lm", "activations": "keep"},
+    "l2l": {"method": "l2l"},
+    "fsdp-offload": {"method": "fsdp"},
+    "zero-offload": {"method": "zero-offload"},
+    "zero-offload (twin-flow)": {"method": "zero-twin-flow"},
+    "zero-infinity": {"method": "zero-infinity"},
+    "zero-infinity-disk": {"method": "zero-infinity", "optimizer_tier": "disk"},
+    "stronghold": {"method": "stronghold", "activations": "auto"},
+    "stronghold (recompute)": {"method": "stronghold"},
+    "stronghold-disk": {"method": "stronghold", "activations": "auto", "optimizer_tier": "disk"},
+}
+"""Name in the CSV, with a variant in parentheses -> fields of the spec. Activations are recomputed
+unless it says otherwise."""
+IN_GPU = ("plain", "megatron-core")
+"""Whose variants all get the whole device."""
+ON_DISK = ("zero-infinity-disk", "stronghold-disk")
+
+ROOFS = ("plain", "plain (keep)", "megatron-core")
+PEERS = ("zero-offload", "zero-infinity", "fsdp-offload", "l2l")
+OFFLOADED = ("stronghold", *PEERS)
+ROOMY = (*OFFLOADED, "zero-offload (twin-flow)")
+"""Where the device may have room for a share of the states."""
+ROOMIEST = {"l2l": {"activations": "host"}, "stronghold": {"activations": "host"}}
+"""What a search for the largest model changes, by method of the spec."""
+
+TRAINING: dict[str, Any] = {
+    "text": "stdlib",
+    "tokenizer": "bytes",
+    "lr": 1e-4,
+    "lr_schedule": "constant",
+    "warmup_steps": 4,
+    "clip": 1.0,
+    "device": "cuda",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One setting and who runs in it."""
+
+    name: str
+    methods: tuple[str, ...]
+    """Keys of `METHODS`."""
+    changes: dict[str, Any]
+    """Fields of the spec, of all methods of the case."""
+    cap_gib: float | None = None
+    """Device memory of those that offload."""
+    of_method: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Further changes by name in the CSV."""
+    splits: tuple[int, ...] = (1,)
+    """Numbers of micro-batches to try in turn while the device's memory does not suffice: all peers
+    recompute, so the whole batch at once is best where it fits."""
+    steps: tuple[int, int] | None = None
+    """Warm-up and measured steps, where they are not the command line's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run of the benchmark: a method in a case."""
+
+    case: str
+    method: str
+    """As in the CSV, with its variant."""
+    spec: RunSpec
+    warmup: int
+    """First steps that are not measured."""
+    splits: tuple[int, ...] = (1,)
+
+    @property
+    def name(self) -> str:
+        return f"{self.case}/{self.method}"
+
+
+PAPER: dict[str, Any] = {
+    **TRAINING,
+    "hidden": 2048,
+    "heads": 16,
+    "seq": 1024,
+    "vocab": 50257,
+    "dtype": "bf16",
+}
+
+
+def _paper(name: str, layers: int, batch: int, methods: tuple[str, ...], **more: Any) -> Case:
+    changes = {**PAPER, "layers": layers, "batch": batch, **more.pop("changes", {})}
+    splits = (1, 2, 4) if batch > 4 else (1,)
+    return Case(name=name, methods=methods, changes=changes, splits=splits, **more)
+
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "paper": (
+        _paper("fits-b4", 32, 4, (*ROOFS, *ROOMY), cap_gib=32),
+        _paper("78-b4", 78, 4, (*ROOFS, *ROOMY), cap_gib=32),
+        _paper("78-b16", 78, 16, (*ROOFS, *ROOMY), cap_gib=32),
+        _paper("100-b4", 100, 4, (*ROOFS, *ROOMY), cap_gib=32),
+        _paper("100-b16", 100, 16, ("plain", "megatron-core", *ROOMY), cap_gib=32),
+        _paper("78-b4-24g", 78, 4, OFFLOADED, cap_gib=24),
+        _paper("78-b4-16g", 78, 4, OFFLOADED, cap_gib=16),
+        _paper("78-b16-24g", 78, 16, OFFLOADED, cap_gib=24),
+        _paper("78-b16-16g", 78, 16, OFFLOADED, cap_gib=16),
+        _paper("78-b4-noclip", 78, 4, ("plain", *OFFLOADED), cap_gib=32, changes={"clip": None}),
+        _paper("78-b16-noclip", 78, 16, ("plain", *OFFLOADED), cap_gib=32, changes={"clip": None}),
+        Case(
+            name="small-fp32",
+            methods=(*ROOFS[:1], "megatron-core", *OFFLOADED, *ON_DISK),
+            changes={**PAPER, "layers": 16, "hidden": 1024, "batch": 4, "dtype": "fp32"},
+            cap_gib=3,
+        ),
+        *(
+            _paper(
+                f"depth-{layers}", layers, 4, ("stronghold (w4)",), cap_gib=32,
+                of_method={"stronghold (w4)": {"activations": "host", "resident": 0}},
+            )  # fmt: skip
+            for layers in (40, 60, 80)
+        ),
+        _paper("disk-b4", 32, 4, ON_DISK, cap_gib=32, steps=(1, 3)),
+        _paper(
+            "windows", 32, 4, tuple(f"stronghold (w{w})" for w in (2, 4, 8, 16)), cap_gib=32,
+            of_method={f"stronghold (w{w})": {"resident": 0} for w in (2, 4, 8, 16)},
+        ),  # fmt: skip
+    ),
+    "tiny": (
+        Case(
+            name="tiny",
+            methods=("plain", "plain (keep)", "fsdp-offload", "l2l", "zero-offload", "stronghold"),
+            changes={
+                **TRAINING, "device": "cpu", "text": str(Path(__file__).resolve()), "layers": 3,
+                "hidden": 32, "heads": 4, "seq": 32, "vocab": 256, "batch": 4, "dtype": "fp32",
+            },
+        ),
+    ),
+}  # fmt: skip
+"""By size: of the published models, or small enough for any machine."""
+
+
+def method_changes(method: str) -> dict[str, Any]:
+    """Fields of the spec for a name in the CSV; raises ValueError for an unknown one.
+
+    A variant ``wN`` is a window of N layers.
+    """
+    base, _, variant = method.partition(" (")
+    variant = variant.removesuffix(")")
+    if method not in METHODS and variant[:1] == "w" and variant[1:].isdigit():
+        return {**METHODS[base], "window": int(variant[1:])}
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r} of the benchmark; known: {', '.join(METHODS)}")
+    return METHODS[method]
+
+
+def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:
+    """The runs of a size in their order.
+
+    `only`: patterns of a case, a method or ``case/method``; a run that matches one is in. Raises
+    ValueError for a pattern that matches nothing.
+    """
+    found = [
+        entry_of(case, method, warmup, measured) for case in CASES[size] for method in case.methods
+    ]
+    patterns = list(only)
+    for pattern in patterns:
+        if not any(matches(entry, pattern) for entry in found):
+            names = ", ".join(case.name for case in CASES[size])
+            raise ValueError(f"nothing matches {pattern!r}; cases are {names}, and see --list")
+    return [e for e in found if not patterns or any(matches(e, p) for p in patterns)]
+
+
+def matches(entry: Entry, pattern: str) -> bool:
+    """Whether a pattern with ``*`` and ``?`` names the entry's case, its method, or both."""
+    return any(fnmatchcase(text, pattern) for text in (entry.case, entry.method, entry.name))
+
+
+def entry_of(case: Case, method: str, warmup: int, measured: int) -> Entry:
+    """One run of a case."""
+    warmup, measured = case.steps or (warmup, measured)
+    changes = {**case.changes, **method_changes(method), **case.of_method.get(method, {})}
+    if case.cap_gib is not None and method.partition(" ")[0] not in IN_GPU:
+        changes["device_memory"] = round(case.cap_gib * GIB)
+    spec = make_spec({**changes, "steps": warmup + measured})
+    return Entry(case=case.name, method=method, spec=spec, warmup=warmup, splits=case.splits)
+
+
+def probe(method: str, layers: int, device_cap: int | None, host_cap: int | None) -> Entry:
+    """A run of a search for the largest model: three full steps under both budgets."""
+    changes = {**PAPER, **method_changes(method), "layers": layers, "batch": 4, "steps": 3}
+    changes |= ROOMIEST.get(changes["method"], {})
+    caps = {"device_memory": device_cap, "host_memory": host_cap}
+    spec = make_spec({**changes, **{name: cap for name, cap in caps.items() if cap is not None}})
+    words = [f"{cap / GIB:g}g" if cap else "all" for cap in caps.values()]
+    return Entry(case=f"largest-{'-'.join(words)}", method=method, spec=spec, warmup=1)
+
+
+# -- how long a run takes --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Rough costs of a method on one H200 with 16 cores, bf16; only for planning device time."""
+
+    start_s: float
+    """Process, imports, compilation, profile."""
+    start_s_per_billion: float
+    """Making and pinning the model, per 1e9 parameters."""
+    step_s_per_billion: float
+    """Of a step, beside compute."""
+
+
+SPEEDS = {
+    "plain": Speed(start_s=35, start_s_per_billion=5, step_s_per_billion=0.01),
+    "megatron-core": Speed(start_s=35, start_s_per_billion=7, step_s_per_billion=0.01),
+    "l2l": Speed(start_s=40, start_s_per_billion=18, step_s_per_billion=0.35),
+    "fsdp-offload": Speed(start_s=45, start_s_per_billion=14, step_s_per_billion=0.37),
+    "zero-offload": Speed(start_s=45, start_s_per_billion=20, step_s_per_billion=0.42),
+    "zero-infinity": Speed(start_s=45, start_s_per_billion=22, step_s_per_billion=0.55),
+    "zero-infinity-disk": Speed(start_s=60, start_s_per_billion=30, step_s_per_billion=10),
+    "stronghold": Speed(start_s=60, start_s_per_billion=15, step_s_per_billion=0.15),
+    "stronghold-disk": Speed(start_s=60, start_s_per_billion=20, step_s_per_billion=8),
+}
+COMPUTE_S = 0.0175
+"""Per sample of 1024 tokens and 1e9 parameters, with recomputation: 0.30 s for 4 on 4.03e9."""
+TINY_S = 15.0
+"""A run of the small size, nearly all of it starting."""
+
+
+def estimated_seconds(entry: Entry, earlier: Iterable[dict[str, Any]] = ()) -> float:
+    """How long a run may take. `earlier` are runs of the sheet: where there are some of the same
+    method on this class of model, the longest start among them, scaled, replaces the table's."""
+    spec = entry.spec
+    if spec.device == "cpu":
+        return TINY_S
+    billions = spec.model.parameters / 1e9
+    base = entry.method.partition(" ")[0]
+    speed = SPEEDS[base]
+    compute = COMPUTE_S * spec.batch * billions * spec.model.seq / 1024
+    step_s = speed.step_s_per_billion * billions + compute
+    starts = [
+        start * max(1.0, billions / known)
+        for run in earlier
+        if run["method"].partition(" ")[0] == base and run["status"] == "ok"
+        for start, known in [(run["start_seconds"], run["parameters"] / 1e9)]
+    ]
+    start_s = max(starts, default=speed.start_s + speed.start_s_per_billion * billions)
+    return start_s + step_s * spec.steps

@@ -1,0 +1,313 @@
+"""This project's own exhibit: shares of plain training, predictions, goals; nothing runs for it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import jupytext
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from papermill.inspection import inspect_notebook
+
+from tests.unit.figures.offload import benchmark, line, runs_of, write
+from workbench.figures import here_offload
+from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_OFFLOAD, find, notebook_of
+from workbench.figures.goals import as_table, goals
+from workbench.figures.here_table import table
+from workbench.figures.style import HERE_LOOKS, styled
+from workbench.figures.verdict import FAILS, HOLDS, MISSING
+from workbench.published.here import LABELS
+from workbench.report.here import here_section
+from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
+from workbench.session import open_exhibit
+
+
+@pytest.fixture(autouse=True)
+def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the project has measured must not decide these tests."""
+    monkeypatch.setattr("workbench.session.REPOSITORY_RESULTS", tmp_path / "none" / "results")
+
+
+def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
+    return table(runs_of(folder, benchmark() if lines is None else lines))
+
+
+def drawn(rows: pd.DataFrame) -> Figure:
+    with styled():
+        paper = Figure(layout="constrained")
+        here_offload.draw(paper, rows)
+        paper.draw_without_rendering()
+    return paper
+
+
+def texts(paper: Figure) -> str:
+    found = [text.get_text() for axes in paper.axes for text in [*axes.texts, axes.title]]
+    found += [t.get_text() for axes in paper.axes for t in axes.get_xticklabels()]
+    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
+    return " ".join([*found, paper.get_supxlabel()]).replace("\n", " ")
+
+
+def judge(folder: Path, lines: list[dict]) -> dict[str, tuple[str, str]]:
+    """Goal -> what was measured, and the verdict."""
+    return {g.goal: (g.measured, g.verdict) for g in goals(rows_of(folder, lines))}
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_shares_are_of_plain_training_of_the_same_model_and_batch(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    run = rows.query("method == 'stronghold' and layers == 78 and batch == 16").iloc[0]
+    assert run["plain"] == 16.0
+    assert run["share"] == pytest.approx(0.97)
+    assert run["plain_label"] == "plain, all on the GPU (keep)"
+    assert run["step_ratio"] == pytest.approx(1.02)
+    assert run["host_bytes_per_parameter"] == pytest.approx(12.0)
+    capped = [line("plain", 32, speed=99.0), line("l2l", 32, speed=9.0)]
+    assert rows_of(tmp_path / "capped", capped)["share"].isna().all(), "a cap is not plain"
+    assert rows[rows["layers"] == 190]["share"].isna().all(), "no plain run of that model"
+
+
+def test_plain_training_on_another_machine_or_type_is_not_compared_with(tmp_path: Path) -> None:
+    lines = [line("plain", 32, cap=None, speed=30.0, dtype="fp32"), line("l2l", 32, speed=9.0)]
+    assert rows_of(tmp_path, lines)["share"].notna().tolist() == [True, False]
+    write(tmp_path, [line("plain", 32, cap=None, speed=30.0)], device="another")
+    lines = [line("l2l", 32, speed=9.0)]
+    assert not rows_of(tmp_path, lines).query("method == 'l2l'")["share"].notna().any()
+
+
+# -- the drawing ----------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_benchmark_has_a_look() -> None:
+    assert set(HERE_LOOKS) == set(LABELS)
+    assert len({look.marker for look in HERE_LOOKS.values()}) == len(LABELS)
+    assert len({(look.color, look.pale) for look in HERE_LOOKS.values()}) == len(LABELS)
+
+
+def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    paper = drawn(rows)
+    four, sixteen, step, peak = paper.axes
+    shown = here_offload.shares_of(rows)
+    for axes, batch in ((four, 4), (sixteen, 16)):
+        values = shown[shown["batch"] == batch]["share"].dropna()
+        heights = [patch.get_height() for patch in axes.patches]
+        assert sorted(heights) == pytest.approx(sorted(values))
+    words = texts(paper)
+    assert "out of device memory" in words
+    assert "100% keep" in words
+    assert "100 layers, 5.1 B" in words
+    assert "hidden size 1024, fp32" in words
+    assert "100 % = 10 samples/s" in words
+    assert all(axes.get_ylabel() for axes in paper.axes)
+    assert "(s)" in step.get_xlabel()
+    assert "(GiB)" in peak.get_xlabel()
+    assert not [patch for patch in four.patches if patch.get_hatch()], "all of it is measured"
+
+
+def test_nothing_leaves_the_paper(tmp_path: Path) -> None:
+    paper = drawn(rows_of(tmp_path))
+    for axes in paper.axes:
+        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title]:
+            box = text.get_window_extent()
+            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
+            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
+            assert box.y1 <= paper.bbox.y1 + 1
+
+
+def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> None:
+    shown = here_offload.shares_of(rows_of(tmp_path))
+    assert set(shown["layers"]) == {16, 32, 78, 100}
+    assert shown["window"].isna().all()
+    keys = ["method", "variant", "layers", "batch", "device_cap_gib"]
+    assert not shown.duplicated(keys).any(), "without clipping it is the same bar"
+    lines = [line("plain", 32, cap=None, speed=30.0), line("stronghold (w4)", 32, speed=20.0)]
+    assert "stronghold" in set(here_offload.shares_of(rows_of(tmp_path, lines))["method"])
+
+
+def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
+    lines = [row for row in benchmark() if (row["layers"], row["batch"]) != (100, 16)]
+    lines = [row for row in lines if (row["method"], row["layers"]) != ("plain", 78)]
+    words = texts(drawn(rows_of(tmp_path, lines)))
+    assert "Not measured: 100 layers at batch 16 (plain, stronghold)" in words
+    assert "no plain run" not in words, "plain (keep) is one"
+    lines = [row for row in lines if (row["method"], row["layers"]) != ("plain (keep)", 78)]
+    words = texts(drawn(rows_of(tmp_path, lines)))
+    assert "78 layers at batch 4 (plain)" in words
+    assert "78 layers, 4.0 B no plain run" in words
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line("stronghold", 32, speed=30.0)],
+        [line("plain", 32, cap=None, speed=30.0)],
+        [line("zero-offload", 32)],
+        [line("stronghold", 32, status="error", parameters="")],
+        [line("stronghold", 190, speed=1.0, host_cap_gib=90.0)],
+    ],
+)
+def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, lines)
+    assert "Not measured" in texts(drawn(rows))
+    assert len(goals(rows)) == 12
+
+
+def test_without_the_file_the_exhibit_says_so() -> None:
+    assert "nothing to show" in texts(drawn(table([])))
+    assert {goal.verdict for goal in goals(table([]))} == {MISSING}
+
+
+# -- goals ----------------------------------------------------------------------------------------
+
+
+def test_a_whole_campaign_decides_every_goal(tmp_path: Path) -> None:
+    found = judge(tmp_path, benchmark())
+    shares = {goal: verdict for goal, (_, verdict) in found.items() if "of plain" in goal}
+    assert list(shares.values()) == [FAILS, HOLDS, HOLDS, HOLDS, HOLDS]
+    assert found["32 layers, batch 4: at least 99% of plain training at its best"][0] == "97.0%"
+    assert found["78 layers, batch 4: at least 4.5 times ZeRO-Offload"] == ("6.47 times", HOLDS)
+    assert found["clipping changes the throughput by at most 5%"] == ("1.4%", HOLDS)
+    assert found["step time predicted within 5% on the mean"] == ("2.0%", HOLDS)
+    assert found["device peak predicted within 5% on the mean"] == ("2.5%", HOLDS)
+    assert found["at most 12.5 bytes of host memory per parameter"] == ("12.00 bytes", HOLDS)
+    sizes = [found[goal] for goal in found if "largest" in goal]
+    assert sizes == [("9.67 billion", HOLDS), ("15.21 billion", HOLDS)]
+
+
+def test_plain_training_counts_at_its_best_and_its_other_variants_are_told(tmp_path: Path) -> None:
+    first = goals(rows_of(tmp_path))[0]
+    assert first.why.startswith("29.1 of 30 samples/s of plain, all on the GPU (keep); ")
+    assert first.why.endswith("; 121.2% of plain, all on the GPU")
+
+
+def test_goals_at_their_limits(tmp_path: Path) -> None:
+    def first(speed: float) -> str:
+        lines = [line("plain", 32, cap=None, speed=100.0), line("stronghold", 32, speed=speed)]
+        return goals(rows_of(tmp_path, lines))[0].verdict
+
+    assert [first(speed) for speed in (99.0, 98.9)] == [HOLDS, FAILS]
+    lines = [line("stronghold", 32, speed=100.0), line("stronghold", 32, speed=106.0, clip="")]
+    clipping = "clipping changes the throughput by at most 5%"
+    assert judge(tmp_path, lines)[clipping] == ("5.7%", FAILS)
+    lines[1]["device_cap_gib"] = 24
+    assert judge(tmp_path, lines)[clipping] == ("", MISSING), "the cap differs too"
+
+
+def test_errors_of_either_sign_do_not_cancel(tmp_path: Path) -> None:
+    lines = [
+        line("stronghold", n, speed=1.0, predicted_step_seconds=4 * error)
+        for n, error in ((32, 0.9), (78, 1.1))
+    ]
+    goal = "step time predicted within 5% on the mean"
+    assert judge(tmp_path, lines)[goal] == ("10.0%", FAILS)
+
+
+def test_out_of_memory_fails_a_goal_and_a_broken_run_leaves_it_open(tmp_path: Path) -> None:
+    plain = line("plain", 32, cap=None, speed=30.0)
+
+    def first(status: str) -> str:
+        return goals(rows_of(tmp_path, [plain, line("stronghold", 32, status=status)]))[0].verdict
+
+    assert [first(status) for status in ("oom_device", "error", "timeout")] == [
+        FAILS, MISSING, MISSING,
+    ]  # fmt: skip
+
+
+def test_goals_are_judged_in_their_setting_only(tmp_path: Path) -> None:
+    small = [
+        line("plain", 32, cap=None, speed=30.0, hidden=1024),
+        line("stronghold", 32, speed=30.0, hidden=1024),
+        line("plain", 32, cap=None, speed=30.0, dtype="fp32"),
+        line("stronghold", 32, speed=30.0, dtype="fp32"),
+        line("stronghold", 300, cap=64, speed=1.0, host_cap_gib=90.0),
+    ]
+    found = judge(tmp_path, small)
+    shares = [found[goal][1] for goal in found if "of plain" in goal or "largest" in goal]
+    assert shares == [MISSING] * 7
+
+
+# -- as an exhibit --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
+    write(tmp_path, benchmark())
+    session = open_exhibit(HERE_OFFLOAD, size, tmp_path)
+    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
+    rows = session.run(force=True)
+    pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
+    drawing = session.figure(rows)
+    assert {path.name for path in drawing.paths} == {
+        f"here_offload{suffix}" for suffix in (".pdf", ".png", ".csv")
+    }
+    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
+    assert "0123abc" in session.provenance().to_string()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
+    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
+    assert "nothing to show" in session.preview()["note"].iloc[0]
+    rows = session.run()
+    assert session.figure(rows).paths[0].exists()
+    assert set(session.verdict(rows)["verdict"]) == {MISSING}
+    assert "nothing to show" in session.provenance().to_string()
+
+
+def test_the_machine_with_most_rows_is_shown(tmp_path: Path) -> None:
+    write(tmp_path, benchmark())
+    write(tmp_path, [line("plain", 32, cap=None, speed=1.0)], device="another")
+    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
+    assert set(session.rows()["device"]) == {"made-up"}
+    assert session.preview()["machine"].tolist() == ["another", "made-up"]
+
+
+def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
+    write(tmp_path, [line("plain", 32, speed=30.0, dtype="int8")])
+    with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
+        open_exhibit(HERE_OFFLOAD, "smoke", tmp_path).run()
+    with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
+        open_exhibit("8a", "paper", tmp_path).rows([])
+
+
+@pytest.mark.parametrize("lines", [[], benchmark()])
+def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
+    if lines:
+        write(tmp_path, lines)
+    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
+    text = "".join(here_section(session, None, lambda name, value: None))
+    assert "at least 4.5 times ZeRO-Offload" in text
+    assert ("data:image/svg+xml" in text) == bool(lines)
+    assert ("nothing to show" in text) != bool(lines)
+    assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")
+
+
+def test_it_stands_among_the_exhibits_by_its_name() -> None:
+    assert (*FIGURES, "here_offload") == EXHIBITS
+    assert find("here_offload") is here_offload
+    with pytest.raises(ValueError, match="fig9, here_offload"):
+        find("offload")
+
+
+def test_its_notebook_has_six_cells_like_the_others() -> None:
+    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_OFFLOAD)}.py")
+    title, parameters, plan, run, drawing, verdict = source.cells
+    assert title.source.startswith(f"# {here_offload.TITLE}")
+    assert here_offload.SECTION in title.source
+    assert parameters.metadata["tags"] == ["parameters"]
+    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
+        assert f"exhibit.{call}(" in cell.source
+    known = inspect_notebook(source)
+    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
+        "size": "str", "results": "str", "force": "bool",
+    }  # fmt: skip
+    assert all(p["help"] for p in known.values())
+    for cell in source.cells[2:]:
+        nodes = list(ast.walk(ast.parse(cell.source)))
+        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_OFFLOAD}
+    check_parameters(read_notebook(HERE_OFFLOAD), {"size": "paper", "force": True}, HERE_OFFLOAD)

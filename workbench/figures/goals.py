@@ -1,0 +1,204 @@
+"""What this project set out to reach on an H200, and whether the measurements say so.
+
+A goal is judged by the runs of one setting only: hidden size 2048, sequence 1024, bf16 weights with
+fp32 AdamW, 32 GiB of device memory. A goal whose run is missing stays open and says which is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from workbench.figures.here_table import PLAIN, mean_deviation, own_ratios, preferred
+from workbench.figures.verdict import FAILS, HOLDS, MISSING
+from workbench.runs.record import RESULTS
+
+DTYPE, HIDDEN, SEQ = "bf16", 2048, 1024
+CAP_GIB, HOST_GIB = 32, 90
+SHARES = ((32, 4, 0.99), (78, 4, 0.80), (78, 16, 0.95), (100, 4, 0.60), (100, 16, 0.90))
+"""Layers, batch, and the share of plain training's throughput to keep."""
+OVER_ZERO_OFFLOAD = 4.5
+CLIP_COSTS = 0.05
+PREDICTED_WITHIN = 0.05
+HOST_BYTES = 12.5
+LARGEST, LARGEST_WITH_DISK = 9e9, 14e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One row of the table of goals."""
+
+    goal: str
+    measured: str
+    """With its unit; empty where nothing was."""
+    verdict: str
+    why: str
+
+
+def goals(rows: pd.DataFrame) -> list[Goal]:
+    """All goals against the rows of one device (`here_table.table`)."""
+    rows = rows[(rows["dtype"] == DTYPE) & (rows["hidden"] == HIDDEN) & (rows["seq"] == SEQ)]
+    shares = [_share(rows, *goal) for goal in SHARES]
+    return [
+        *shares[:3],
+        _over_zero_offload(rows),
+        *shares[3:],
+        _clipping(rows),
+        _predicted(rows, "step_ratio", "step time"),
+        _predicted(rows, "peak_ratio", "device peak"),
+        _host_bytes(rows),
+        _largest(rows, "stronghold", LARGEST, "the largest model"),
+        _largest(rows, "stronghold-disk", LARGEST_WITH_DISK, "the largest model with a disk"),
+    ]
+
+
+def as_table(found: list[Goal]) -> pd.DataFrame:
+    """The goals as people read them."""
+    data = [(g.goal, g.measured, g.verdict, g.why) for g in found]
+    return pd.DataFrame(data, columns=["goal", "measured", "verdict", "why"])
+
+
+def _share(rows: pd.DataFrame, layers: int, batch: int, wanted: float) -> Goal:
+    goal = f"{layers} layers, batch {batch}: at least {wanted:.0%} of plain training at its best"
+    run = _run(rows, "stronghold", layers, batch)
+    if run is None or pd.isna(run["plain"]):
+        absent = "stronghold" if run is None else PLAIN
+        return _open(goal, f"no run of {absent} with {layers} layers at batch {batch}")
+    if run["status"] != "ok":
+        return _did_not_train(goal, run)
+    why = (
+        f"{run['samples_per_second']:.4g} of {run['plain']:.4g} samples/s of {run['plain_label']}"
+        f"{_variant(run)}{_of_other_plain(rows, run)}"
+    )
+    return _judged(goal, f"{run['share']:.1%}", run["share"] >= wanted, why)
+
+
+def _of_other_plain(rows: pd.DataFrame, run: pd.Series) -> str:
+    """The shares of slower variants of plain training, which decide nothing."""
+    plain = rows[
+        (rows["method"] == PLAIN)
+        & (rows["layers"] == run["layers"])
+        & (rows["batch"] == run["batch"])
+        & (rows["clip"].isna() == pd.isna(run["clip"]))
+        & rows["device_cap_gib"].isna()
+        & (rows["status"] == "ok")
+        & (rows["label"] != run["plain_label"])
+    ]
+    told = [
+        f"; {run['samples_per_second'] / other.samples_per_second:.1%} of {other.label}"
+        for other in plain.itertuples()
+    ]
+    return "".join(told)
+
+
+def _over_zero_offload(rows: pd.DataFrame) -> Goal:
+    goal = f"78 layers, batch 4: at least {OVER_ZERO_OFFLOAD} times ZeRO-Offload"
+    ours, theirs = (_run(rows, method, 78, 4) for method in ("stronghold", "zero-offload"))
+    for name, run in (("stronghold", ours), ("zero-offload", theirs)):
+        if run is None:
+            return _open(goal, f"no run of {name} with 78 layers at batch 4")
+    if ours["status"] != "ok":
+        return _did_not_train(goal, ours)
+    if theirs["status"] != "ok":
+        return _open(goal, f"{theirs['label']} ended with status {theirs['status']}")
+    speeds = ours["samples_per_second"], theirs["samples_per_second"]
+    ratio = speeds[0] / speeds[1]
+    why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{_variant(ours)}"
+    return _judged(goal, f"{ratio:.2f} times", ratio >= OVER_ZERO_OFFLOAD, why)
+
+
+def _clipping(rows: pd.DataFrame) -> Goal:
+    goal = f"clipping changes the throughput by at most {CLIP_COSTS:.0%}"
+    same = ["method", "variant", "layers", "batch", "device_cap_gib", "host_cap_gib"]
+    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")].copy()
+    on, off = own[own["clip"].notna()], own[own["clip"].isna()]
+    # Gaps are no values to merge on: a cap that is not there is one like any other.
+    pairs = on.fillna({"device_cap_gib": -1, "host_cap_gib": -1}).merge(
+        off.fillna({"device_cap_gib": -1, "host_cap_gib": -1}), on=same, suffixes=("", "_off")
+    )
+    if pairs.empty:
+        return _open(goal, "no two runs that differ in clipping only")
+    change = pairs["samples_per_second"] / pairs["samples_per_second_off"] - 1
+    worst = pairs.loc[change.abs().idxmax()]
+    value = float(change.abs().max())
+    why = (
+        f"the worst of {len(pairs)} pairs, {worst['layers']} layers at batch {worst['batch']}: "
+        f"{worst['samples_per_second']:.4g} with, {worst['samples_per_second_off']:.4g} without"
+    )
+    return _judged(goal, f"{value:.1%}", value <= CLIP_COSTS, why)
+
+
+def _predicted(rows: pd.DataFrame, column: str, words: str) -> Goal:
+    goal = f"{words} predicted within {PREDICTED_WITHIN:.0%} on the mean"
+    ratios = own_ratios(rows, column)
+    value = mean_deviation(ratios)
+    if value is None:
+        return _open(goal, "no run on our own runtime has a prediction")
+    worst = ratios.loc[(ratios - 1).abs().idxmax()] - 1
+    why = f"{len(ratios)} runs on our own runtime, the worst prediction {worst:+.1%}"
+    return _judged(goal, f"{value:.1%}", value <= PREDICTED_WITHIN, why)
+
+
+def _host_bytes(rows: pd.DataFrame) -> Goal:
+    goal = f"at most {HOST_BYTES} bytes of host memory per parameter"
+    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
+    values = own["host_bytes_per_parameter"].dropna()
+    if values.empty:
+        return _open(goal, "no run of stronghold tells its host memory")
+    worst = own.loc[values.idxmax()]
+    why = (
+        f"the most of {len(values)} runs: {worst['host_gib']:.4g} GiB with {worst['layers']} "
+        f"layers at batch {worst['batch']}{_variant(worst)}"
+    )
+    return _judged(goal, f"{values.max():.2f} bytes", values.max() <= HOST_BYTES, why)
+
+
+def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal:
+    budget = f"{CAP_GIB} GiB of device and {HOST_GIB} GiB of host memory"
+    goal = f"{words} within {budget}: at least {wanted / 1e9:.0f} billion parameters"
+    fit = rows[
+        (rows["method"] == method)
+        & (rows["status"] == "ok")
+        & (rows["device_cap_gib"] <= CAP_GIB)
+        & (rows["host_cap_gib"] <= HOST_GIB)
+    ]
+    if fit.empty:
+        return _open(goal, f"no run of {method} within both budgets")
+    best = fit.loc[fit["parameters"].idxmax()]
+    disk = f", {best['disk_gib']:.4g} GiB on the disk" if best["disk_gib"] > 0 else ""
+    return _judged(
+        goal,
+        f"{best['parameters'] / 1e9:.2f} billion",
+        best["parameters"] >= wanted,
+        f"{best['layers']} layers at batch {best['batch']}{disk}{_variant(best)}",
+    )
+
+
+def _run(rows: pd.DataFrame, method: str, layers: int, batch: int) -> pd.Series | None:
+    """The run that stands for a method under the cap; None where there is none."""
+    found = rows[
+        (rows["method"] == method)
+        & (rows["layers"] == layers)
+        & (rows["batch"] == batch)
+        & (rows["device_cap_gib"] == CAP_GIB)
+    ]
+    return None if found.empty else preferred(found).iloc[0]
+
+
+def _variant(run: pd.Series) -> str:
+    return f"; variant {run['variant']}" if run["variant"] else ""
+
+
+def _judged(goal: str, measured: str, holds: bool, why: str) -> Goal:
+    return Goal(goal=goal, measured=measured, verdict=HOLDS if holds else FAILS, why=why)
+
+
+def _did_not_train(goal: str, run: pd.Series) -> Goal:
+    """Running out of memory is an answer; a run that was cut short or broke is none."""
+    why = f"{run['label']} ended with status {run['status']}"
+    return _judged(goal, "nothing", False, why) if run["status"] in RESULTS else _open(goal, why)
+
+
+def _open(goal: str, why: str) -> Goal:
+    return Goal(goal=goal, measured="", verdict=MISSING, why=why)

@@ -1,0 +1,116 @@
+"""The runs of the offload benchmark as one table: each beside plain training and its prediction.
+
+Plain training of the same model on the same GPU, all of it on the device and without a cap, is what
+offloading is measured against: a share of it says what the scarce memory costs. It runs at its
+best, as every peer: of runs that recompute activations and runs that keep them, the fastest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures.measured_here import how
+from workbench.published.here import LABELS, OffloadRun
+
+PLAIN = "plain"
+OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
+"""Whose predictions are judged: their schedule was simulated, and then that schedule ran."""
+MODEL = ("device", "layers", "hidden", "heads", "seq", "batch", "dtype")
+"""What two runs must have in common to be compared."""
+GIB = 2**30
+
+COLUMNS = (
+    "method", "variant", "label", "layers", "hidden", "heads", "seq", "batch", "dtype", "clip",
+    "device_cap_gib", "host_cap_gib", "parameters", "status", "samples_per_second", "plain",
+    "share", "plain_label", "step_seconds", "spread_seconds", "predicted_step_seconds",
+    "step_ratio", "peak_device_gib", "predicted_peak_device_gib", "peak_ratio", "host_gib",
+    "host_bytes_per_parameter", "disk_gib", "final_loss", "window", "source", "hardware", "device",
+    "date", "commit", "how",
+)  # fmt: skip
+"""`plain`: samples/s of plain training of the same model. `share`: this run's over it.
+`step_ratio`, `peak_ratio`: predicted over measured. `device`: the machine's folder."""
+
+
+def table(runs: Iterable[OffloadRun]) -> pd.DataFrame:
+    """One row a run, in the order of the methods."""
+    known = sorted(runs, key=lambda run: list(LABELS).index(run.method))
+    frame = pd.DataFrame([_row(run, known) for run in known], columns=list(COLUMNS))
+    for name in _NUMBERS:
+        frame[name] = pd.to_numeric(frame[name])
+    return frame
+
+
+_NUMBERS = (
+    "clip", "device_cap_gib", "host_cap_gib", "parameters", "samples_per_second", "plain", "share",
+    "step_seconds", "spread_seconds", "predicted_step_seconds", "step_ratio", "peak_device_gib",
+    "predicted_peak_device_gib", "peak_ratio", "host_gib", "host_bytes_per_parameter", "disk_gib",
+    "final_loss", "window",
+)  # fmt: skip
+
+
+def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
+    plain = plain_of(run, runs)
+    base = plain.samples_per_second if plain else None
+    host = run.host_gib * GIB if run.host_gib is not None else None
+    return {
+        **asdict(run),
+        "label": run.label,
+        "plain": base,
+        "plain_label": plain.label if plain else "",
+        "share": _quotient(run.samples_per_second, base),
+        "step_seconds": run.step_seconds_median,
+        "spread_seconds": run.step_seconds_spread,
+        "step_ratio": _quotient(run.predicted_step_seconds, run.step_seconds_median),
+        "peak_ratio": _quotient(run.predicted_peak_device_gib, run.peak_device_gib),
+        "host_bytes_per_parameter": _quotient(host, run.parameters),
+        "window": run.window,
+        "source": "measured",
+        "how": how(run),
+    }
+
+
+def plain_of(run: OffloadRun, runs: Iterable[OffloadRun]) -> OffloadRun | None:
+    """The fastest plain training of the same model, batch and type on the same device, without a
+    cap; None where none is. One that clips as `run` does counts before one that does not.
+    """
+    found = [
+        other
+        for other in runs
+        if other.method == PLAIN
+        and other.status == "ok"
+        and other.device_cap_gib is None
+        and all(getattr(other, name) == getattr(run, name) for name in MODEL)
+    ]
+    return max(found, key=lambda o: (o.clip == run.clip, o.samples_per_second), default=None)
+
+
+def _quotient(a: float | None, b: float | None) -> float | None:
+    """a / b where both are there and b is not nothing."""
+    return a / b if a is not None and b else None
+
+
+def preferred(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows, those first that stand for their method: clipping on, ended well, no variant,
+    no cap of the host, then the fastest."""
+    return rows.assign(
+        _failed=rows["status"] != "ok",
+        _unclipped=rows["clip"].isna(),
+        _variant=rows["variant"] != "",
+        _host=rows["host_cap_gib"].notna(),
+    ).sort_values(
+        ["_unclipped", "_failed", "_variant", "_host", "step_seconds"], kind="stable"
+    ).drop(columns=["_failed", "_unclipped", "_variant", "_host"])  # fmt: skip
+
+
+def own_ratios(rows: pd.DataFrame, column: str) -> pd.Series:
+    """Predicted over measured, of the runs on this project's own runtime."""
+    return rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")][column].dropna()
+
+
+def mean_deviation(ratios: pd.Series) -> float | None:
+    """Mean of how far predictions are from measurements, either way; None without any."""
+    return float((ratios - 1).abs().mean()) if len(ratios) else None
