@@ -33,7 +33,7 @@ def test_it_trains_as_fp32_does(spec_for, tmp_path):
 
 
 def test_transfers_are_half_and_the_host_holds_14_bytes(spec_for, tmp_path):
-    """Per streamed parameter: 2 bytes of weights, 2 of gradients, 10 of moments and master's rest."""
+    """Of a streamed parameter: 2 bytes of weights, 2 of gradients, 10 of moments and the rest."""
     spec = spec_for(dtype="bf16", window=2, resident=0, steps=3)
     training, _ = run(stronghold, spec, tmp_path)
     block = training.flats[1].numel

@@ -170,7 +170,7 @@ def slab(
         tier.reserve(label, nbytes)
         undo.callback(tier.release, label)
         try:
-            # Private: shared anonymous memory gets no huge pages where the system keeps them from it.
+            # Private: of shared anonymous memory, many systems make no huge pages.
             pages = _Pages(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise _refused(tier, label, nbytes, str(error)) from error
