@@ -143,7 +143,7 @@ class Training:
             window=plan.window,
             resident=plan.resident,
             predicted={
-                "step_seconds": plan.step_seconds,
+                "step_seconds": self._predicted_seconds(),
                 "peak_bytes": plan.peak_bytes,
                 "moved_bytes": plan.moved_bytes,
                 "binding": plan.binding,
@@ -154,6 +154,20 @@ class Training:
             engine=engine,
             notes=notes,
         )
+
+    def _predicted_seconds(self) -> float | None:
+        """The plan's prediction for what happened: a step whose gradients are clipped takes longer
+        where updates are taken back. The first step, which warms up, is left out.
+        """
+        seconds, where_clipped = (
+            self.plan.step_seconds,
+            self.plan.settings.get("step_seconds_where_clipped"),
+        )
+        norms = [norm for norm in self.grad_norms[1:] if norm is not None]
+        if seconds is None or where_clipped is None or not norms:
+            return seconds
+        share = sum(norm > self.spec.clip for norm in norms) / len(norms)
+        return seconds + share * (where_clipped - seconds)
 
     def close(self) -> None:
         """Give all memory back, whatever happened."""

@@ -21,6 +21,7 @@ lane still works on, so `run` returns only after all lanes have ended and the de
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import traceback
@@ -35,6 +36,9 @@ from workbench.schedule.action import COMPUTE, D2H, H2D, VISIT, Action, lane_kin
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
+
+SWITCH_S = 2e-4
+"""How long a lane's thread may keep the interpreter from the others on CUDA."""
 
 Work = Callable[[Action, int], None]
 """Performs one action of one step, on the current stream of the calling thread."""
@@ -131,12 +135,16 @@ class Executor:
             base_event.synchronize()
         self._base = time.perf_counter()
         self._origin = self._origin or self._base
+        interval = sys.getswitchinterval()
         try:
+            if self._streams:  # a lane that only launches must not hold the others for long
+                sys.setswitchinterval(SWITCH_S)
             self._start_lanes(steps)
             self._walk(COMPUTE, steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
             self._fail(error)
         self._drain()
+        sys.setswitchinterval(interval)
         self._tokens.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None

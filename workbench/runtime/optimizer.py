@@ -14,6 +14,7 @@ ordinary update does (host_adam.py states how much). `settle` makes the update w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,6 +25,9 @@ from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
+
+SMALL = 1 << 16
+"""Elements of a gradient that is not worth a launch of its own."""
 
 
 @dataclass
@@ -127,15 +131,15 @@ class Optimizer:
         if state.skipped:
             return
         states, flat = self._memory.device_states(unit), self._flats[unit]
-        for piece, grad in zip(flat.pieces, grads, strict=True):
-            part = slice(piece.start, piece.end)
+        for start, grad in _runs(flat, grads):
+            part = slice(start, start + len(grad))
             device_adam.update(
                 states.weights[part],
                 states.exp_avg[part],
                 states.exp_avg_sq[part],
-                grad.view(-1),
+                grad,
                 state.hyper,
-                decay_split=grad.numel() if piece.start < flat.decay_split else 0,
+                decay_split=max(0, min(len(grad), flat.decay_split - start)),
                 rest=None if states.rest is None else states.rest[part],
                 threads=self._device_threads,
             )
@@ -182,3 +186,23 @@ class Optimizer:
             "rest": self._memory.states(unit).rest,
             "threads": self._host_threads,
         }
+
+
+def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """(start, flat gradient) of pieces that follow one another, the small ones put together: two
+    thirds of a block's parameters are biases and norms, and each launch costs what a million
+    elements do.
+    """
+    small: list[Tensor] = []
+    begin = 0
+    for piece, grad in zip(flat.pieces, grads, strict=True):
+        if grad.numel() <= SMALL:
+            begin = begin if small else piece.start
+            small.append(grad.view(-1))
+            continue
+        if small:
+            yield begin, torch.cat(small)
+            small = []
+        yield piece.start, grad.view(-1)
+    if small:
+        yield begin, torch.cat(small) if len(small) > 1 else small[0]
