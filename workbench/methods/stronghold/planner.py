@@ -54,8 +54,9 @@ from workbench.schedule.simulate import simulate
 TOLERANCE = 0.01
 """A smaller window is preferred when it costs no more than this share of the step time."""
 CLIPPED = "step_seconds_where_clipped"
-FIRST_WINDOW = 4
-"""The window with which the other choices are made, before windows are compared."""
+FIRST_WINDOW = 2
+"""The window with which the other choices are made, before windows are compared: the smallest, for
+what fits with any fits with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +137,8 @@ class _Search:
         )
         inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
         choice = self._best([self._best_kept(replace(start, stash=stash)) for stash in inputs])
-        if {self.spec.resident, self.spec.window, self.spec.pulled} == {"auto"}:
+        free = {self.spec.resident, self.spec.window, self.spec.pulled} == {"auto"}
+        if free and self._lacking(choice) is None and choice.resident < self.layers:
             choice = self._valley(choice, "pulled")
             if choice.pulled and self._chooses_kept:
                 choice = self._valley(choice, "kept")
@@ -235,6 +237,9 @@ class _Search:
             else:
                 high, high_peak = guess, found
         return low
+
+    def _lacking(self, choice: Choice) -> str | None:
+        return self.budgets.lacking(self._evaluate(choice).peak)
 
     def _lacks_host(self, choice: Choice) -> bool:
         layout = layout_of(self.spec, self.profile, choice)
