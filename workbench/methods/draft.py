@@ -47,9 +47,6 @@ class Layout:
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
-    published: bool = False
-    """Streamed units' new weights are written first, from states that are updated during the next
-    backward pass, when host memory is idle. Needs gradients and weights on the host twice."""
     optimizer_tier: str = HOST_TIER
     """``host`` or ``disk``: where the states of streamed units live."""
     host_workers: int = 1
@@ -80,8 +77,6 @@ class Draft:
             raise ValueError("the embedding and the head must be resident")
         if self.streamed and layout.slots < 1:
             raise ValueError(f"{len(self.streamed)} streamed units need at least 1 slot, got 0")
-        if layout.published and (layout.eager or layout.optimizer_tier == DISK):
-            raise ValueError("published weights leave no update to be eager, and no state on disk")
         if not layout.pulled <= layout.resident - {0, self.head}:
             raise ValueError("only the states of resident blocks can be pulled")
         if self.streamed and layout.microbatch_major:
@@ -111,8 +106,6 @@ class Draft:
                     self.buffer(name.states(unit), DEVICE, state, permanent=True)
                 continue
             self.buffer(name.host_weights(unit), HOST_TIER, weight, permanent=True)
-            if layout.published:
-                self.buffer(name.committed(unit), HOST_TIER, 2 * weight, permanent=True)
             if layout.optimizer_tier == DISK:
                 self.buffer(name.disk_states(unit), DISK, state, permanent=True)
             else:

@@ -12,10 +12,6 @@ clipped, else it is taken back and done again in one pass. The engine stops spec
 the norm of the gradients it has seen exceeds the limit, which bounds both the wasted work and the
 rounding error of taking back (runtime/optimizer.py).
 
-Where every step is clipped nothing can be guessed, and all host traffic falls between the norm and
-the next forward pass. Weights can be **published** then: only the new weights are written at first,
-and the states are updated during the next backward pass, when host memory is idle.
-
 Units updated on the device wait for the norm: there an update takes a hundredth of the time. Their
 states are there, or visit it through a ring of slots, which lends the host's work to the link.
 States on the disk come through such a ring of staging slots too, read ahead and written behind.
@@ -43,21 +39,13 @@ def finish(draft: Draft) -> None:
     for unit in range(draft.num_units):
         if draft.settled(unit):
             _settle(draft, unit)
-        elif draft.layout.published and unit in draft.index:
-            _publish(draft, unit)
         elif not draft.eager(unit):
             update(draft, unit)
-    if draft.layout.published:
-        for unit in reversed(draft.streamed):
-            _commit(draft, unit)
 
 
 def final(draft: Draft, unit: int, step: int = 0) -> str:
     """The action after which a unit's weights are those of the next step."""
-    kind = Kind.SETTLE if draft.settled(unit) else Kind.UPDATE
-    if draft.layout.published and unit in draft.index:
-        kind = Kind.PUBLISH
-    return act(kind, unit, step=step)
+    return act(Kind.SETTLE if draft.settled(unit) else Kind.UPDATE, unit, step=step)
 
 
 def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> frozenset[int]:
@@ -131,31 +119,6 @@ def update(draft: Draft, unit: int) -> None:
             nbytes=draft.state_bytes(unit),
             frees=[name.host_states(unit)],
         )
-
-
-def _publish(draft: Draft, unit: int) -> None:
-    after = [act(Kind.GRAD_OUT, unit)]
-    if draft.layout.clipped:
-        after.append(act(Kind.NORM, 0))
-    draft.add(
-        Kind.PUBLISH,
-        unit,
-        _lane(draft, unit),
-        after=after,
-        uses=[name.host_weights(unit), name.committed(unit), name.host_states(unit)],
-        frees=[name.host_gradients(unit)],
-    )
-
-
-def _commit(draft: Draft, unit: int) -> None:
-    """The update itself, in the order in which the next gradients will arrive."""
-    draft.add(
-        Kind.UPDATE,
-        unit,
-        _lane(draft, unit),
-        after=[act(Kind.PUBLISH, unit)],
-        uses=[name.committed(unit), name.host_states(unit)],
-    )
 
 
 def _settle(draft: Draft, unit: int) -> None:

@@ -176,9 +176,6 @@ class ProfileCosts:
                 return overhead
             case Kind.SETTLE if not self.clips:
                 return overhead
-            case Kind.PUBLISH:
-                share = self._publish_bytes() / self._update_bytes()
-                return overhead + share * unit.parameters / hardware.host_adam_params_per_s
             case Kind.UPDATE | Kind.SETTLE:
                 return overhead + unit.parameters / hardware.host_adam_params_per_s
             case Kind.LOAD | Kind.FETCH | Kind.PULL:
@@ -226,20 +223,14 @@ class ProfileCosts:
         hardware = self.profile.hardware
         if not hardware.host_memory_bytes_per_s:
             return {}
+        adam = (
+            2 * (self.profile.weight_bytes + self.profile.state_bytes) + self.profile.weight_bytes
+        )
         return {
-            HOST: hardware.host_adam_params_per_s * self._update_bytes(),
+            HOST: hardware.host_adam_params_per_s * adam,
             H2D: hardware.h2d_bytes_per_s,
             D2H: hardware.d2h_bytes_per_s,
         }
-
-    def _update_bytes(self) -> int:
-        """Of host memory that an update reads and writes per parameter."""
-        profile = self.profile
-        return 2 * (profile.weight_bytes + profile.state_bytes) + profile.weight_bytes
-
-    def _publish_bytes(self) -> int:
-        """The same where only new weights are written; their place is read before, as caches do."""
-        return self.profile.state_bytes + 4 * self.profile.weight_bytes
 
     def _thirst(self, lanes: tuple[str, ...]) -> float:
         """How many times what host memory gives the busy lanes together ask of it. Pairs do not

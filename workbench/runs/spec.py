@@ -49,10 +49,9 @@ class RunSpec:
     """Last layers that keep their activations, where `activations` is ``auto``."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
-    clipping: Literal["auto", "speculate", "publish", "wait"] = "auto"
+    clipping: Literal["auto", "speculate", "wait"] = "auto"
     """Whether host updates run before the global norm is known, to be taken back where gradients
-    are clipped after all; or wait for it; or wait and then publish new weights before states are
-    updated. Exact in any case."""
+    are clipped after all, or wait for it. Exact either way."""
     optimizer_tier: Literal["host", "disk"] = "host"
     """Where the optimizer states of offloaded layers live."""
     host_workers: int = 1
@@ -176,7 +175,7 @@ CHOICES = {
     "dtype": ("fp32", "bf16"),
     "activations": ("auto", "keep", "host", "recompute"),
     "compile": ("auto", "on", "off"),
-    "clipping": ("auto", "speculate", "publish", "wait"),
+    "clipping": ("auto", "speculate", "wait"),
     "optimizer_tier": ("host", "disk"),
     "lr_schedule": ("constant", "linear", "cosine"),
 }

@@ -111,7 +111,6 @@ def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) 
             _read_unit(path / f"unit-{unit:05d}.safetensors", model, memory, unit, flat)
         except (OSError, SafetensorError) as error:
             raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
-        memory.publish(unit)
         if memory.on_disk(unit):
             memory.write_states(unit)
 

@@ -86,9 +86,6 @@ class Engine:
             Kind.GRAD_OUT: self._gradients_out,
             Kind.NORM: lambda action, step: self.optimizer.norm(self._steps[step]),
             Kind.UPDATE: self._update,
-            Kind.PUBLISH: lambda action, step: self.optimizer.publish(
-                action.unit, self._steps[step]
-            ),
             Kind.SETTLE: lambda action, step: self.optimizer.settle(action.unit, self._steps[step]),
             Kind.PULL: self._pull,
             Kind.PUSH: self._push,
@@ -128,7 +125,6 @@ class Engine:
                 memory.seed_disk(unit, master)
             else:
                 memory.states(unit).set_master(master)
-                memory.publish(unit)
             slab = self._gradient_slab(unit)
             if slab is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
@@ -308,9 +304,6 @@ class Engine:
 
     def _update(self, action: Action, step: int) -> None:
         unit, state = action.unit, self._steps[step]
-        if unit in self.memory.published:
-            self.optimizer.commit(unit)
-            return
         if unit not in self.memory.resident:
             self.optimizer.update(unit, state, speculative=unit in self._settled)
             return

@@ -69,7 +69,6 @@ struct Call {
     float* exp_avg;
     float* exp_avg_sq;
     const void* grad;
-    void* out;                // new weights go here, and nothing else is written; or null
     std::int64_t numel;
     std::int64_t decay_split; // elements before this one decay
     std::int64_t threads;
@@ -174,11 +173,11 @@ inline State revert(State now, float grad, const Undo& s) {
 }
 
 // `count` elements; a constant count becomes straight vector code without a remainder.
-template <bool split, bool reverts, bool applies, bool publishes, class Grad>
+template <bool split, bool reverts, bool applies, class Grad>
 inline void update_some(
     float* __restrict__ whole, BFloat16* __restrict__ upper, std::int16_t* __restrict__ rest,
     float* __restrict__ exp_avg, float* __restrict__ exp_avg_sq, const Grad* __restrict__ grad,
-    void* __restrict__ out, std::int64_t count, Scalars hyper, Undo undo) {
+    std::int64_t count, Scalars hyper, Undo undo) {
     for (std::int64_t i = 0; i < count; ++i) {
         State state{0.0f, exp_avg[i], exp_avg_sq[i]};
         if constexpr (split) {
@@ -191,14 +190,6 @@ inline void update_some(
         const float g = widen(grad[i]);
         if constexpr (reverts) state = revert(state, g, undo);
         if constexpr (applies) state = apply(state, g, hyper);
-        if constexpr (publishes) {
-            if constexpr (split)
-                static_cast<BFloat16*>(out)[i] =
-                    static_cast<BFloat16>((to_bits(state.p) + 0x8000u) >> 16);
-            else
-                static_cast<float*>(out)[i] = state.p;
-            continue;
-        }
         exp_avg[i] = state.m;
         exp_avg_sq[i] = state.v;
         if constexpr (split) {
@@ -218,7 +209,7 @@ inline void prefetch(const void* from, std::size_t bytes) {
 #endif
 }
 
-template <class Grad, bool split, bool reverts, bool applies, bool publishes>
+template <class Grad, bool split, bool reverts, bool applies>
 void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool decays) {
     float* whole = static_cast<float*>(call.weights);
     BFloat16* upper = static_cast<BFloat16*>(call.weights);
@@ -227,9 +218,9 @@ void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool d
     if (!decays) hyper.decay = applied.decay = 1.0f;
     const Undo undo(applied);
     const auto some = [&](std::int64_t i, std::int64_t count) {
-        update_some<split, reverts, applies, publishes>(
+        update_some<split, reverts, applies>(
             whole + i, upper + i, call.rest + i, call.exp_avg + i, call.exp_avg_sq + i, grad + i,
-            static_cast<char*>(call.out) + i * (split ? 2 : 4), count, hyper, undo);
+            count, hyper, undo);
     };
     // Processors fetch ahead by themselves, but stop at each page's end, and five streams end pages
     // often.
@@ -268,7 +259,7 @@ void run_in_threads(std::int64_t threads, const Work& work) {
     for (auto& thread : started) thread.join();
 }
 
-template <class Grad, bool split, bool reverts, bool applies, bool publishes = false>
+template <class Grad, bool split, bool reverts, bool applies>
 void update_all(const Call& call) {
     // Threads take the next block when they are done with one, so one that starts late or shares
     // its core does less, instead of all others waiting for it. Blocks shrink towards the end,
@@ -286,8 +277,8 @@ void update_all(const Call& call) {
             if (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
             const std::int64_t stop = std::min(end, call.numel);
             const std::int64_t border = std::clamp(call.decay_split, begin, stop);
-            update_range<Grad, split, reverts, applies, publishes>(call, begin, border, true);
-            update_range<Grad, split, reverts, applies, publishes>(call, border, stop, false);
+            update_range<Grad, split, reverts, applies>(call, begin, border, true);
+            update_range<Grad, split, reverts, applies>(call, border, stop, false);
             begin = end; // a guess: others have gone on, and the exchange says how far
         }
     });
@@ -295,7 +286,6 @@ void update_all(const Call& call) {
 
 template <class Grad, bool split>
 void dispatch_work(const Call& call) {
-    if (call.out) return update_all<Grad, split, false, true, true>(call);
     if (!call.reverts) return update_all<Grad, split, false, true>(call);
     call.applies ? update_all<Grad, split, true, true>(call)
                  : update_all<Grad, split, true, false>(call);

@@ -28,7 +28,7 @@ from torch import Tensor
 from workbench.runtime import native
 from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
 
-__all__ = ["AdamStep", "Call", "backend", "build", "load", "publish", "revert", "update"]
+__all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -46,7 +46,7 @@ SCALARS = (
     "eps",
     "neg_step_size",
 )
-POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad", "out")
+POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
 COUNTS = ("numel", "decay_split", "threads")
 FLAGS = ("grad_bf16", "reverts", "applies")
 
@@ -81,18 +81,14 @@ class Call(ctypes.Structure):
         rest: Tensor | None,
         undo: AdamStep | None,
         threads: int,
-        out: Tensor | None = None,
     ) -> "Call":
-        """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked. With
-        ``out`` only the new weights are written, there.
-        """
+        """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
         return cls(
             weights=weights.data_ptr(),
             rest=None if rest is None else rest.data_ptr(),
             exp_avg=exp_avg.data_ptr(),
             exp_avg_sq=exp_avg_sq.data_ptr(),
             grad=grad.data_ptr(),
-            out=None if out is None else out.data_ptr(),
             numel=weights.numel(),
             decay_split=decay_split,
             threads=threads,
@@ -141,51 +137,6 @@ def update(
         return
     with torch.no_grad():
         fused_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
-
-
-def publish(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    *,
-    out: Tensor,
-    decay_split: int,
-    rest: Tensor | None = None,
-    threads: int = 1,
-) -> None:
-    """Write to ``out`` the weights that ``update`` would leave in ``weights``, and nothing else.
-
-    It moves two thirds of an update's bytes (18 of 26 per parameter of bf16 training), so that who
-    waits for new weights waits less; the update itself can follow when memory is idle. ``out`` is
-    a slab like ``weights``. Raises ValueError as ``update`` does.
-    """
-    slabs = (weights, exp_avg, exp_avg_sq, grad)
-    check_slabs(*slabs, rest, decay_split, torch.device("cpu"))
-    _check_threads(threads)
-    if (out.dtype, out.numel()) != (weights.dtype, weights.numel()) or not out.is_contiguous():
-        raise ValueError(
-            f"out has {out.numel()} elements of {out.dtype}; contiguous {weights.numel()} of "
-            f"{weights.dtype} are needed"
-        )
-    if (kernel := _kernel()) is not None:
-        where = {"decay_split": decay_split, "rest": rest, "undo": None}
-        kernel(Call.of(*slabs, hyper, **where, threads=threads, out=out))
-        return
-    with torch.no_grad():
-        for begin in range(0, weights.numel(), FALLBACK_CHUNK):
-            part = slice(begin, min(begin + FALLBACK_CHUNK, weights.numel()))
-            copies = [slab[part].clone() for slab in slabs]
-            fused_update(
-                *copies,
-                hyper,
-                decay_split=max(0, min(decay_split - begin, len(copies[0]))),
-                rest=None if rest is None else rest[part].clone(),
-                undo=None,
-                chunk=FALLBACK_CHUNK,
-            )
-            out[part] = copies[0]
 
 
 def revert(

@@ -64,7 +64,6 @@ class Memory:
         self._gradients: dict[int, Tensor] = {}
         self._states: dict[int, States] = {}
         self._host_gradients: dict[int, Tensor] = {}
-        self._committing: dict[int, Tensor] = {}
         self._activations: dict[tuple[int, int], Tensor] = {}
         self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._whole: dict[int, Tensor] = {}
@@ -115,10 +114,6 @@ class Memory:
         flats, streamed, buffers = self._flats, self.streamed, self._schedule.buffers
         working = self._host("working weights", {u: flats[u].numel for u in streamed}, self.dtype)
         self._host_weights = working
-        self.published = frozenset(u for u in streamed if name.committed(u) in buffers)
-        twice = {unit: flats[unit].numel for unit in streamed if unit in self.published}
-        masters = self._host("master weights", twice, self.dtype)
-        self._committing = self._host("gradients being applied", twice, self.dtype)
         slots = {unit: buffers[name.host_gradients(unit)].slot for unit in streamed}
         numels: dict[str, int] = {}
         for unit, slot in slots.items():
@@ -143,7 +138,7 @@ class Memory:
         for unit in here:
             exp_avg, exp_avg_sq = both[unit].split(flats[unit].numel)
             self._states[unit] = States(
-                weights=masters.get(unit, working[unit]),
+                weights=working[unit],
                 rest=rests.get(unit),
                 exp_avg=exp_avg,
                 exp_avg_sq=exp_avg_sq,
@@ -238,22 +233,6 @@ class Memory:
     def host_gradients(self, unit: int) -> Tensor:
         return self._host_gradients[unit]
 
-    def publish(self, unit: int) -> None:
-        """Make working weights of a published unit's masters, when nothing is in flight."""
-        if unit in self.published:
-            self._host_weights[unit].copy_(self._states[unit].weights)
-
-    def committing(self, unit: int) -> Tensor:
-        """The gradients that a published unit's states lack."""
-        return self._committing[unit]
-
-    def hand_over(self, unit: int) -> None:
-        """Gradients that weights were published with become those being applied; the next ones
-        arrive where those before them were.
-        """
-        new, old = self._host_gradients[unit], self._committing[unit]
-        self._host_gradients[unit], self._committing[unit] = old, new
-
     def host_activation(self, unit: int, micro: int, *, like: Tensor | None = None) -> Tensor:
         """The stash of a unit's input; `like` tells its shape once, on the way out."""
         raw = self._activations[unit, micro]
@@ -306,7 +285,6 @@ class Memory:
             self._fetch_slots,
             self._host_weights,
             self._host_gradients,
-            self._committing,
             self._activations,
             self._whole,
             self._state_slots,

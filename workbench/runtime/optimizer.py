@@ -78,8 +78,6 @@ class Optimizer:
             self._norm_on_host = torch.zeros((), pin_memory=pinned)
             self._squares = torch.zeros(len(flats), pin_memory=pinned)
         self._device_squares: dict[int, Tensor] = {}
-        self._published: dict[int, AdamStep] = {}
-        """Unit -> what its states have yet to be updated with."""
 
     def begin(self, step: int) -> AdamStep:
         """The snapshot of a step's updates, taken when its forward pass begins."""
@@ -173,23 +171,6 @@ class Optimizer:
             self._host(unit, state.hyper, undo=state.guess)
         else:
             self.settled["stood"] += 1
-
-    def publish(self, unit: int, state: Step) -> None:
-        """Write a unit's new working weights; its states follow (`commit`)."""
-        if state.skipped:
-            return
-        out = self._memory.host_weights(unit)
-        host_adam.publish(*self._slabs(unit), state.hyper, **self._settings(unit), out=out)
-        self._published[unit] = state.hyper
-        self._memory.hand_over(unit)
-
-    def commit(self, unit: int) -> None:
-        """Bring the states of a published unit to where its weights are."""
-        hyper = self._published.pop(unit, None)
-        if hyper is not None:
-            *states, _ = self._slabs(unit)
-            grad = self._memory.committing(unit)
-            host_adam.update(*states, grad, hyper, **self._settings(unit))
 
     def _host(self, unit: int, hyper: AdamStep, undo: AdamStep | None = None) -> None:
         host_adam.update(*self._slabs(unit), hyper, **self._settings(unit), undo=undo)

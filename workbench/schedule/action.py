@@ -42,8 +42,6 @@ class Kind(StrEnum):
     """Global gradient norm: decides the clip coefficient and whether the step is skipped."""
     UPDATE = "U"
     """Optimizer step of one unit."""
-    PUBLISH = "P"
-    """New working weights from optimizer states that are themselves updated later."""
     SETTLE = "V"
     """Verdict on an update that did not wait for the global norm: it stands, or is taken back and
     done again with the clip coefficient."""

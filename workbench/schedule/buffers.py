@@ -55,11 +55,6 @@ def host_gradients(unit: int) -> str:
     return f"hg{unit}"
 
 
-def committed(unit: int) -> str:
-    """Master weights and last gradients of a unit whose weights are published before its update."""
-    return f"hc{unit}"
-
-
 def host_states(unit: int) -> str:
     """Optimizer states (with fp32 master weights, where working ones are narrower) on the host."""
     return f"ho{unit}"

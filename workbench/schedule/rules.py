@@ -189,30 +189,11 @@ def updates_for(proof: Proof, unit: int, rank: int) -> list[int]:
     return own or updates
 
 
-def check_published(proof: Proof, passes: Passes) -> None:
-    """Weights are published from complete gradients and the states of the step before, which are
-    updated after that and before the next time.
-    """
-    for unit in range(proof.schedule.num_units):
-        publishes, updates = proof.find(Kind.PUBLISH, unit), proof.find(Kind.UPDATE, unit)
-        for publish in publishes:
-            if len(publishes) != len(updates):
-                raise ScheduleError(
-                    f"unit {unit} is published {len(publishes)} times and updated {len(updates)}"
-                )
-            _require_gradients(proof, passes, unit, publish, "its gradients may be incomplete")
-            for load in proof.find(Kind.LOAD, unit):
-                proof.require(load, publish, "it changes the weights being loaded")
-            for update in updates:
-                proof.require(publish, update, "the states it publishes from may be new already")
-                proof.require(update, publish, "its states may be old", next_step=True)
-
-
 def final_updates(proof: Proof, unit: int, rank: int) -> list[int]:
     """The actions after which a unit's weights are those of the next step: its verdicts where
-    updates are settled, its publications where there are any, else its updates.
+    updates are settled, else its updates.
     """
-    settles = proof.find(Kind.SETTLE, unit) or proof.find(Kind.PUBLISH, unit)
+    settles = proof.find(Kind.SETTLE, unit)
     own = [i for i in settles if proof.schedule.actions[i].rank == rank]
     return own or settles or updates_for(proof, unit, rank)
 

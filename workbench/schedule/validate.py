@@ -54,7 +54,7 @@ LANES_OF = {
     **dict.fromkeys(rules.COMPUTING, (COMPUTE,)),
     **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL), (H2D,)),
     **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH), (D2H,)),
-    **dict.fromkeys((Kind.NORM, Kind.SETTLE, Kind.PUBLISH), (COMPUTE, HOST)),
+    **dict.fromkeys((Kind.NORM, Kind.SETTLE), (COMPUTE, HOST)),
     Kind.UPDATE: (COMPUTE, HOST, VISIT),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
@@ -89,7 +89,6 @@ def validate(schedule: Schedule) -> Validation:
     rules.check_updates(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
-    rules.check_published(proof, passes)
     rules.check_weights(proof)
     rules.check_states(proof)
     check_buffers(proof)

@@ -70,8 +70,7 @@ class Choice:
     stash: bool = False
     eager: str = "some"
     """Which host updates run during the backward pass: ``some`` (what the host manages), ``all``
-    (their gradients need little host memory then), ``none``, or ``published``: none, and weights
-    are written before states are updated."""
+    (their gradients need little host memory then) or ``none``."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
@@ -112,7 +111,6 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
         stash=choice.stash,
         clipped=spec.clip is not None,
         eager=frozenset(eager),
-        published=choice.eager == "published" and bool(streamed),
         optimizer_tier=spec.optimizer_tier,
         host_workers=spec.host_workers,
     )
@@ -153,8 +151,6 @@ class _Search:
         clipped = self.spec.clip is not None
         if clipped and (self.spec.optimizer_tier == "disk" or self.spec.clipping == "wait"):
             return "none"
-        if clipped and self.spec.clipping == "publish":
-            return "published"
         return "all" if self.spec.optimizer_tier == "disk" else "some"
 
     def _windows(self) -> list[int]:
@@ -258,7 +254,6 @@ class _Search:
                 "kept_layers": choice.kept,
                 "stashed_inputs": choice.stash,
                 "eager_updates": len(layout.eager),
-                "published_weights": layout.published,
                 "optimizer_tier": layout.optimizer_tier,
                 "host_workers": layout.host_workers,
             }
