@@ -198,7 +198,7 @@ class Executor:
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
         try:
-            use_lane_thread(self._device.type, lane_kind(lane))
+            use_lane_thread(self._device.type)
             self._walk(lane, steps)
         except BaseException as error:
             self._fail(error)

@@ -34,6 +34,12 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 // What benchmarks/host_adam.py compares. Elements from the one computed to the one prefetched (0
 // for none), the caches to prefetch into (3 for all, 0 for those nearest), and the least and the
 // most elements that a thread takes at a time.
@@ -72,6 +78,7 @@ struct Call {
     std::int64_t numel;
     std::int64_t decay_split; // elements before this one decay
     std::int64_t threads;
+    std::int32_t niceness;    // of the threads started here; 0 leaves them as the caller is
     std::int32_t grad_bf16;
     std::int32_t reverts;     // take `undo` back first
     std::int32_t applies;     // then apply `hyper`
@@ -244,15 +251,26 @@ void update_range(const Call& call, std::int64_t begin, std::int64_t end, bool d
     some(i, end - i);
 }
 
+// Lets threads that insist more on a core have it. Only started threads are asked to: the caller may
+// have to hold a lock (Python's) that those others wait for.
+inline void yield_to_others(int niceness) {
+#if defined(__linux__)
+    if (niceness > 0) setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), niceness);
+#endif
+}
+
 // Runs `work` in `threads` threads, of which the caller is one. Each starts half of those left to
 // start, so that the last one waits for a few starts and not for all. If the system gives fewer
 // threads than asked for, those there are do the work.
 template <class Work>
-void run_in_threads(std::int64_t threads, const Work& work) {
+void run_in_threads(std::int64_t threads, int niceness, const Work& work) {
     std::vector<std::thread> started;
     try {
         for (; threads > 1; threads -= threads / 2)
-            started.emplace_back([&work, half = threads / 2] { run_in_threads(half, work); });
+            started.emplace_back([&work, niceness, half = threads / 2] {
+                yield_to_others(niceness);
+                run_in_threads(half, niceness, work);
+            });
     } catch (const std::system_error&) {
     }
     work();
@@ -270,7 +288,7 @@ void update_all(const Call& call) {
     constexpr std::int64_t worth_a_thread = 1 << 16;
     const std::int64_t threads = std::min(call.threads, call.numel / worth_a_thread + 1);
     std::atomic<std::int64_t> next{0};
-    run_in_threads(threads, [&] {
+    run_in_threads(threads, call.niceness, [&] {
         for (std::int64_t begin = next.load(std::memory_order_relaxed); begin < call.numel;) {
             const std::int64_t fair = (call.numel - begin) / (2 * threads) / 64 * 64;
             const std::int64_t end = begin + std::clamp(fair, least, most);

@@ -48,7 +48,7 @@ SCALARS = (
 )
 POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
 COUNTS = ("numel", "decay_split", "threads")
-FLAGS = ("grad_bf16", "reverts", "applies")
+FLAGS = ("niceness", "grad_bf16", "reverts", "applies")
 
 
 class Scalars(ctypes.Structure):
@@ -81,6 +81,7 @@ class Call(ctypes.Structure):
         rest: Tensor | None,
         undo: AdamStep | None,
         threads: int,
+        niceness: int = 0,
     ) -> "Call":
         """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
         return cls(
@@ -92,6 +93,7 @@ class Call(ctypes.Structure):
             numel=weights.numel(),
             decay_split=decay_split,
             threads=threads,
+            niceness=niceness,
             grad_bf16=grad.dtype == torch.bfloat16,
             reverts=undo is not None,
             applies=hyper is not None,
@@ -111,6 +113,7 @@ def update(
     rest: Tensor | None = None,
     undo: AdamStep | None = None,
     threads: int = 1,
+    niceness: int = 0,
 ) -> None:
     """Update master weights and both moments (fp32) in place from ``grad`` (fp32 or bf16).
 
@@ -121,6 +124,8 @@ def update(
     The result is that of ``torch.optim.AdamW`` in fp32 (moments bitwise; weights bitwise those of
     ``fused=True`` and to 1e-6 those of the other forms), for split masters too, for any ``threads``
     and however a slab is divided into calls. Calls on different slabs may run at the same time.
+
+    The threads started for it yield cores to others by ``niceness`` (on Linux, 0 to 19).
 
     With ``undo``, which an update of these slabs with the very same gradient was just applied with,
     that update is taken back first, as by ``revert``, in the same pass.
@@ -133,7 +138,7 @@ def update(
     _check_threads(threads)
     where = {"decay_split": decay_split, "rest": rest, "undo": undo}
     if (kernel := _kernel()) is not None:
-        kernel(Call.of(*slabs, hyper, **where, threads=threads))
+        kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return
     with torch.no_grad():
         fused_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
@@ -149,6 +154,7 @@ def revert(
     decay_split: int,
     rest: Tensor | None = None,
     threads: int = 1,
+    niceness: int = 0,
 ) -> None:
     """Take back the update that was just applied to these slabs with this ``grad`` and ``hyper``.
 
@@ -160,7 +166,7 @@ def revert(
     _check_threads(threads)
     where = {"decay_split": decay_split, "rest": rest}
     if (kernel := _kernel()) is not None:
-        kernel(Call.of(*slabs, None, **where, undo=hyper, threads=threads))
+        kernel(Call.of(*slabs, None, **where, undo=hyper, threads=threads, niceness=niceness))
         return
     with torch.no_grad():
         plain_revert(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)

@@ -25,6 +25,7 @@ from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
+from workbench.runtime.threads import POLITENESS
 
 SMALL = 1 << 16
 """Elements of a gradient that is not worth a launch of its own."""
@@ -185,6 +186,7 @@ class Optimizer:
             "decay_split": self._flats[unit].decay_split,
             "rest": self._memory.states(unit).rest,
             "threads": self._host_threads,
+            "niceness": POLITENESS if self._memory.device.type == "cuda" else 0,
         }
 
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-from workbench.schedule.action import HOST
 
 
 class Threads(NamedTuple):
@@ -64,14 +60,12 @@ def use_device_threads(device: str = "cpu") -> Threads:
 
 
 POLITENESS = 10
-"""How much less a host update's threads insist on a core than the threads that launch kernels."""
+"""Niceness of the threads of a host update where a GPU computes. They keep every core busy, and a
+kernel launch that waits for a core leaves the GPU idle."""
 
 
-def use_lane_thread(device: str = "cpu", lane: str = "") -> None:
+def use_lane_thread(device: str = "cpu") -> None:
     """Make torch work in the calling thread alone: for a lane that runs beside the compute lane.
-
-    With a GPU, host updates keep every core busy, and a launch that waits for one leaves the GPU
-    idle: the threads of a `host` lane, and those they start, are nice.
 
     Every thread that calls torch gets a pool of its own, as large as the device's share. A copy
     lane that used one would take the cores from the compute lane, and hold them while its pool
@@ -81,6 +75,3 @@ def use_lane_thread(device: str = "cpu", lane: str = "") -> None:
 
     if device == "cpu":
         torch.set_num_threads(1)
-    elif lane == HOST:
-        with suppress(OSError, AttributeError):  # an optimization, where the system has it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POLITENESS)
