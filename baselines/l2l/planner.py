@@ -23,7 +23,7 @@ from workbench.runs.spec import RunSpec
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The one layout of L2L: a single weight buffer and a single gradient buffer."""
-    budgets = Budgets.of(spec, profile)
+    budgets = Budgets.of(spec, profile, allocated=True)
     head = len(profile.units) - 1
     layout = Layout(
         method="l2l",

@@ -44,11 +44,13 @@ class Budgets:
     disk: int | None = None
 
     @classmethod
-    def of(cls, spec: RunSpec, profile: Profile) -> Budgets:
-        """What the spec allows, else what the machine has."""
+    def of(cls, spec: RunSpec, profile: Profile, *, allocated: bool = False) -> Budgets:
+        """What the spec allows, else what the machine has. `allocated`: by torch's allocator on
+        this runtime, which needs a little more on a GPU than a plan asks for.
+        """
         hardware = profile.hardware
         device = spec.device_memory or hardware.device_bytes
-        if hardware.device == "cuda":
+        if allocated and hardware.device == "cuda" and hardware.source == "measured":
             device -= device // FRAGMENTS
         return cls(
             device=device,

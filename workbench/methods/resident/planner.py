@@ -13,7 +13,7 @@ from workbench.runs.spec import RunSpec
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The only layout there is. Micro-batches run one after the other through the whole model."""
-    budgets = Budgets.of(spec, profile)
+    budgets = Budgets.of(spec, profile, allocated=True)
     layout = Layout(
         method="resident",
         resident=frozenset(range(len(profile.units))),

@@ -121,7 +121,7 @@ class _Search:
 
     def __init__(self, spec: RunSpec, profile: Profile) -> None:
         self.spec, self.profile = spec, profile
-        self.budgets = Budgets.of(spec, profile)
+        self.budgets = Budgets.of(spec, profile, allocated=True)
         self.layers = spec.model.layers
         self._seen: dict[Choice, Candidate] = {}
         self._most: dict[Choice, int] = {}
