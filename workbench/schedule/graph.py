@@ -53,6 +53,19 @@ class Graph:
         ]
 
     @cached_property
+    def crossing(self) -> list[tuple[tuple[int, int], ...]]:
+        """Action -> those of its references that the order of its lane does not keep anyway."""
+        lane_of = self.lane_of
+        return [
+            tuple(
+                (back, j)
+                for back, j in references
+                if lane_of[j] != lane_of[i] or not (back < 0 or j < i)
+            )
+            for i, references in enumerate(self.references)
+        ]
+
+    @cached_property
     def followers(self) -> list[tuple[int, ...]]:
         """Action -> distances from its node to those that wait for it, its lane successor among
         them.
@@ -61,7 +74,7 @@ class Graph:
         """
         n = len(self.schedule.actions)
         distances: list[list[int]] = [[] for _ in range(n)]
-        for i, references in enumerate(self.references):
+        for i, references in enumerate(self.crossing):
             for back, j in references:
                 distances[j].append(i - j - back * n)
         for actions in self.lane_actions:
@@ -71,15 +84,15 @@ class Graph:
         return [tuple(d) for d in distances]
 
     def missing(self) -> list[int]:
-        """Node -> how many nodes it waits for, its lane predecessor included."""
+        """Node -> how many nodes it waits for, as `followers` count them."""
         first = {actions[0] for actions in self.lane_actions}
-        depth = max((-back for refs in self.references for back, _ in refs), default=0)
+        depth = max((-back for refs in self.crossing for back, _ in refs), default=0)
         counts: list[int] = []
         for step in range(self.steps):
             if step <= max(depth, 1):  # from here on every step is like the one before
                 one_step = [
-                    sum(step + back >= 0 for back, _ in references) + (step > 0 or i not in first)
-                    for i, references in enumerate(self.references)
+                    sum([step + back >= 0 for back, _ in references]) + (step > 0 or i not in first)
+                    for i, references in enumerate(self.crossing)
                 ]
             counts += one_step
         return counts
@@ -123,6 +136,8 @@ def _resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int
     """(relative step, action) of one name in `after`."""
     if text in index:
         return 0, index[text]
+    if text.endswith("@-1") and text[:-3] in index:
+        return -1, index[text[:-3]]
     try:
         ref = parse_name(text)
     except ValueError as error:

@@ -32,18 +32,25 @@ class Order:
         """Node -> its place on its lane, counted from the first step."""
         self.clocks: list[list[int]] = [[]] * graph.num_nodes
         """Node -> nodes of every lane that have surely ended when it starts."""
+        waits = [
+            [(graph.lane_of[j], back * sizes[j] + place[j], i - j - back * n) for back, j in others]
+            for i, others in enumerate(graph.crossing)
+        ]
+        """Action -> (lane, place, distance) of what it waits for; the place as seen from step 0, so
+        that of a step before the first is negative, and no clock lacks it."""
         ended = [[0] * num_lanes for _ in range(num_lanes)]
         for node in self.topological:
-            clock = ended[self.lane_of[node]]
-            for other in graph.waits[node]:
-                lane = self.lane_of[other]
-                if clock[lane] <= self.position[other]:
-                    clock = list(map(max, clock, self.clocks[other]))
-                    clock[lane] = max(clock[lane], self.position[other] + 1)
+            step, i = divmod(node, n)
+            mine = graph.lane_of[i]
+            clock = ended[mine]
+            for lane, at, distance in waits[i]:
+                position = at + step * len(graph.lane_actions[lane])
+                if clock[lane] <= position:
+                    clock = list(map(max, clock, self.clocks[node - distance]))
+                    clock[lane] = position + 1
             self.clocks[node] = clock
-            after = clock.copy()
-            after[self.lane_of[node]] = self.position[node] + 1
-            ended[self.lane_of[node]] = after
+            ended[mine] = clock = clock.copy()
+            clock[mine] += 1
 
     def before(self, first: int, second: int) -> bool:
         """True when `first` has surely ended when `second` starts."""

@@ -9,7 +9,10 @@ can be given again to any action that surely starts after it has ended. So
     peak = all bytes taken - the most bytes that can be given again.
 
 The second term is a flow from frees to takes, found by augmenting paths (Ford and Fulkerson, 1956).
-Adding up every buffer that is "not surely free" instead would count twice what follows one another.
+Where one lane does all the taking, as compute does on a device, what a take may be given the next
+one may be given too: no chains are needed, and the peak is the largest difference between what has
+been taken and what has surely been freed. Adding up every buffer that is "not surely free" instead
+would count twice what follows one another.
 
 Two steps show all there is, since a buffer is taken again only after it was freed (occupancy.py);
 buffers that may outlive the whole next step, so that more than two steps could meet, count as
@@ -45,15 +48,21 @@ def worst_case(graph: Graph, order: Order, tier: str, rank: int = 0) -> Peak:
         and not buffer.permanent
         and buffer.nbytes
     }
+    total = schedule.static_bytes(tier, rank)
+    if not sizes:
+        return Peak(nbytes=total, held=())
     outliving = _outliving(graph, order, sizes)
-    total = schedule.static_bytes(tier, rank) + sum(sizes.pop(name) for name in outliving)
+    total += sum(sizes.pop(name) for name in outliving)
     takes, frees = _ends(graph, order, sizes)
-    flow = _Flow(graph, order, frees)
-    for node, nbytes in takes:
-        total += nbytes - flow.give(node, nbytes)
-    held = outliving + flow.worst_moment(sizes)
+    if len({order.lane_of[node] for node, _ in takes}) == 1:
+        nbytes, started, ended = _in_a_row(order, takes, frees)
+    else:
+        flow = _Flow(order, frees)
+        nbytes = sum(wanted - flow.give(node, wanted) for node, wanted in takes)
+        started, ended = flow.worst_moment()
+    held = outliving + _held(graph, sizes, started, ended)
     held.sort(key=lambda name: (-schedule.buffers[name].nbytes, name))
-    return Peak(nbytes=total, held=tuple(held))
+    return Peak(nbytes=total + nbytes, held=tuple(held))
 
 
 def _outliving(graph: Graph, order: Order, sizes: dict[str, int]) -> list[str]:
@@ -62,29 +71,71 @@ def _outliving(graph: Graph, order: Order, sizes: dict[str, int]) -> list[str]:
     first_take: dict[int, int] = {}
     freed_by: dict[str, int] = {}
     for i, action in enumerate(graph.schedule.actions):
-        if any(name in sizes for name in action.takes):
-            first_take.setdefault(graph.lane_of[i], 2 * n + i)
-        freed_by.update((name, i) for name in action.frees if name in sizes)
-    return [
-        name
-        for name, i in freed_by.items()
-        if not all(order.before(i, take) for take in first_take.values())
-    ]
+        if graph.lane_of[i] not in first_take and not sizes.keys().isdisjoint(action.takes):
+            first_take[graph.lane_of[i]] = 2 * n + i
+        for name in action.frees:
+            if name in sizes:
+                freed_by[name] = i
+    takes = list(first_take.values())
+    late = {i for i in set(freed_by.values()) if not all(order.before(i, take) for take in takes)}
+    return [name for name, i in freed_by.items() if i in late]
 
 
 def _ends(
     graph: Graph, order: Order, sizes: dict[str, int]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(node, bytes) of everything that takes, and of everything that frees, in two steps."""
-    takes, frees = [], []
-    for node in order.topological:
-        if node < 2 * len(graph.schedule.actions):
-            action = graph.action(node)
-            for names, ends in ((action.takes, takes), (action.frees, frees)):
-                nbytes = sum(sizes.get(name, 0) for name in names)
-                if nbytes:
-                    ends.append((node, nbytes))
-    return takes, frees
+    actions = graph.schedule.actions
+    n, taken, freed = len(actions), {}, {}
+    for i, action in enumerate(actions):
+        for names, table in ((action.takes, taken), (action.frees, freed)):
+            nbytes = 0
+            for name in names:
+                nbytes += sizes.get(name, 0)
+            if nbytes:
+                table[i] = nbytes
+    nodes = [node for node in order.topological if node < 2 * n]
+    return (
+        [(node, taken[node % n]) for node in nodes if node % n in taken],
+        [(node, freed[node % n]) for node in nodes if node % n in freed],
+    )
+
+
+def _in_a_row(
+    order: Order, takes: list[tuple[int, int]], frees: list[tuple[int, int]]
+) -> tuple[int, list[int], list[int]]:
+    """The peak where one lane does all the taking: its bytes, the takes that have started then, and
+    the frees that have surely ended.
+    """
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for node, nbytes in frees:
+        lanes.setdefault(order.lane_of[node], []).append((node, nbytes))
+    ended = dict.fromkeys(lanes, 0)  # lane -> so many of its frees have surely ended
+    occupied, most, worst = 0, 0, (0, ended.copy())
+    for place, (take, nbytes) in enumerate(takes, start=1):
+        occupied += nbytes
+        clock = order.clocks[take]
+        for lane, waiting in lanes.items():
+            k = ended[lane]
+            while k < len(waiting) and order.position[waiting[k][0]] < clock[lane]:
+                occupied -= waiting[k][1]
+                k += 1
+            ended[lane] = k
+        if occupied > most:
+            most, worst = occupied, (place, ended.copy())
+    count, ended = worst
+    started = [take for take, _ in takes[:count]]
+    return most, started, [node for lane in lanes for node, _ in lanes[lane][: ended[lane]]]
+
+
+def _held(graph: Graph, sizes: dict[str, int], started: list[int], ended: list[int]) -> list[str]:
+    """The buffers that these takes have occupied and these frees have not given back."""
+    held = [name for node in started for name in graph.action(node).takes]
+    for node in ended:
+        for name in graph.action(node).frees:
+            if name in sizes:
+                held.remove(name)
+    return [name for name in held if name in sizes]
 
 
 class _Flow:
@@ -94,8 +145,8 @@ class _Flow:
     failed search has seen are prefixes too. Numbers stand for the edges of the network.
     """
 
-    def __init__(self, graph: Graph, order: Order, frees: list[tuple[int, int]]) -> None:
-        self.graph, self.order = graph, order
+    def __init__(self, order: Order, frees: list[tuple[int, int]]) -> None:
+        self.order = order
         self.lanes = sorted({order.lane_of[node] for node, _ in frees})
         self.nodes: list[list[int]] = [[] for _ in self.lanes]
         self.left: list[list[int]] = [[] for _ in self.lanes]
@@ -186,12 +237,13 @@ class _Flow:
             self.skip[lane][free + 1] = free
         return amount
 
-    def worst_moment(self, sizes: dict[str, int]) -> list[str]:
-        """The buffers occupied when all `unserved` takes have just started."""
-        held = [name for take in self.unserved for name in self.graph.action(take).takes]
-        for nodes, count in zip(self.nodes, self.hopeless, strict=True):
-            for node in nodes[:count]:
-                for name in self.graph.action(node).frees:
-                    if name in sizes:
-                        held.remove(name)
-        return [name for name in held if name in sizes]
+    def worst_moment(self) -> tuple[list[int], list[int]]:
+        """The takes that have started, and the frees that have surely ended, when all `unserved`
+        takes have just started.
+        """
+        ended = [
+            node
+            for nodes, count in zip(self.nodes, self.hopeless, strict=True)
+            for node in nodes[:count]
+        ]
+        return list(self.unserved), ended

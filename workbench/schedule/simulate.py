@@ -84,9 +84,7 @@ class Simulation:
     @property
     def step_seconds(self) -> float:
         """Steady-state time of a step: the mean distance of step ends, the first step left out."""
-        if self.steps == 1:
-            return self.step_ends_s[0]
-        return (self.step_ends_s[-1] - self.step_ends_s[0]) / (self.steps - 1)
+        return _steady(self.step_ends_s)
 
     def busy_seconds(self, lane: str, rank: int = 0) -> float:
         """Mean busy time per step of all lanes of a kind."""
@@ -120,8 +118,6 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3) -> Simulation:
         for step in range(steps)
         for i, action in enumerate(schedule.actions)
     ]
-    compute = [i for i, a in enumerate(schedule.actions) if lane_kind(a.lane) == COMPUTE]
-    step_ends = [max((end[step * n + i] for i in compute), default=0.0) for step in range(steps)]
     peak_bytes = {
         rank: {
             tier: max(nbytes for _, nbytes in memory_timeline(schedule, events, tier, rank))
@@ -129,7 +125,34 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3) -> Simulation:
         }
         for rank in range(schedule.num_ranks)
     }
-    return Simulation(events=events, steps=steps, peak_bytes=peak_bytes, step_ends_s=step_ends)
+    return Simulation(
+        events=events,
+        steps=steps,
+        peak_bytes=peak_bytes,
+        step_ends_s=_step_ends(schedule, steps, end),
+    )
+
+
+def step_seconds(graph: Graph, costs: Costs) -> float:
+    """The steady-state time of a step that `simulate` finds in as many steps as the graph has, in
+    seconds, without its events and memory: for those who compare many schedules.
+    """
+    _, end = _times(graph, costs)
+    return _steady(_step_ends(graph.schedule, graph.steps, end))
+
+
+def _step_ends(schedule: Schedule, steps: int, end: list[float]) -> list[float]:
+    """When the last compute action of each step ended."""
+    n = len(schedule.actions)
+    compute = [i for i, a in enumerate(schedule.actions) if lane_kind(a.lane) == COMPUTE]
+    return [max((end[step * n + i] for i in compute), default=0.0) for step in range(steps)]
+
+
+def _steady(step_ends: list[float]) -> float:
+    """The mean distance of step ends, the first step left out where there are others."""
+    if len(step_ends) == 1:
+        return step_ends[0]
+    return (step_ends[-1] - step_ends[0]) / (len(step_ends) - 1)
 
 
 def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:

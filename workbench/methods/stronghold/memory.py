@@ -1,0 +1,147 @@
+"""The device memory of a layout, in one pass over its compute lane.
+
+A search asks for the memory of many layouts that differ in how many layers are of a kind. The proof
+(schedule/peak.py) answers for any schedule, which must be built first; here the answer comes from
+what the program is known to do (methods/program.py), many times faster. It is the same number: only
+compute takes memory outside slots, so the peak is the largest difference between what compute has
+taken and what has surely been freed. What the search compares is proved all the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from workbench.methods.draft import TOKEN_BYTES, Layout
+from workbench.profile.profile import Profile
+
+
+def device_bytes(layout: Layout, profile: Profile) -> int:
+    """Bytes of device memory that no execution of the layout's schedule exceeds.
+
+    For layouts that pass micro-batches layer by layer, hold no gradients for the whole run, and
+    whose resident blocks are the first ones, the pulled ones last among them.
+    """
+    return _static(layout, profile) + _Passes(layout, profile).peak
+
+
+def _static(layout: Layout, profile: Profile) -> int:
+    """What is occupied for the whole run: permanent buffers, and slots at their largest."""
+    units, micros = profile.units, layout.microbatches
+    weights = [cost.parameters * profile.weight_bytes for cost in units]
+    states = [cost.parameters * profile.state_bytes for cost in units]
+    pulled = sorted(layout.pulled, reverse=not layout.clipped)
+    streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
+    total = profile.microbatch * micros * profile.seq * TOKEN_BYTES + profile.library_bytes
+    total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
+    total += sum(weights[unit] for unit in layout.resident)
+    total += sum(states[unit] for unit in layout.resident - layout.pulled)
+    total += _slots([states[unit] for unit in pulled], layout.state_slots)
+    total += _slots(streamed, layout.slots) + _slots(streamed, layout.gradient_slots)
+    if layout.stash:
+        inputs = [0 if unit in layout.kept else cost.input_bytes for unit, cost in enumerate(units)]
+        total += micros * _slots(inputs[1:-2], 2)
+    return total
+
+
+def _slots(sizes: list[int], count: int) -> int:
+    """What `count` slots hold that buffers of these sizes take in turn."""
+    return sum(max(sizes[k::count]) for k in range(min(count, len(sizes))))
+
+
+class _Passes:
+    """What compute occupies in a forward and a backward pass, outside slots."""
+
+    def __init__(self, layout: Layout, profile: Profile) -> None:
+        self.layout, self.units = layout, profile.units
+        self.head, self.micros = len(profile.units) - 1, layout.microbatches
+        self.weights = [cost.parameters * profile.weight_bytes for cost in profile.units]
+        self.visits: deque[int] = deque()
+        """Pulled units whose gradients may still be there, in the order of their updates."""
+        self.leaving: deque[tuple[int, int]] = deque()
+        """(place, bytes) of inputs on their way to the host, in the order of the link."""
+        self.occupied = self.peak = 0
+        if layout.clipped:  # the visits are the last of a step
+            self.visits.extend(sorted(layout.pulled))
+            self.occupied = sum(self.weights[unit] for unit in self.visits)
+        self._step()
+        if self.visits:
+            self._step()
+
+    def _step(self) -> None:
+        for unit in range(self.head + 1):
+            self._forward(unit)
+        for unit in reversed(range(self.head)):
+            self._backward(unit)
+
+    def _take(self, nbytes: int, scratch: int) -> None:
+        """Occupy what stays, and what an action needs for itself."""
+        self.occupied += nbytes
+        self.peak = max(self.peak, self.occupied + scratch)
+
+    def _stashed(self, unit: int) -> bool:
+        return self.layout.stash and 0 < unit < self.head - 1 and unit not in self.layout.kept
+
+    def _left(self, place: int) -> None:
+        """An input, and all that left before it, have surely arrived on the host."""
+        while self.leaving and self.leaving[0][0] <= place:
+            self.occupied -= self.leaving.popleft()[1]
+
+    def _visited_but(self, count: int) -> None:
+        """All but the last few visiting units have surely been updated."""
+        while len(self.visits) > count:
+            self.occupied -= self.weights[self.visits.popleft()]
+
+    def _forward(self, unit: int) -> None:
+        cost, micros = self.units[unit], self.micros
+        keeps = unit == self.head or unit in self.layout.kept
+        scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
+        output = self.units[unit + 1].input_bytes if unit < self.head else 0
+        if unit in self.visits:
+            self._visited_but(len(self.visits) - 1 - self.visits.index(unit))
+        for micro in range(micros):
+            earlier = (unit + 1) * micros + micro - (2 * micros + 1)
+            if self._stashed(unit + 1) and self._stashed(earlier // micros):
+                self._left(earlier)
+                self._visited_but(0)  # their states left by the same link, before
+            self._take(output + (cost.kept_bytes if keeps else 0), scratch)
+            if unit == self.head:
+                self._backward_visit(unit, micro)
+            elif self._stashed(unit):
+                self.leaving.append((unit * micros + micro, cost.input_bytes))
+
+    def _backward(self, unit: int) -> None:
+        cost, micros, layout = self.units[unit], self.micros, self.layout
+        streamed = unit not in layout.resident
+        first_streamed_gone = unit + layout.gradient_slots < self.head
+        for micro in range(micros):
+            if self._stashed(unit):
+                self._left(unit * micros + micro)
+                self._visited_but(layout.state_slots)  # states came by the same link, before
+            if unit not in layout.kept:
+                self._take(cost.kept_bytes, cost.recompute_scratch_bytes)
+            if streamed and micro == 0 and first_streamed_gone:
+                self._left(self.head * micros)  # before gradients that left by the same link
+            self._backward_visit(unit, micro)
+        if unit and not streamed and not layout.clipped:
+            self._update(unit)
+
+    def _update(self, unit: int) -> None:
+        """A resident unit's update frees its gradients: now, or when it visits."""
+        if unit in self.layout.pulled:
+            self.visits.append(unit)
+        else:
+            self.occupied -= self.weights[unit]
+
+    def _backward_visit(self, unit: int, micro: int) -> None:
+        cost = self.units[unit]
+        fresh = unit in self.layout.resident and 0 < unit < self.head
+        scratch = cost.backward_scratch_bytes
+        if unit not in self.layout.resident or (fresh and micro > 0):
+            scratch += self.weights[unit]
+        gradients = self.weights[unit] if fresh and micro == 0 else 0
+        self._take(gradients + (cost.input_bytes if unit else 0), scratch)
+        self.occupied -= cost.kept_bytes
+        if unit and not self._stashed(unit):
+            self.occupied -= cost.input_bytes
+        if unit < self.head:
+            self.occupied -= self.units[unit + 1].input_bytes

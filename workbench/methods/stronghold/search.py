@@ -1,0 +1,226 @@
+"""The search for the fastest choice that fits.
+
+Three things are counted in layers and share the device's memory: resident, pulled and kept ones.
+Two of them are searched, and the first follows: as many layers are resident as the others leave
+room for. The step time is close to the largest of a few straight lines (compute, the host, either
+way of the link), which has one valley; whole layers make steps in it, of up to the time that one
+layer takes. So the search
+
+* compares only choices that leave no room: what is left when no further layer can be resident is
+  given to pulled layers, and then to kept ones, which takes most of the steps away;
+* walks down the valley with strides that halve, first without and then with stashed inputs;
+* ends with small strides in all directions, where room is given to kept layers only: a link that is
+  busy has no use for pulled ones;
+* widens the window as long as that helps.
+
+Every choice that is compared is proved to fit and simulated. What it leaves out of that until the
+planner does it for the chosen one: the rules of schedule/validate.py that concern order, which hold
+for every layout of one program builder, and events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from workbench.methods.evaluate import Budgets, largest
+from workbench.methods.program import build
+from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.memory import device_bytes
+from workbench.profile.profile import Profile, ProfileCosts
+from workbench.runs.spec import RunSpec
+from workbench.schedule.graph import unroll
+from workbench.schedule.order import Order
+from workbench.schedule.peak import worst_case
+from workbench.schedule.schedule import HOST_TIER, TIERS
+from workbench.schedule.simulate import step_seconds
+
+TOLERANCE = 0.01
+"""A smaller window is preferred when it costs no more than this share of the step time."""
+FIRST_WINDOW = 2
+"""The window with which the other choices are made, before windows are compared: the smallest, for
+what fits with any fits with it."""
+STEPS = 3
+"""Of every candidate's schedule: as many as a proof needs. Simulated, the first warms up."""
+FINE = 2
+"""The stride from which on the search looks in all directions."""
+ALONG = ((1, 0), (0, 1), (-1, 0), (0, -1))
+ACROSS = ((1, -1), (-1, 1), (1, 1), (-1, -1))
+"""Directions of a step, in (pulled, kept) layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A choice with its proved memory and its predicted time."""
+
+    choice: Choice
+    lacking: int
+    """Bytes by which it exceeds the budgets, of all tiers together."""
+    seconds: float
+    """What is made small (`objective`)."""
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Smaller is better: what fits, and is fast; where nothing fits, what lacks least."""
+        return self.lacking, self.seconds
+
+
+def objective(spec: RunSpec, stands: float, clips: float | None) -> float:
+    """Seconds to make small: the mean of a step whose gradients are not clipped and one whose are,
+    unless there is no difference or the user is sure.
+    """
+    return stands if clips is None or spec.clipping == "speculate" else (stands + clips) / 2
+
+
+class Search:
+    """One spec's search; it remembers what it has tried."""
+
+    def __init__(self, spec: RunSpec, profile: Profile, budgets: Budgets) -> None:
+        self.spec, self.profile, self.budgets = spec, profile, budgets
+        self.layers = spec.model.layers
+        self.costs = {clips: ProfileCosts(profile, clips=clips) for clips in (False, True)}
+        self.axes = {
+            "pulled": {spec.resident, spec.window, spec.pulled} == {"auto"},
+            "kept": spec.activations == "auto" and spec.kept == "auto",
+        }
+        """What is searched, besides the resident layers."""
+        self.tried: dict[Choice, Trial] = {}
+        self._bytes: dict[Choice, int] = {}
+
+    def run(self) -> Choice:
+        """The fastest choice within the budgets, with the smallest window where times are equal;
+        where nothing fits, what lacks least.
+        """
+        best = self._trial(self._start(), fill=("pulled", "kept"))
+        inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
+        for stash in inputs:
+            start = self._trial(replace(best.choice, stash=stash), fill=("pulled", "kept"))
+            found = self._walk(start, self.layers // 4, least=FINE, fill=("pulled", "kept"))
+            best = min(best, found, key=lambda trial: trial.rank)
+        best = self._walk(best, FINE, least=1, fill=("kept",))
+        best = self._walk(best, self.layers // 8, least=1, fill=())
+        if self.spec.window == "auto":
+            best = self._widened(best)
+        return best.choice
+
+    def _start(self) -> Choice:
+        spec = self.spec
+        kept = {"keep": self.layers, "auto": 0 if spec.kept == "auto" else spec.kept}
+        return Choice(
+            window=min(FIRST_WINDOW if spec.window == "auto" else spec.window, self.layers),
+            resident=0,
+            pulled=0 if spec.pulled == "auto" else spec.pulled,
+            kept=kept.get(spec.activations, 0),
+            stash=spec.activations == "host",
+            eager=self._eager(),
+        )
+
+    def _eager(self) -> str:
+        clipped = self.spec.clip is not None
+        if clipped and (self.spec.optimizer_tier == "disk" or self.spec.clipping == "wait"):
+            return "none"
+        return "all" if self.spec.optimizer_tier == "disk" else "some"
+
+    def _walk(self, best: Trial, stride: int, *, least: int, fill: tuple[str, ...]) -> Trial:
+        """Down the valley from a trial, with strides that halve, down to `least`."""
+        while True:
+            directions = ALONG if stride > FINE else ALONG + ACROSS
+            before = None
+            while best is not before:
+                before = best
+                for pulled, kept in directions:
+                    best = self._run(best, pulled * stride, kept * stride, fill)
+            if stride <= least:
+                return best
+            stride = max(least, stride // 2)
+
+    def _run(self, best: Trial, pulled: int, kept: int, fill: tuple[str, ...]) -> Trial:
+        """As far in one direction as it gets better."""
+        if (pulled and not self.axes["pulled"]) or (kept and not self.axes["kept"]):
+            return best
+        while not (pulled and best.choice.resident == self.layers):  # what stays need not visit
+            here = best.choice
+            there = replace(
+                here,
+                pulled=min(max(here.pulled + pulled, 0), self.layers),
+                kept=min(max(here.kept + kept, 0), self.layers),
+            )
+            trial = self._trial(there, fill) if there != here else best
+            if trial.rank >= best.rank:
+                break
+            best = trial
+        return best
+
+    def _widened(self, best: Trial) -> Trial:
+        """Wider windows, until two in a row were no better; then the smallest of the fast ones."""
+        trials, worse = [best], 0
+        for window in self._windows():
+            if worse == 2 or best.choice.resident + best.choice.pulled == self.layers:
+                break
+            trial = self._trial(replace(best.choice, window=window), fill=("kept",))
+            worse = 0 if trial.rank < min(other.rank for other in trials) else worse + 1
+            trials.append(trial)
+        least = min(trials, key=lambda trial: trial.rank)
+        limit = least.lacking, least.seconds * (1 + TOLERANCE)
+        return next(trial for trial in trials if trial.rank <= limit)
+
+    def _windows(self) -> list[int]:
+        """3, 4, 6, 8, 12, 16, ... and all layers."""
+        grid = {start << power for start in (2, 3) for power in range(self.layers.bit_length())}
+        return [*sorted(w for w in grid if FIRST_WINDOW < w < self.layers), self.layers]
+
+    def _trial(self, choice: Choice, fill: tuple[str, ...]) -> Trial:
+        """The choice with as many resident layers as asked for, or as fit (up to the window if that
+        is given); then with more layers of the kinds in `fill`, as far as they fit beside those.
+        """
+        choice = self._settled(choice)
+        for kind in fill:
+            if self.axes[kind]:
+                choice = self._filled(choice, kind)
+        if choice not in self.tried:
+            self.tried[choice] = self._tried(choice)
+        return self.tried[choice]
+
+    def _settled(self, choice: Choice) -> Choice:
+        spec = self.spec
+        if spec.resident != "auto":
+            pulled = min(choice.pulled, self.layers - spec.resident)
+            return replace(choice, resident=spec.resident, pulled=pulled)
+        most = self.layers if spec.window == "auto" else min(choice.window, self.layers)
+        choice = replace(choice, resident=0, pulled=min(choice.pulled, self.layers))
+        most = min(most, self.layers - choice.pulled)
+        resident = largest(0, most, lambda count: self._fits(replace(choice, resident=count)))
+        return replace(choice, resident=resident or 0)
+
+    def _filled(self, choice: Choice, kind: str) -> Choice:
+        most = self.layers - (choice.resident if kind == "pulled" else 0)
+        count = getattr(choice, kind)
+        more = largest(count, most, lambda count: self._fits(replace(choice, **{kind: count})))
+        return replace(choice, **{kind: count if more is None else more})
+
+    def _fits(self, choice: Choice) -> bool:
+        """Whether the device has room. Which updates are eager makes no difference to it."""
+        key = replace(choice, eager="none")
+        if key not in self._bytes:
+            self._bytes[key] = device_bytes(layout_of(self.spec, self.profile, key), self.profile)
+        return self._bytes[key] <= self.budgets.device
+
+    def _tried(self, choice: Choice) -> Trial:
+        layout = layout_of(self.spec, self.profile, choice)
+        graph = unroll(build(layout, self.profile), STEPS)
+        order = Order(graph)
+        peak = {tier: worst_case(graph, order, tier).nbytes for tier in TIERS}
+        limits = self.budgets.to_dict()
+        if (
+            self.spec.clip is None
+            and choice.eager == "some"
+            and peak[HOST_TIER] > limits[HOST_TIER]
+        ):
+            return self._tried(replace(choice, eager="all"))
+        stands, clips = step_seconds(graph, self.costs[False]), None
+        if layout.clipped and layout.eager and self.spec.clipping != "speculate":
+            clips = step_seconds(graph, self.costs[True])
+        return Trial(
+            choice=choice,
+            lacking=sum(max(0, peak[tier] - limit) for tier, limit in limits.items()),
+            seconds=objective(self.spec, stands, clips),
+        )
