@@ -39,8 +39,8 @@ TOLERANCE = 0.01
 FIRST_WINDOW = 2
 """The window with which the other choices are made, before windows are compared: the smallest, for
 what fits with any fits with it."""
-STEPS = 3
-"""Of every candidate's schedule: as many as a proof needs. Simulated, the first warms up."""
+STEPS = 4
+"""Of every schedule that is tried. A proof needs three; some schedules repeat every second step."""
 FINE = 2
 """The stride from which on the search looks in all directions."""
 ALONG = ((1, 0), (0, 1), (-1, 0), (0, -1))
