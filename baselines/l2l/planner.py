@@ -19,6 +19,7 @@ from workbench.methods.evaluate import Budgets, as_plan, evaluate
 from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
+from workbench.schedule.schedule import DISK
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
@@ -34,7 +35,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         stash=spec.activations == "host",
         clipped=spec.clip is not None,
         eager=frozenset(range(1, head) if spec.clip is None else ()),
-        optimizer_tier=spec.optimizer_tier,
+        on_disk=frozenset(range(1, head) if spec.optimizer_tier == DISK else ()),
+        host_gradient_slots=spec.host_workers + 1 if spec.clip is None else None,
         host_workers=spec.host_workers,
     )
     settings = {"stashed_inputs": layout.stash, "eager_updates": len(layout.eager)}

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.methods.harness import Silent, assert_equals_plain, run, start
-from tests.methods.plain import judge
+from tests.methods.plain import judge, made_up_profile
 from workbench.methods import stronghold
-from workbench.schedule.action import Kind
+from workbench.schedule.action import GUESS, VERDICT, Kind
 
 NEVER, ALWAYS = 1e6, 1e-4
 """Limits far above and far below every gradient norm of these runs."""
@@ -58,10 +58,80 @@ def test_updates_that_are_taken_back_equal_plain_training(spec_for, tmp_path):
     assert_equals_plain(spec, training, parameters)
 
 
-def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path):
+def visits_of(training) -> list[set[int]]:
+    """Step -> the turns in which states were pulled, of a training run by `run_counting`."""
+    return training.turns
+
+
+def run_counting(spec, folder):
+    """Run; and note in which turns of each step states really moved."""
+    training = start(stronghold, spec, folder)
+    training.turns = [set() for _ in range(spec.steps)]
+    comes = training.engine.optimizer.comes
+
+    def counted(unit, turn, state):
+        found = comes(unit, turn, state)
+        if found:
+            training.turns[state.index].add(turn)
+        return found
+
+    training.engine.optimizer.comes = counted
+    try:
+        training.run(Silent())
+        return training, training.parameters()
+    finally:
+        training.close()
+
+
+@pytest.mark.parametrize("pulled", [1, 3, 5])
+@pytest.mark.parametrize("clip", [NEVER, ALWAYS, "between"])
+def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, pulled):
+    """Where nothing is clipped states move once, before the norm; where everything is, once, after
+    it; and plain training it is also where a guess was wrong."""
+    never, always = clip == NEVER, clip == ALWAYS
+    if clip == "between":
+        clip = limit_between(spec_for, tmp_path)
+    spec = spec_for(window=2, resident=0, pulled=pulled, clip=clip)
+    training, parameters = run_counting(spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    first, *others = visits_of(training)
+    assert first == {VERDICT}  # nobody knows the weather yet
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    moved = training.outcome("test").moved_bytes
+    if never:
+        assert others == [{GUESS}] * len(others)
+        assert settled(training)["redone"] == 0
+        assert moved == plan.moved_bytes
+    elif always:
+        assert others == [{VERDICT}] * len(others)
+        assert settled(training)["stood"] == settled(training)["redone"] == 0
+        assert moved == plan.moved_bytes
+    else:
+        assert {GUESS, VERDICT} in others
+        assert settled(training)["redone"] > 0
+        assert settled(training)["stood"] > 0
+
+
+def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
+    """What was guessed decides the last bits of what is taken back, so it must not change."""
+    limit = limit_between(spec_for, tmp_path)
+    spec = spec_for(
+        window=2, resident=0, pulled=3, clip=limit, steps=8, save_every=1, lr_decay_steps=8
+    )
+    whole, expected = run(stronghold, spec, tmp_path / "whole")
+    assert settled(whole)["redone"] > 0
+    for steps in range(1, 9):
+        pieces, parameters = run(stronghold, spec.with_(steps=steps), tmp_path / "pieces")
+    assert pieces.losses == whole.losses
+    for name, value in expected.items():
+        assert torch.equal(parameters[name], value), name
+
+
+@pytest.mark.parametrize("pulled", [0, 3])
+def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path, pulled):
     """What is guessed depends on gradients alone, and not on who was faster."""
     limit = limit_between(spec_for, tmp_path)
-    spec = spec_for(window=2, resident=1, clip=limit, steps=8)
+    spec = spec_for(window=2, resident=1, pulled=pulled, clip=limit, steps=8)
 
     def late(action, step):
         if action.kind is Kind.UPDATE and action.lane != "compute":
@@ -97,10 +167,11 @@ def test_eager_updates_overlap_the_backward_pass(spec_for, tmp_path):
     )
 
 
+@pytest.mark.parametrize("pulled", [0, 2, 5])
 @pytest.mark.parametrize("unit", [1, 4])
-def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit):
+def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit, pulled):
     """A gradient that is not finite, seen before and after others were guessed with."""
-    spec = spec_for(window=2, resident=0, steps=4, clip=NEVER)
+    spec = spec_for(window=2, resident=0, pulled=pulled, steps=4, clip=NEVER)
     training = start(stronghold, spec, tmp_path)
     grads = training.engine._output_grads
 

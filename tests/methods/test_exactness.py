@@ -82,6 +82,26 @@ def test_states_that_visit_the_device(
         assert moved["load"] + moved["store"] == visits
 
 
+@pytest.mark.parametrize("clip", [0.5, 1e6, None])
+@pytest.mark.parametrize(("pulled", "residents", "disk"), [(0, 0, 1), (0, 1, 3), (1, 1, 2)])
+def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents, disk, clip):
+    """Device, host and disk at once, each with the states of some layers."""
+    spec = spec_for(
+        window=2,
+        pulled=pulled,
+        resident=residents,
+        optimizer_tier="auto",
+        disk_layers=disk,
+        clip=clip,
+    )
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    states = disk * 8 * training.flats[1].numel
+    outcome = training.outcome("test")
+    assert outcome.moved_bytes["read"] == outcome.moved_bytes["write"] == states
+    assert outcome.peak_bytes["disk"] >= states
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     """Whatever the transfers and updates are late by, the result is the same."""
@@ -101,6 +121,31 @@ def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
         resident=choose.choice(("auto", 0)),
         microbatches=choose.choice((1, 2)),
         clip=choose.choice((0.5, None)),
+    )
+    training, parameters = run(stronghold, spec, tmp_path, perturb=delay)
+    assert_equals_plain(spec, training, parameters)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
+    """Resident, visiting, streamed and on the disk, guessed or not, with everything late."""
+    choose = random.Random(100 + seed)
+
+    def delay(action, step):
+        if choose.random() < 0.5:
+            time.sleep(choose.random() * 1.5e-3)
+        if spec.device == "cuda" and choose.random() < 0.5:
+            torch.cuda._sleep(int(choose.random() * 1e7))
+
+    spec = spec_for(
+        window=2,
+        resident=choose.choice((0, 1)),
+        pulled=choose.choice((1, 2)),
+        optimizer_tier="auto",
+        disk_layers=choose.choice((0, 1)),
+        activations="auto",
+        kept=choose.choice((0, 2)),
+        clip=choose.choice((0.5, 1e6)),
     )
     training, parameters = run(stronghold, spec, tmp_path, perturb=delay)
     assert_equals_plain(spec, training, parameters)

@@ -41,17 +41,21 @@ class Layout:
     clipped: bool = True
     """No update is final before the global norm is known."""
     eager: frozenset[int] = frozenset()
-    """Streamed units updated as their gradients arrive; the others are updated in the order of the
-    next forward pass. Where `clipped`, an eager update is settled once the norm is known: it
-    stands, or is taken back and done again with the clip coefficient."""
+    """Units updated as their gradients arrive: streamed ones, and where `clipped` pulled ones too;
+    the others are updated in the order of the next forward pass. Where `clipped`, an eager update
+    is settled once the norm is known: it stands, or is taken back and done again with the clip
+    coefficient."""
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
-    optimizer_tier: str = HOST_TIER
-    """``host`` or ``disk``: where the states of streamed units live."""
+    on_disk: frozenset[int] = frozenset()
+    """Streamed units whose states live on the disk; those of the others live on the host."""
     host_workers: int = 1
     gradient_slots: int = 2
     """Gradient buffers the streamed units share on the device."""
+    host_gradient_slots: int | None = None
+    """Host buffers that the gradients of streamed units share, where all are eager and nothing is
+    clipped: less memory, but gradients wait for updates. None for a buffer each."""
     staging_slots: int = 3
     """Host buffers for states on their way from and to the disk."""
     microbatch_major: bool = False
@@ -79,9 +83,15 @@ class Draft:
             raise ValueError(f"{len(self.streamed)} streamed units need at least 1 slot, got 0")
         if not layout.pulled <= layout.resident - {0, self.head}:
             raise ValueError("only the states of resident blocks can be pulled")
+        if layout.eager & (layout.resident - layout.pulled):
+            raise ValueError("only updates of streamed and pulled units can be eager")
         if self.streamed and layout.microbatch_major:
             raise ValueError("micro-batch-major order needs every unit resident")
-        if layout.clipped and layout.eager and layout.optimizer_tier == DISK:
+        if not layout.on_disk <= {*self.streamed}:
+            raise ValueError("only the states of streamed units can be on the disk")
+        if layout.host_gradient_slots and (layout.clipped or not layout.eager >= {*self.streamed}):
+            raise ValueError("gradients that wait for the norm or their turn need a buffer each")
+        if layout.clipped and layout.eager & layout.on_disk:
             raise ValueError("updates of states on the disk cannot be taken back")
         self._permanent_buffers()
 
@@ -91,7 +101,7 @@ class Draft:
         self.buffer("tokens", DEVICE, tokens, permanent=True)
         if profile.library_bytes:
             self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
-        if self.streamed and layout.optimizer_tier == DISK:
+        if layout.on_disk:
             self.buffer("disk bounce", HOST_TIER, name.DISK_BOUNCE_BYTES, permanent=True)
         for unit, cost in enumerate(profile.units):
             weight = cost.parameters * profile.weight_bytes
@@ -106,7 +116,7 @@ class Draft:
                     self.buffer(name.states(unit), DEVICE, state, permanent=True)
                 continue
             self.buffer(name.host_weights(unit), HOST_TIER, weight, permanent=True)
-            if layout.optimizer_tier == DISK:
+            if unit in layout.on_disk:
                 self.buffer(name.disk_states(unit), DISK, state, permanent=True)
             else:
                 self.buffer(name.host_states(unit), HOST_TIER, state, permanent=True)
@@ -140,13 +150,15 @@ class Draft:
         return not self.layout.held_gradients and 0 < unit < self.head
 
     def eager(self, unit: int) -> bool:
-        """Whether a unit is updated during the backward pass. On the device that costs so little
-        that only the norm is worth waiting for."""
-        return unit in self.layout.eager if unit in self.index else not self.layout.clipped
+        """Whether a unit is updated during the backward pass. Where its states are on the device,
+        that costs so little that only the norm is worth waiting for."""
+        if unit in self.layout.resident and not self.layout.clipped:
+            return True
+        return unit in self.layout.eager
 
     def settled(self, unit: int) -> bool:
         """Whether a unit's update awaits a verdict."""
-        return self.layout.clipped and unit in self.index and unit in self.layout.eager
+        return self.layout.clipped and unit in self.layout.eager
 
     def keeps(self, unit: int) -> bool:
         """Whether the forward pass of a unit leaves what its backward pass needs."""

@@ -99,7 +99,7 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
     me = act(F, unit, micro)
     after, uses, frees = [], [draft.weights(unit, turn=0)], []
     if unit in draft.layout.pulled:
-        after.append(act(Kind.UPDATE, unit, step=-1))
+        after.append(updates.final(draft, unit, step=-1))
     if unit:
         after.append(act(F, unit - 1, micro))
         uses.append(name.activation(unit, micro))
@@ -263,9 +263,8 @@ def _gradients_out(draft: Draft, unit: int) -> None:
     layout, k = draft.layout, draft.index[unit]
     nbytes = draft.weight_bytes(unit)
     after = [act(B, unit, draft.last_micro)]
-    ring = len(draft.streamed)  # updates that wait need every unit's gradients
-    if not layout.clipped and layout.eager.issuperset(draft.streamed):  # when they follow at once
-        ring = layout.host_workers + 1
+    ring = layout.host_gradient_slots or len(draft.streamed)
+    if layout.host_gradient_slots:
         if k + ring < len(draft.streamed):
             after.append(act(Kind.UPDATE, draft.streamed[k + ring]))
         else:

@@ -128,7 +128,7 @@ class Training:
         settled = self.engine.optimizer.settled
         if any(settled.values()):
             words = "{stood} stood, {redone} were taken back, {waited} were not made"
-            notes.insert(0, f"host updates before the norm was known: {words.format(**settled)}")
+            notes.insert(0, f"updates before the norm was known: {words.format(**settled)}")
         moved: dict[str, int | None] = dict.fromkeys(self.engine.moved)
         if ran:
             moved = {way: total // ran for way, total in self.engine.moved.items()}
@@ -226,10 +226,10 @@ class Training:
                 damage = error
                 self._report.event("damaged", path=path.name, reason=str(error))
                 continue
-            self.engine.optimizer.done = manifest["updates_done"]
             self.losses = [float(loss) for loss in manifest["losses"]]
             self.step_seconds = list(manifest["step_seconds"])
             self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
+            self.engine.optimizer.resume(manifest["updates_done"], self.grad_norms)
             self.skipped = list(manifest["skipped"])
             self._report.event("resumed", path=path.name, next_step=manifest["next_step"])
             return manifest["next_step"]

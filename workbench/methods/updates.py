@@ -12,9 +12,12 @@ clipped, else it is taken back and done again in one pass. The engine stops spec
 the norm of the gradients it has seen exceeds the limit, which bounds both the wasted work and the
 rounding error of taking back (runtime/optimizer.py).
 
-Units updated on the device wait for the norm: there an update takes a hundredth of the time. Their
-states are there, or visit it through a ring of slots, which lends the host's work to the link.
-States on the disk come through such a ring of staging slots too, read ahead and written behind.
+Units whose states are on the device wait for the norm: there an update takes a hundredth of the
+time. States may also live on the host and visit the device through a ring of slots, which lends the
+host's work to the link. Such a visit may be eager too. Then the schedule has two of them, one for
+the guess and one for the verdict, of which one moves nothing where the guess was right: where the
+step before was clipped nothing is guessed, and where the guess stands there is nothing to do.
+States on the disk come through a ring of staging slots, read ahead and written behind.
 """
 
 from __future__ import annotations
@@ -22,9 +25,20 @@ from __future__ import annotations
 from workbench.methods.draft import Draft
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, Kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    DISK_IN,
+    DISK_OUT,
+    GUESS,
+    H2D,
+    HOST,
+    VERDICT,
+    VISIT,
+    Kind,
+)
 from workbench.schedule.action import format_name as act
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 
 def norm(draft: Draft) -> None:
@@ -78,26 +92,15 @@ def update(draft: Draft, unit: int) -> None:
     after = [act(Kind.NORM, 0)] if layout.clipped and not eager else []
     if unit not in draft.index:
         after.append(act(Kind.BACKWARD, unit, draft.last_micro))
+        if unit in layout.pulled:
+            _visit(draft, unit, Kind.UPDATE, after, GUESS if settled else 0)
+            return
         uses, frees = [name.weights(unit), name.states(unit)], []
         (frees if draft.fresh_gradients(unit) else uses).append(name.gradients(unit))
-        lane = COMPUTE
-        if unit in layout.pulled:
-            lane = VISIT
-            _pull(draft, unit)
-            after.append(act(Kind.PULL, unit))
-        draft.add(Kind.UPDATE, unit, lane, after=after, uses=uses, frees=frees)
-        if unit in layout.pulled:
-            draft.add(
-                Kind.PUSH,
-                unit,
-                D2H,
-                after=[act(Kind.UPDATE, unit)],
-                nbytes=draft.state_bytes(unit),
-                frees=[name.states(unit)],
-            )
+        draft.add(Kind.UPDATE, unit, COMPUTE, after=after, uses=uses, frees=frees)
         return
     after.append(act(Kind.GRAD_OUT, unit))
-    uses, on_disk = [name.host_weights(unit), name.host_states(unit)], layout.optimizer_tier == DISK
+    uses, on_disk = [name.host_weights(unit), name.host_states(unit)], unit in layout.on_disk
     if on_disk:
         _read(draft, unit)
         after.append(act(Kind.READ, unit))
@@ -121,7 +124,34 @@ def update(draft: Draft, unit: int) -> None:
         )
 
 
+def _visit(draft: Draft, unit: int, kind: Kind, after: list[str], turn: int) -> None:
+    """States come to the device, are updated there, and go back."""
+    states, gradients = name.states(unit, turn), [name.gradients(unit)]
+    last = turn != GUESS
+    _pull(draft, unit, turn)
+    draft.add(
+        kind,
+        unit,
+        VISIT,
+        after=[*after, act(Kind.PULL, unit, turn=turn)],
+        uses=[name.weights(unit), states] + ([] if last else gradients),
+        frees=gradients if last else [],
+    )
+    draft.add(
+        Kind.PUSH,
+        unit,
+        D2H,
+        turn=turn,
+        after=[act(kind, unit)],
+        nbytes=draft.state_bytes(unit),
+        frees=[states],
+    )
+
+
 def _settle(draft: Draft, unit: int) -> None:
+    if unit in draft.layout.pulled:
+        _visit(draft, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
+        return
     draft.add(
         Kind.SETTLE,
         unit,
@@ -142,31 +172,41 @@ def _read(draft: Draft, unit: int) -> None:
     """States from the disk into a staging slot, in the order of the updates: eager ones from the
     last unit to the first, then the others from the first to the last.
     """
-    early = [u for u in reversed(draft.streamed) if draft.eager(u)]
-    order = early + [u for u in draft.streamed if not draft.eager(u)]
-    slot, after = _turn(unit, order, draft.layout.staging_slots, Kind.SPILL)
+    on_disk = sorted(draft.layout.on_disk)
+    early = [u for u in reversed(on_disk) if draft.eager(u)]
+    turns = [(u, 0) for u in early + [u for u in on_disk if not draft.eager(u)]]
+    slot, after = _turn((unit, 0), turns, draft.layout.staging_slots, Kind.SPILL)
     label, nbytes = name.host_states(unit), draft.state_bytes(unit)
     draft.buffer(label, HOST_TIER, nbytes, slot=f"staging {slot}")
     draft.add(Kind.READ, unit, DISK_IN, after=after, nbytes=nbytes, takes=[label])
 
 
-def _pull(draft: Draft, unit: int) -> None:
+def _pull(draft: Draft, unit: int, turn: int) -> None:
     """States from the host into a slot on the device, in the order of the updates."""
-    slot, after = _turn(unit, draft.pulled, draft.layout.state_slots, Kind.PUSH)
-    label, nbytes = name.states(unit), draft.state_bytes(unit)
+    order = [(u, VERDICT if draft.settled(u) else 0) for u in draft.pulled]
+    order = [(u, GUESS) for u in reversed(draft.pulled) if draft.settled(u)] + order
+    slot, after = _turn((unit, turn), order, draft.layout.state_slots, Kind.PUSH)
+    if turn == GUESS:  # not before it is known whether the step before was clipped
+        after.append(act(Kind.FORWARD, 0, 0))
+    elif turn == VERDICT:  # not before it is known whether there is anything to do
+        after += [act(Kind.NORM, 0), act(Kind.PUSH, unit, turn=GUESS)]
+    label, nbytes = name.states(unit, turn), draft.state_bytes(unit)
     draft.buffer(label, DEVICE, nbytes, slot=f"states {slot}")
-    draft.add(Kind.PULL, unit, H2D, after=after, nbytes=nbytes, takes=[label])
+    draft.add(Kind.PULL, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=[label])
 
 
-def _turn(unit: int, order: list[int], slots: int, leaving: Kind) -> tuple[int, list[str]]:
-    """The slot of a unit's states, when units take turns in `order`; and what its arrival waits
-    for: its own states' way back in the step before, and whoever had the slot last.
+def _turn(
+    visit: tuple[int, int], order: list[tuple[int, int]], slots: int, leaving: Kind
+) -> tuple[int, list[str]]:
+    """The slot of a visit (unit, turn), when those in `order` take turns; and what its arrival
+    waits for: the way back of its own states from their last visit, and whoever had the slot last.
     """
-    place = order.index(unit)
-    after = [act(leaving, unit, step=-1)]
+    place, unit = order.index(visit), visit[0]
+    own = max(other for other in order if other[0] == unit)
+    after = [act(leaving, unit, turn=own[1], step=-1)]
     if place >= slots:
-        after.append(act(leaving, order[place - slots]))
+        before, step = order[place - slots], 0
     else:
-        last = place + (len(order) - 1 - place) // slots * slots
-        after.append(act(leaving, order[last], step=-1))
+        before, step = order[place + (len(order) - 1 - place) // slots * slots], -1
+    after.append(act(leaving, before[0], turn=before[1], step=step))
     return place % slots, after

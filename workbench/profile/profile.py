@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, VISIT, Action, Kind
-from workbench.schedule.buffers import host_gradients, kept, weights
+from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
+from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,12 +170,14 @@ class ProfileCosts:
                 return overhead + unit.backward_s + self._gradient_s(action)
             case Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
                 return overhead + unit.backward_s / 2
-            case Kind.UPDATE if action.lane in (COMPUTE, VISIT):
-                return overhead + unit.parameters / hardware.device_adam_params_per_s
-            case Kind.UPDATE if self.clips and host_gradients(action.unit) in action.uses:
+            case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
             case Kind.SETTLE if not self.clips:
                 return overhead
+            case Kind.PULL | Kind.PUSH if action.turn == (GUESS if self.clips else VERDICT):
+                return overhead
+            case Kind.UPDATE | Kind.SETTLE if action.lane in (COMPUTE, VISIT):
+                return overhead + unit.parameters / hardware.device_adam_params_per_s
             case Kind.UPDATE | Kind.SETTLE:
                 return overhead + unit.parameters / hardware.host_adam_params_per_s
             case Kind.LOAD | Kind.FETCH | Kind.PULL:
@@ -193,6 +195,11 @@ class ProfileCosts:
         if rate <= 0:
             raise ValueError(f"{action.name}: {hardware.name} has no measured rate for it")
         return overhead + hardware.link_latency_s + action.nbytes / rate
+
+    def _guesses(self, action: Action) -> bool:
+        """Whether an update keeps its gradients, for its verdict needs them."""
+        on_host, on_device = host_gradients(action.unit), gradients(action.unit)
+        return on_host in action.uses or (action.lane == VISIT and on_device in action.uses)
 
     def _gradient_s(self, action: Action) -> float:
         """What gradients cost once a step. A unit that frees its weights gives its gradients away,

@@ -52,8 +52,11 @@ class RunSpec:
     clipping: Literal["auto", "speculate", "wait"] = "auto"
     """Whether host updates run before the global norm is known, to be taken back where gradients
     are clipped after all, or wait for it. Exact either way."""
-    optimizer_tier: Literal["host", "disk"] = "host"
-    """Where the optimizer states of offloaded layers live."""
+    optimizer_tier: Literal["auto", "host", "disk"] = "auto"
+    """Where the optimizer states of offloaded layers live. ``auto`` is the host; where that has no
+    room for all of them, STRONGHOLD puts the rest on the disk if `disk_memory` allows it one."""
+    disk_layers: int | Auto = "auto"
+    """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
     host_workers: int = 1
     """Host updates that may run at once."""
     clip: float | None = 1.0
@@ -94,10 +97,15 @@ class RunSpec:
             )
         if self.resident != "auto" and not 0 <= self.resident <= layers:
             raise ValueError(f"resident is {self.resident}; it must be 0 to {layers}, or auto")
-        for name in ("kept", "pulled"):
+        for name in ("kept", "pulled", "disk_layers"):
             value = getattr(self, name)
             if value != "auto" and not 0 <= value <= layers:
                 raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
+        if self.disk_layers != "auto" and self.optimizer_tier != "auto":
+            raise ValueError(
+                f"disk_layers is {self.disk_layers} and optimizer_tier {self.optimizer_tier!r}; "
+                "only with optimizer_tier auto some layers' states are on the disk"
+            )
         for name in ("device_memory", "host_memory", "disk_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -176,7 +184,7 @@ CHOICES = {
     "activations": ("auto", "keep", "host", "recompute"),
     "compile": ("auto", "on", "off"),
     "clipping": ("auto", "speculate", "wait"),
-    "optimizer_tier": ("host", "disk"),
+    "optimizer_tier": ("auto", "host", "disk"),
     "lr_schedule": ("constant", "linear", "cosine"),
 }
 """Closed sets of the spec, checked at construction since JSON and widgets pass any string."""

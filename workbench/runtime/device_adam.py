@@ -1,9 +1,10 @@
-"""AdamW for slabs of the device tier, behind the signature of the host update.
+"""AdamW for slabs of the device tier, behind the signatures of the host update and its inverse.
 
 STRONGHOLD keeps the optimizer states of the first layers on the device (SC'22):
 their gradients come last and their weights are needed first, so a host update of theirs could hide
-behind nothing. On a GPU one kernel makes the host's update in one pass at the memory's speed; on a
-machine without one the device tier is host memory and the host kernel serves it.
+behind nothing. On a GPU one kernel makes the host's update in one pass at the memory's speed, and
+takes a speculative one back in the pass that makes it again; on a machine without a GPU the device
+tier is host memory and the host kernel serves it.
 """
 
 import functools
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from workbench.runtime import host_adam
-from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update
+from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
 from workbench.runtime.gpu_compiler import triton_works
 
-# Without Triton: bounds the temporaries for a widened gradient and a joined master to 64 MiB each
-# of the device budget; a launch per 16 Mi elements is already invisible.
-CHUNK = 1 << 24
+# Without Triton: bounds a joined master, a widened gradient and a scaled one to 32 MiB each of the
+# device budget, 96 MiB in all (what the inverse needs for ``UNDO_CHUNK`` elements is less than the
+# two gradients, which follow it); a few launches per 8 Mi elements are already invisible.
+CHUNK = 1 << 23
 
 
 def update(
@@ -35,45 +37,58 @@ def update(
 ) -> None:
     """As ``host_adam.update``, for tensors on one device, enqueued on its current stream.
 
-    ``threads`` matters on a CPU alone. On a GPU the result is the host's to the bit, but for values
-    that are not a number; where Triton cannot be used there it is that of torch's fused AdamW,
-    which differs in the last bits.
+    With ``undo``, which an update of these slabs with the very same gradient was just applied with,
+    that update is taken back first, as by ``revert``, in the same pass.
 
-    Raises ValueError for tensors an update cannot take, and for ``undo`` on a GPU: what is updated
-    there is updated when the norm is known.
+    ``threads`` matters on a CPU alone. On a GPU the result is the host's to the bit, but for values
+    that are not a number. Where Triton cannot be used there it is that of torch's fused AdamW,
+    which differs in the last bits, and ``undo`` takes passes of its own.
+
+    Raises ValueError for tensors an update cannot take, and as ``revert`` does for ``undo``.
     """
+    slabs = (weights, exp_avg, exp_avg_sq, grad)
+    where = {"decay_split": decay_split, "rest": rest, "undo": undo}
     if weights.device.type == "cpu":
-        host_adam.update(
-            weights,
-            exp_avg,
-            exp_avg_sq,
-            grad,
-            hyper,
-            decay_split=decay_split,
-            rest=rest,
-            undo=undo,
-            threads=threads,
-        )
+        host_adam.update(*slabs, hyper, **where, threads=threads)
         return
-    if undo is not None:
-        raise ValueError(
-            f"undo is {undo}; an update on {weights.device} cannot be taken back, only on a CPU"
-        )
-    check_slabs(weights, exp_avg, exp_avg_sq, grad, rest, decay_split, weights.device)
+    check_slabs(*slabs, rest, decay_split, weights.device, undo)
     if (launch := _launch()) is not None:
-        launch(weights, exp_avg, exp_avg_sq, grad, hyper, decay_split, rest)
+        launch(*slabs, hyper, **where)
         return
     with torch.no_grad():
-        fused_update(
-            weights,
-            exp_avg,
-            exp_avg_sq,
-            grad,
-            hyper,
-            decay_split=decay_split,
-            chunk=CHUNK,
-            rest=rest,
-        )
+        fused_update(*slabs, hyper, **where, chunk=CHUNK)
+
+
+def revert(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    *,
+    decay_split: int,
+    rest: Tensor | None = None,
+    threads: int = 1,
+) -> None:
+    """As ``host_adam.revert``: take back the update just applied with this ``grad`` and ``hyper``.
+
+    For tensors on one device, enqueued on its current stream. ``threads`` matters on a CPU alone.
+    On a GPU the result is the host's to the bit, but for values that are not a number; where Triton
+    cannot be used there, old values return to within about 3 ulp of the larger of old and new one.
+
+    Raises ValueError for tensors an update cannot take, and for an update that emptied the weights.
+    """
+    slabs = (weights, exp_avg, exp_avg_sq, grad)
+    where = {"decay_split": decay_split, "rest": rest}
+    if weights.device.type == "cpu":
+        host_adam.revert(*slabs, hyper, **where, threads=threads)
+        return
+    check_slabs(*slabs, rest, decay_split, weights.device, hyper)
+    if (launch := _launch()) is not None:
+        launch(*slabs, None, **where, undo=hyper)
+        return
+    with torch.no_grad():
+        plain_revert(*slabs, hyper, **where, chunk=CHUNK)
 
 
 @functools.cache

@@ -65,7 +65,6 @@ class Engine:
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
         compiled = compiles(spec.compile, memory.device.type, memory.dtype)
         self._template = Template(model, compiled=compiled)
-        self._settled = {a.unit for a in schedule.actions if a.kind is Kind.SETTLE}
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
         self.optimizer = Optimizer(
@@ -73,6 +72,7 @@ class Engine:
             memory,
             self._flats,
             deferred=any(a.kind is Kind.NORM for a in schedule.actions),
+            settled={a.unit for a in schedule.actions if a.kind is Kind.SETTLE},
             device_threads=threads.compute,
             host_threads=max(1, threads.host // workers),
         )
@@ -86,7 +86,7 @@ class Engine:
             Kind.GRAD_OUT: self._gradients_out,
             Kind.NORM: lambda action, step: self.optimizer.norm(self._steps[step]),
             Kind.UPDATE: self._update,
-            Kind.SETTLE: lambda action, step: self.optimizer.settle(action.unit, self._steps[step]),
+            Kind.SETTLE: self._settle,
             Kind.PULL: self._pull,
             Kind.PUSH: self._push,
             Kind.READ: self._read,
@@ -177,6 +177,7 @@ class Engine:
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
+            calm=self.optimizer.calm,
         )
         for unit in memory.resident:
             if self._ends(unit):
@@ -287,14 +288,17 @@ class Engine:
         self._count("load", source.nbytes)
 
     def _pull(self, action: Action, step: int) -> None:
-        home, visiting = self.memory.visit(action.unit)
-        self._copy(visiting, home)
-        self._count("load", home.nbytes)
+        # The only visit of a step may begin before the step does.
+        if not action.turn or self.optimizer.comes(action.unit, action.turn, self._steps[step]):
+            home, visiting = self.memory.visit(action.unit, action.turn)
+            self._copy(visiting, home)
+            self._count("load", home.nbytes)
 
     def _push(self, action: Action, step: int) -> None:
-        home, visiting = self.memory.visit(action.unit)
-        self._copy(home, visiting)
-        self._count("store", home.nbytes)
+        if self.optimizer.goes(action.unit, action.turn, self._steps[step]):
+            home, visiting = self.memory.visit(action.unit, action.turn)
+            self._copy(home, visiting)
+            self._count("store", home.nbytes)
 
     def _read(self, action: Action, step: int) -> None:
         self._count("read", self.memory.read_states(action.unit))
@@ -305,9 +309,22 @@ class Engine:
     def _update(self, action: Action, step: int) -> None:
         unit, state = action.unit, self._steps[step]
         if unit not in self.memory.resident:
-            self.optimizer.update(unit, state, speculative=unit in self._settled)
+            self.optimizer.update(unit, state)
             return
         self.optimizer.update_resident(unit, state, self._gradients[unit])
+        if unit not in self.optimizer.awaiting:
+            self._drop_gradients(unit)
+
+    def _settle(self, action: Action, step: int) -> None:
+        unit, state = action.unit, self._steps[step]
+        if unit not in self.memory.resident:
+            self.optimizer.settle(unit, state)
+            return
+        self.optimizer.settle_resident(unit, state, self._gradients[unit])
+        self._drop_gradients(unit)
+
+    def _drop_gradients(self, unit: int) -> None:
+        """Of a resident unit, where they are what autograd returned."""
         if self._gradient_slab(unit) is None:
             for grad in self._gradients.pop(unit):
                 _read_here(grad)

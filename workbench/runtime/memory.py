@@ -212,19 +212,19 @@ class Memory:
         """
         return self._states[unit]
 
-    def visit(self, unit: int) -> tuple[Tensor, Tensor]:
+    def visit(self, unit: int, turn: int) -> tuple[Tensor, Tensor]:
         """All states of a pulled unit as bytes: where they live on the host, and where they visit
-        the device.
+        the device in one of a step's turns.
         """
-        slot = self._schedule.buffers[name.states(unit)].slot
+        slot = self._schedule.buffers[name.states(unit, turn)].slot
         home = self._whole[unit]
         return home, self._state_slots[slot][: len(home)]
 
-    def device_states(self, unit: int) -> States:
+    def device_states(self, unit: int, turn: int) -> States:
         """What an update on the device changes; of a pulled unit, while its states visit."""
         if unit not in self.pulled:
             return self._states[unit]
-        return self._view(unit, self._weights[unit], self.visit(unit)[1])
+        return self._view(unit, self._weights[unit], self.visit(unit, turn)[1])
 
     def host_weights(self, unit: int) -> Tensor:
         """Working weights of a streamed unit: the source of its loads."""

@@ -4,11 +4,13 @@ Exactness first: every update of a step sees one snapshot of learning rate, step
 coefficient, the norm is that of all gradients, and a step whose norm is not finite changes nothing
 anywhere.
 
-Speculation. A host update may run before the norm is known, with a coefficient of 1. The norm of
-the gradients seen so far is a lower bound of the global one, so speculation stops for the rest of a
+Speculation. An update may run before the norm is known, with a coefficient of 1. The norm of the
+gradients seen so far is a lower bound of the global one, so speculation stops for the rest of a
 step at the first unit that lifts it over the limit (or is not finite). Whatever was speculated
 until then had gradients within the limit, so taking one back loses no more than rounding an
-ordinary update does (host_adam.py states how much). `settle` makes the update what it must be.
+ordinary update does (adam_step.py states how much). `settle` makes the update what it must be.
+States that visit the device for an update must set out before that unit's gradients are known; they
+do so in `calm` weather only, where the step before was not clipped.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +30,7 @@ from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
+from workbench.schedule.action import GUESS, VERDICT
 
 SMALL = 1 << 16
 """Elements of a gradient that is not worth a launch of its own."""
@@ -48,9 +53,15 @@ class Step:
     grad_norm: float | None = None
     skipped: bool = False
     guess: AdamStep | None = None
-    """What host updates are done with before the norm is known."""
+    """What updates are done with before the norm is known."""
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
+    calm: bool = False
+    """Whether states visit the device before the norm is known."""
+
+    def stands(self, unit: int) -> bool:
+        """Whether a unit was updated as it must be, now that the norm is known."""
+        return unit in self.guessed and not self.skipped and self.guess == self.hyper
 
 
 class Optimizer:
@@ -63,22 +74,35 @@ class Optimizer:
         flats: list[Flat],
         *,
         deferred: bool,
+        settled: set[int],
         device_threads: int,
         host_threads: int,
     ) -> None:
         self._spec, self._memory, self._flats = spec, memory, flats
         self._deferred = deferred
+        self.awaiting = frozenset(settled)
+        """Units whose updates may be guesses that await a verdict."""
         self._device_threads, self._host_threads = device_threads, host_threads
         self.done = 0
         """Optimizer steps applied so far; skipped steps do not count."""
         self.settled = {"stood": 0, "redone": 0, "waited": 0}
-        """Host updates that were right the first time, that were taken back, and that had waited
-        for the norm."""
+        """Of those, updates that were right the first time, that were taken back, and that had
+        waited for the norm."""
+        self.calm = False
+        """Whether the last step was neither clipped nor skipped."""
         pinned = memory.device.type == "cuda"
         with memory.meter.on_host():
             self._norm_on_host = torch.zeros((), pin_memory=pinned)
-            self._squares = torch.zeros(len(flats), pin_memory=pinned)
-        self._device_squares: dict[int, Tensor] = {}
+            self._seen = torch.zeros(len(flats), pin_memory=pinned)
+        self._seen_on_device: dict[int, Tensor] = {}
+
+    def resume(self, done: int, grad_norms: list[float | None]) -> None:
+        """Go on after `done` updates, and steps with these norms: what is guessed next depends on
+        them, and the bits of what is taken back on what was guessed."""
+        self.done = done
+        last = grad_norms[-1] if grad_norms else None
+        if last is not None:
+            self.calm = math.isfinite(last) and self._scale(last) == 1.0
 
     def begin(self, step: int) -> AdamStep:
         """The snapshot of a step's updates, taken when its forward pass begins."""
@@ -100,81 +124,133 @@ class Optimizer:
         if self._deferred:
             norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
             state.norms.append(norms)
-            if unit not in self._memory.resident:
-                self._device_squares[unit] = norms.square().sum()
+            if unit in self.awaiting:
+                self._seen_on_device[unit] = torch.linalg.vector_norm(torch.cat(state.norms))
 
     def send(self, unit: int) -> None:
-        """Copy a unit's squared norm to the host, behind its gradients on the same lane."""
-        if self._deferred:
-            self._squares[unit].copy_(self._device_squares[unit], non_blocking=True)
+        """Copy the norm of all gradients until this unit's to the host, behind these on the same
+        lane."""
+        if unit in self.awaiting:
+            self._seen[unit].copy_(self._seen_on_device[unit], non_blocking=True)
 
     def norm(self, state: Step) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""
         self._norm_on_host.copy_(
             torch.linalg.vector_norm(torch.cat(state.norms)), non_blocking=True
         )
+        self._arrive()
+        total = state.grad_norm = float(self._norm_on_host)
+        state.norms.clear()
+        state.skipped = not math.isfinite(total)
+        scale = 1.0 if state.skipped else self._scale(total)
+        state.hyper = replace(state.hyper, step=self.done + 1, grad_scale=scale)
+        if not state.skipped:
+            self.done += 1
+        self.calm = scale == 1.0 and not state.skipped
+
+    def _scale(self, norm: float) -> float:
+        """The clip coefficient."""
+        return 1.0 if self._spec.clip is None else min(1.0, self._spec.clip / (norm + 1e-6))
+
+    def _arrive(self) -> None:
+        """Wait for what this lane has copied to the host."""
         if self._memory.device.type == "cuda":
             arrived = torch.cuda.Event(blocking=True)  # a spinning wait would cost updates a core
             arrived.record()
             arrived.synchronize()
-        total = state.grad_norm = float(self._norm_on_host)
-        state.norms.clear()
-        state.skipped = not math.isfinite(total)
-        scale = 1.0
-        if self._spec.clip is not None and not state.skipped:
-            scale = min(1.0, self._spec.clip / (total + 1e-6))
-        state.hyper = replace(state.hyper, step=self.done + 1, grad_scale=scale)
-        if not state.skipped:
-            self.done += 1
+
+    # -- updates on the device --------------------------------------------------------------------
+
+    def comes(self, unit: int, turn: int, state: Step) -> bool:
+        """Whether a pulled unit's states come to the device in this turn of the step: not for a
+        guess that nobody makes, nor for a verdict that leaves nothing to do."""
+        if turn == GUESS:
+            return state.calm
+        return turn != VERDICT or not (state.stands(unit) or self._untouched(unit, state))
+
+    def goes(self, unit: int, turn: int, state: Step) -> bool:
+        """Whether they go back changed."""
+        return unit in state.guessed if turn == GUESS else self.comes(unit, turn, state)
 
     def update_resident(self, unit: int, state: Step, grads: list[Tensor]) -> None:
         """Update a unit on the device from gradients in the order of its pieces."""
-        if state.skipped:
-            return
-        states, flat = self._memory.device_states(unit), self._flats[unit]
+        if unit not in self.awaiting:
+            if not state.skipped:
+                self._device(unit, 0, grads, state.hyper)
+        elif state.calm:
+            self.send(unit)
+            self._arrive()
+            if self._guesses(unit, state):
+                self._device(unit, GUESS, grads, state.guess)
+
+    def settle_resident(self, unit: int, state: Step, grads: list[Tensor]) -> None:
+        """Make such an update what it must be, now that the norm is known."""
+        hyper, undo = self._verdict(unit, state)
+        if hyper or undo:
+            self._device(unit, VERDICT, grads, hyper, undo)
+
+    def _device(
+        self,
+        unit: int,
+        turn: int,
+        grads: list[Tensor],
+        hyper: AdamStep | None,
+        undo: AdamStep | None = None,
+    ) -> None:
+        states, flat = self._memory.device_states(unit, turn), self._flats[unit]
         for start, grad in _runs(flat, grads):
             part = slice(start, start + len(grad))
-            device_adam.update(
-                states.weights[part],
-                states.exp_avg[part],
-                states.exp_avg_sq[part],
-                grad,
-                state.hyper,
+            _apply(
+                device_adam,
+                (states.weights[part], states.exp_avg[part], states.exp_avg_sq[part], grad),
+                hyper,
+                undo,
                 decay_split=max(0, min(len(grad), flat.decay_split - start)),
                 rest=None if states.rest is None else states.rest[part],
                 threads=self._device_threads,
             )
 
-    def update(self, unit: int, state: Step, *, speculative: bool) -> None:
-        """Update a unit on the host; a speculative update is to be settled."""
-        if not speculative:
+    # -- updates on the host ----------------------------------------------------------------------
+
+    def update(self, unit: int, state: Step) -> None:
+        """Update a unit on the host, for good or as a guess."""
+        if unit not in self.awaiting:
             if not state.skipped:
                 self._host(unit, state.hyper)
-            return
-        # By now the norms of this unit and of all after it are here. Whether the host lags so far
-        # behind that the global one is here too must not matter: equal runs give equal bits.
-        seen = sum(float(self._squares[u]) for u in self._memory.streamed if u >= unit)
-        if seen <= self._spec.clip**2:  # False for what is not finite
-            state.guessed.add(unit)
+        elif self._guesses(unit, state):
             self._host(unit, state.guess)
 
     def settle(self, unit: int, state: Step) -> None:
-        """Make a speculative update what it must be, now that the norm is known."""
-        if unit not in state.guessed:
-            self.settled["waited"] += 1
-            if not state.skipped:
-                self._host(unit, state.hyper)
-        elif state.skipped:
-            self.settled["redone"] += 1
-            host_adam.revert(*self._slabs(unit), state.guess, **self._settings(unit))
-        elif state.guess != state.hyper:
-            self.settled["redone"] += 1
-            self._host(unit, state.hyper, undo=state.guess)
-        else:
-            self.settled["stood"] += 1
+        """Make such an update what it must be, now that the norm is known."""
+        hyper, undo = self._verdict(unit, state)
+        if hyper or undo:
+            self._host(unit, hyper, undo)
 
-    def _host(self, unit: int, hyper: AdamStep, undo: AdamStep | None = None) -> None:
-        host_adam.update(*self._slabs(unit), hyper, **self._settings(unit), undo=undo)
+    def _guesses(self, unit: int, state: Step) -> bool:
+        """Whether a unit is updated before the norm is known.
+
+        By now the norm of its gradients and all before is here. Whether the global one happens to
+        be here too must not matter: equal runs give equal bits.
+        """
+        if not float(self._seen[unit]) <= self._spec.clip:  # so for what is not finite
+            return False
+        state.guessed.add(unit)
+        return True
+
+    def _verdict(self, unit: int, state: Step) -> tuple[AdamStep | None, AdamStep | None]:
+        """What a unit is still to be updated with, and what is to be taken back before."""
+        if state.stands(unit):
+            self.settled["stood"] += 1
+            return None, None
+        guessed = unit in state.guessed
+        self.settled["redone" if guessed else "waited"] += 1
+        return (None if state.skipped else state.hyper), (state.guess if guessed else None)
+
+    def _untouched(self, unit: int, state: Step) -> bool:
+        return state.skipped and unit not in state.guessed
+
+    def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:
+        _apply(host_adam, self._slabs(unit), hyper, undo, **self._settings(unit))
 
     def _slabs(self, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         states = self._memory.states(unit)
@@ -188,6 +264,20 @@ class Optimizer:
             "threads": self._host_threads,
             "niceness": POLITENESS if self._memory.device.type == "cuda" else 0,
         }
+
+
+def _apply(
+    adam: ModuleType,
+    slabs: tuple[Tensor, Tensor, Tensor, Tensor],
+    hyper: AdamStep | None,
+    undo: AdamStep | None,
+    **settings: Any,
+) -> None:
+    """Take `undo` back and apply `hyper`, on the tier of `adam`; at least one of them is given."""
+    if hyper is None:
+        adam.revert(*slabs, undo, **settings)
+    else:
+        adam.update(*slabs, hyper, undo=undo, **settings)
 
 
 def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:

@@ -63,6 +63,8 @@ class Kind(StrEnum):
 COMPUTE, H2D, D2H, HOST = "compute", "h2d", "d2h", "host"
 VISIT = "visit"
 """Device updates of states that visit it, beside the compute lane: they wait for the link."""
+GUESS, VERDICT = 1, 2
+"""Turns of the two visits of states that are updated before the global norm is known."""
 DISK_IN, DISK_OUT, NET_IN, NET_OUT = "disk-in", "disk-out", "net-in", "net-out"
 LANES = (COMPUTE, VISIT, H2D, D2H, HOST, DISK_IN, DISK_OUT, NET_IN, NET_OUT)
 
@@ -146,7 +148,8 @@ class Action:
     microbatch: int | None = None
     """None for work done once per unit and step."""
     turn: int = 0
-    """Counts equal actions of one step: the load for the backward pass is turn 1."""
+    """Counts equal actions of one step: the load for the backward pass is turn 1. Of the visits of
+    turn `GUESS` and `VERDICT` only one moves anything where the guess was right."""
     rank: int = 0
     after: tuple[str, ...] = ()
     """Names of the actions it waits for: data dependencies only, lane order is implied."""

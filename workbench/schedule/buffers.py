@@ -20,9 +20,10 @@ def gradients(unit: int) -> str:
     return f"g{unit}"
 
 
-def states(unit: int) -> str:
-    """Optimizer states (and fp32 master weights) of a unit on the device."""
-    return f"o{unit}"
+def states(unit: int, turn: int = 0) -> str:
+    """Optimizer states (and fp32 master weights) of a unit on the device; where they visit it
+    twice a step, turn 1 before the global norm is known and 2 after."""
+    return f"o{unit}" + (f"+{turn}" if turn else "")
 
 
 def activation(unit: int, micro: int, turn: int = 0) -> str:

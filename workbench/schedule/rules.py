@@ -8,7 +8,7 @@ they are read.
 
 from __future__ import annotations
 
-from workbench.schedule.action import COMPUTE, VISIT, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, GUESS, VERDICT, VISIT, Kind, lane_kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
 
@@ -249,21 +249,30 @@ def check_states(proof: Proof) -> None:
     """
     for come, go in ((Kind.READ, Kind.SPILL), (Kind.PULL, Kind.PUSH)):
         for unit in range(proof.schedule.num_units):
-            _check_states_of(proof, unit, proof.find(come, unit), proof.find(go, unit))
+            reads, spills = proof.find(come, unit), proof.find(go, unit)
+            if reads or spills:
+                _check_states_of(proof, unit, reads, spills)
 
 
 def _check_states_of(proof: Proof, unit: int, reads: list[int], spills: list[int]) -> None:
-    for update in proof.find(Kind.UPDATE, unit) + proof.find(Kind.SETTLE, unit):
-        for read in reads:
+    """Each visit serves the update, or its verdict, or (where there is one visit) both."""
+    turn = {i: proof.schedule.actions[i].turn for i in reads + spills}
+    back = {turn[spill]: spill for spill in spills}
+    for read in reads:
+        if turn[read] not in back:
+            raise ScheduleError(f"what {proof.name(read)} reads is never written back")
+    for spill in spills:
+        if turn[spill] not in {turn[read] for read in reads}:
+            raise ScheduleError(f"what {proof.name(spill)} writes is never read")
+    updates, settles = proof.find(Kind.UPDATE, unit), proof.find(Kind.SETTLE, unit)
+    serves = {0: updates + settles, GUESS: updates, VERDICT: settles}
+    for read in reads:
+        for update in serves[turn[read]]:
             proof.require(read, update, "its optimizer states may be missing")
-            if not spills:
-                raise ScheduleError(f"what {proof.name(read)} reads is never written back")
+            proof.require(update, back[turn[read]], "it may write old optimizer states")
         for spill in spills:
-            proof.require(update, spill, "it may write old optimizer states")
-            if not reads:
-                raise ScheduleError(f"what {proof.name(spill)} writes is never read")
-            for read in reads:
-                proof.require(spill, read, "it may read old states", next_step=True)
+            later = turn[spill] >= turn[read]
+            proof.require(spill, read, "it may read old states", next_step=later)
 
 
 def check_transport(proof: Proof) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import VERDICT, Action, Kind
 
 DEVICE, HOST_TIER, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST_TIER, DISK)
@@ -93,7 +93,11 @@ class Schedule:
         return total + sum(slots.values())
 
     def moved_bytes(self) -> dict[str, int]:
-        """Bytes a step moves: load (to the device), store (to the host), read and write (disk)."""
+        """Bytes a step moves: load (to the device), store (to the host), read and write (disk).
+
+        Of states that may visit the device before and after the norm, one visit moves: two do in a
+        step whose guess was wrong.
+        """
         way = {
             Kind.LOAD: "load",
             Kind.FETCH: "load",
@@ -107,6 +111,6 @@ class Schedule:
         }
         moved = {"load": 0, "store": 0, "read": 0, "write": 0}
         for action in self.actions:
-            if action.kind in way:
+            if action.kind in way and action.turn < VERDICT:
                 moved[way[action.kind]] += action.nbytes
         return moved

@@ -20,9 +20,12 @@ class Choice:
     pulled: int = 0
     kept: int = 0
     stash: bool = False
+    on_disk: int = 0
+    """The last layers, whose states live on the disk: their gradients come first and their weights
+    are needed last, so they can wait for it longest."""
     eager: str = "some"
-    """Which host updates run during the backward pass: ``some`` (what the host manages), ``all``
-    (their gradients need little host memory then) or ``none``."""
+    """Which updates of streamed layers run during the backward pass: ``some`` (what the host
+    manages), ``all`` (their gradients need little host memory then) or ``none``."""
 
 
 def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
@@ -32,23 +35,31 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
     kept = frozenset(range(layers + 1 - choice.kept, layers + 1))
     if choice.kept == layers:
         kept |= {0}
+    on_disk = frozenset(streamed[max(0, len(streamed) - choice.on_disk) :])
     eager: Iterable[int] = ()
     if choice.eager == "all":
         eager = streamed
     elif choice.eager == "some":
-        eager = eager_units(profile, streamed, set(range(layers + 1)) - kept)
+        may = [unit for unit in streamed if unit not in on_disk]
+        eager = eager_units(profile, may, set(range(layers + 1)) - kept)
+        if spec.clip is None:
+            eager |= on_disk
+    pulled = frozenset(range(choice.resident + 1, stay + 1))
+    if spec.clip is not None and spec.clipping != "wait":
+        eager = {*eager, *pulled}
     return Layout(
         method=f"stronghold w{choice.window} r{choice.resident}"
         + (f" p{choice.pulled}" if choice.pulled else "")
         + (f" k{choice.kept}" if choice.kept else ""),
         resident=frozenset({0, layers + 1, *range(1, stay + 1)}),
-        pulled=frozenset(range(choice.resident + 1, stay + 1)),
+        pulled=pulled,
         slots=min(choice.window, len(streamed)),
         microbatches=spec.microbatches,
         kept=kept,
         stash=choice.stash,
         clipped=spec.clip is not None,
         eager=frozenset(eager),
-        optimizer_tier=spec.optimizer_tier,
+        on_disk=on_disk,
+        host_gradient_slots=spec.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.host_workers,
     )

@@ -29,13 +29,15 @@ def _static(layout: Layout, profile: Profile) -> int:
     units, micros = profile.units, layout.microbatches
     weights = [cost.parameters * profile.weight_bytes for cost in units]
     states = [cost.parameters * profile.state_bytes for cost in units]
-    pulled = sorted(layout.pulled, reverse=not layout.clipped)
+    visits = sorted(layout.pulled, reverse=not layout.clipped)
+    if layout.clipped:
+        visits = [unit for unit in reversed(visits) if unit in layout.eager] + visits
     streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
     total = profile.microbatch * micros * profile.seq * TOKEN_BYTES + profile.library_bytes
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
     total += sum(weights[unit] for unit in layout.resident)
     total += sum(states[unit] for unit in layout.resident - layout.pulled)
-    total += _slots([states[unit] for unit in pulled], layout.state_slots)
+    total += _slots([states[unit] for unit in visits], layout.state_slots)
     total += _slots(streamed, layout.slots) + _slots(streamed, layout.gradient_slots)
     if layout.stash:
         inputs = [0 if unit in layout.kept else cost.input_bytes for unit, cost in enumerate(units)]

@@ -23,6 +23,8 @@ What is chosen:
   is where neither waits for the other. They are the last ones because their activations are gone
   when the gradients of the first layers, which take memory until the norm is known, appear.
 * whether the inputs of the other layers wait for the backward pass on the host.
+* ``on disk``: where the host has no room, the last layers' states live on the disk, as few as
+  possible.
 * which host updates are eager (methods/updates.py).
 
 Unlike the published artifact: a slot is free once compute is done, parameters are ready once
@@ -70,7 +72,7 @@ def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice
         "kept_layers": choice.kept,
         "stashed_inputs": choice.stash,
         "eager_updates": len(layout.eager),
-        "optimizer_tier": layout.optimizer_tier,
+        "disk_layers": len(layout.on_disk),
         "host_workers": layout.host_workers,
     }
     found = evaluate(layout, profile, budgets, settings)

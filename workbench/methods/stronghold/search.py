@@ -31,7 +31,7 @@ from workbench.runs.spec import RunSpec
 from workbench.schedule.graph import unroll
 from workbench.schedule.order import Order
 from workbench.schedule.peak import worst_case
-from workbench.schedule.schedule import HOST_TIER, TIERS
+from workbench.schedule.schedule import DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import step_seconds
 
 TOLERANCE = 0.01
@@ -93,9 +93,12 @@ class Search:
         best = self._trial(self._start(), fill=("pulled", "kept"))
         inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
         for stash in inputs:
-            start = self._trial(replace(best.choice, stash=stash), fill=("pulled", "kept"))
-            found = self._walk(start, self.layers // 4, least=FINE, fill=("pulled", "kept"))
-            best = min(best, found, key=lambda trial: trial.rank)
+            for fill in (("pulled", "kept"), ("kept",)):
+                start = self._trial(replace(best.choice, stash=stash), fill)
+                if "pulled" not in fill:
+                    start = self._trial(replace(self._start(), stash=stash), fill)
+                found = self._walk(start, self.layers // 4, least=FINE, fill=fill)
+                best = min(best, found, key=lambda trial: trial.rank)
         best = self._walk(best, FINE, least=1, fill=("kept",))
         best = self._walk(best, self.layers // 8, least=1, fill=())
         if self.spec.window == "auto":
@@ -115,10 +118,9 @@ class Search:
         )
 
     def _eager(self) -> str:
-        clipped = self.spec.clip is not None
-        if clipped and (self.spec.optimizer_tier == "disk" or self.spec.clipping == "wait"):
-            return "none"
-        return "all" if self.spec.optimizer_tier == "disk" else "some"
+        if self.spec.clip is not None:
+            return "none" if self.spec.clipping == "wait" else "some"
+        return "all" if self.spec.optimizer_tier == DISK else "some"
 
     def _walk(self, best: Trial, stride: int, *, least: int, fill: tuple[str, ...]) -> Trial:
         """Down the valley from a trial, with strides that halve, down to `least`."""
@@ -180,8 +182,20 @@ class Search:
             self.tried[choice] = self._tried(choice)
         return self.tried[choice]
 
+    def _spilled(self, choice: Choice, nbytes: int) -> Choice:
+        """The choice with more layers on the disk, where the planner may, so that the host needs so
+        much less."""
+        spec, block = self.spec, self.profile.units[1]
+        if not (spec.optimizer_tier == "auto" and spec.disk_memory and spec.disk_layers == "auto"):
+            return choice
+        more = -(-nbytes // (block.parameters * self.profile.state_bytes))
+        streamed = self.layers - choice.resident - choice.pulled
+        return replace(choice, on_disk=min(choice.on_disk + more, streamed))
+
     def _settled(self, choice: Choice) -> Choice:
         spec = self.spec
+        pinned = self.layers if spec.optimizer_tier == DISK else spec.disk_layers
+        choice = replace(choice, on_disk=0 if pinned == "auto" else pinned, eager=self._eager())
         if spec.resident != "auto":
             pulled = min(choice.pulled, self.layers - spec.resident)
             return replace(choice, resident=spec.resident, pulled=pulled)
@@ -198,8 +212,8 @@ class Search:
         return replace(choice, **{kind: count if more is None else more})
 
     def _fits(self, choice: Choice) -> bool:
-        """Whether the device has room. Which updates are eager makes no difference to it."""
-        key = replace(choice, eager="none")
+        """Whether the device has room. What the host does makes no difference to it."""
+        key = replace(choice, eager="none", on_disk=0)
         if key not in self._bytes:
             self._bytes[key] = device_bytes(layout_of(self.spec, self.profile, key), self.profile)
         return self._bytes[key] <= self.budgets.device
@@ -210,12 +224,11 @@ class Search:
         order = Order(graph)
         peak = {tier: worst_case(graph, order, tier).nbytes for tier in TIERS}
         limits = self.budgets.to_dict()
-        if (
-            self.spec.clip is None
-            and choice.eager == "some"
-            and peak[HOST_TIER] > limits[HOST_TIER]
-        ):
+        over = peak[HOST_TIER] - limits[HOST_TIER]
+        if over > 0 and self.spec.clip is None and choice.eager == "some":
             return self._tried(replace(choice, eager="all"))
+        if over > 0 and (more := self._spilled(choice, over)) != choice:
+            return self._tried(more)
         stands, clips = step_seconds(graph, self.costs[False]), None
         if layout.clipped and layout.eager and self.spec.clipping != "speculate":
             clips = step_seconds(graph, self.costs[True])
