@@ -142,6 +142,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             methods=(*ROOFS[:1], "megatron-core", *OFFLOADED, *ON_DISK),
             changes={**PAPER, "layers": 16, "hidden": 1024, "batch": 4, "dtype": "fp32"},
             cap_gib=3,
+            of_method={"stronghold-disk": {"optimizer_tier": "disk"}},
         ),
         *(
             _paper(
@@ -151,8 +152,8 @@ CASES: dict[str, tuple[Case, ...]] = {
             for layers in (40, 60, 80)
         ),
         _paper(
-            "disk-b4", 32, 4, ON_DISK, cap_gib=32, steps=(1, 3), changes={"resident": 0},
-            of_method={"stronghold-disk": {"optimizer_tier": "disk"}},
+            "disk-b4", 32, 4, ON_DISK, cap_gib=32, steps=(1, 3),
+            of_method={"stronghold-disk": {"optimizer_tier": "disk", "resident": 0}},
         ),  # fmt: skip
         _paper(
             "windows", 32, 4, tuple(f"stronghold (w{w})" for w in (2, 4, 8, 16)), cap_gib=32,

@@ -23,7 +23,9 @@ from workbench.runs.record import RunRecord
 from workbench.runs.runner import resolve
 from workbench.runs.store import Store
 
-MAY_DIFFER = {"method", "activations", "optimizer_tier", "compile", "window", "resident"}
+MAY_DIFFER = {
+    "method", "activations", "optimizer_tier", "disk_memory", "compile", "window", "resident",
+}  # fmt: skip
 """Fields of the spec in which the methods of a case differ, besides the budget."""
 ORIGIN = {"commit": "0123456789abcdef", "dirty": False, "gpus": ["NVIDIA H200"], "cores": 16}
 
