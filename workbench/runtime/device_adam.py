@@ -17,10 +17,10 @@ from workbench.runtime import host_adam
 from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
 from workbench.runtime.gpu_compiler import triton_works
 
-# Without Triton: bounds a joined master, a widened gradient and a scaled one to 32 MiB each of the
-# device budget, 96 MiB in all (what the inverse needs for ``UNDO_CHUNK`` elements is less than the
-# two gradients, which follow it); a few launches per 8 Mi elements are already invisible.
-CHUNK = 1 << 23
+# Elements taken at a time without Triton. Masters are joined, and gradients widened, then scaled,
+# into temporaries of 24 MiB each, of which four live at once: 96 MiB of the device budget. The
+# inverse needs less (``UNDO_CHUNK``). A few launches for each 6 Mi elements do not show.
+CHUNK = 6 << 20
 
 
 def update(
