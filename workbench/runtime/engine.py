@@ -27,6 +27,8 @@ from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
 
+PASSING_BYTES = 1 << 15
+
 
 class Engine:
     """Executes actions (`perform`) for one model under one schedule."""
@@ -166,7 +168,7 @@ class Engine:
         """The shared state of a step; the first forward action makes it."""
         memory = self.memory
         with memory.meter.on_host():
-            tokens, targets = (t.to(memory.device) for t in self.batches.batch(step))
+            tokens, targets = (_in_passing(t, memory.device) for t in self.batches.batch(step))
         memory.meter.register(tokens)
         memory.meter.register(targets)
         hyper = self.optimizer.begin(step)
@@ -268,7 +270,6 @@ class Engine:
     def _gradients_out(self, action: Action, step: int) -> None:
         source = self._gradient_slab(action.unit)
         self._copy(self.memory.host_gradients(action.unit), source)
-        self.optimizer.send(action.unit)
         self._count("store", source.nbytes)
 
     def _stash(self, action: Action, step: int) -> None:
@@ -362,6 +363,19 @@ class Engine:
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:
             self.moved[way] += nbytes
+
+
+def _in_passing(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that queues behind no transfer: CUDA sends up to 64 KiB of pageable
+    memory with the commands, and more by the copy engine, which may be busy with states for long.
+    """
+    if device.type == "cpu":
+        return tensor
+    copy = torch.empty_like(tensor, device=device)
+    pieces = (t.view(-1).split(PASSING_BYTES // t.itemsize) for t in (copy, tensor.contiguous()))
+    for target, source in zip(*pieces, strict=True):
+        target.copy_(source)
+    return copy
 
 
 def _read_here(tensor: Tensor) -> None:

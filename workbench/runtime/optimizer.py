@@ -30,6 +30,7 @@ from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
+from workbench.runtime.told import Told
 from workbench.schedule.action import GUESS, VERDICT
 
 SMALL = 1 << 16
@@ -90,11 +91,9 @@ class Optimizer:
         waited for the norm."""
         self.calm = False
         """Whether the last step was neither clipped nor skipped."""
-        pinned = memory.device.type == "cuda"
         with memory.meter.on_host():
-            self._norm_on_host = torch.zeros((), pin_memory=pinned)
-            self._seen = torch.zeros(len(flats), pin_memory=pinned)
-        self._seen_on_device: dict[int, Tensor] = {}
+            self._seen = Told(len(flats), memory.device)
+            self._total = Told(1, memory.device)
 
     def resume(self, done: int, grad_norms: list[float | None]) -> None:
         """Go on after `done` updates, and steps with these norms: what is guessed next depends on
@@ -125,21 +124,13 @@ class Optimizer:
             norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
             state.norms.append(norms)
             if unit in self.awaiting:
-                self._seen_on_device[unit] = torch.linalg.vector_norm(torch.cat(state.norms))
-
-    def send(self, unit: int) -> None:
-        """Copy the norm of all gradients until this unit's to the host, behind these on the same
-        lane."""
-        if unit in self.awaiting:
-            self._seen[unit].copy_(self._seen_on_device[unit], non_blocking=True)
+                self._seen.tell(unit, state.norms)
 
     def norm(self, state: Step) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""
-        self._norm_on_host.copy_(
-            torch.linalg.vector_norm(torch.cat(state.norms)), non_blocking=True
-        )
+        self._total.tell(0, state.norms)
         self._arrive()
-        total = state.grad_norm = float(self._norm_on_host)
+        total = state.grad_norm = self._total[0]
         state.norms.clear()
         state.skipped = not math.isfinite(total)
         scale = 1.0 if state.skipped else self._scale(total)
@@ -153,7 +144,7 @@ class Optimizer:
         return 1.0 if self._spec.clip is None else min(1.0, self._spec.clip / (norm + 1e-6))
 
     def _arrive(self) -> None:
-        """Wait for what this lane has copied to the host."""
+        """Wait until what this lane waits for and has begun is done."""
         if self._memory.device.type == "cuda":
             arrived = torch.cuda.Event(blocking=True)  # a spinning wait would cost updates a core
             arrived.record()
@@ -178,7 +169,6 @@ class Optimizer:
             if not state.skipped:
                 self._device(unit, 0, grads, state.hyper)
         elif state.calm:
-            self.send(unit)
             self._arrive()
             if self._guesses(unit, state):
                 self._device(unit, GUESS, grads, state.guess)
@@ -232,7 +222,7 @@ class Optimizer:
         By now the norm of its gradients and all before is here. Whether the global one happens to
         be here too must not matter: equal runs give equal bits.
         """
-        if not float(self._seen[unit]) <= self._spec.clip:  # so for what is not finite
+        if not self._seen[unit] <= self._spec.clip:  # so for what is not finite
             return False
         state.guessed.add(unit)
         return True
