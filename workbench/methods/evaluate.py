@@ -21,9 +21,9 @@ from workbench.units import format_bytes
 STEPS = 4
 """Simulated steps: the first warms up, the mean of the others is the steady state."""
 
-FRAGMENTS = 64
-"""One part in so many of a GPU's budget is left to its allocator: pieces too small for what is
-asked. Seen: 317 MiB of 32 GiB."""
+FRAGMENTS, FRAGMENT_BYTES = 20, 768 << 20
+"""What is left to a GPU's allocator, for pieces too small for what is asked: one part in so many of
+the budget, up to so many bytes. Seen: 317 MiB of 32 GiB at batch 4, 700 MiB of 16 GiB at batch 16."""
 
 LANE_NAMES = {
     COMPUTE: "compute",
@@ -51,7 +51,7 @@ class Budgets:
         hardware = profile.hardware
         device = spec.device_memory or hardware.device_bytes
         if allocated and hardware.device == "cuda" and hardware.source == "measured":
-            device -= device // FRAGMENTS
+            device -= min(device // FRAGMENTS, FRAGMENT_BYTES)
         return cls(
             device=device,
             host=spec.host_memory or hardware.host_bytes,

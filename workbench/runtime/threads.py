@@ -2,9 +2,9 @@
 
 With a GPU the device computes by itself and most cores serve the host. A quarter of them is left to
 the lanes that launch kernels and copies: three quarters already use all of host memory's bandwidth
-(16 cores of an H200 server), and a launch that waits for a core leaves the GPU idle. Without one, host memory
-and half of the cores play the device: the compute lane runs torch with the first half, host updates
-run on the other. The rule stands here once; methods, baselines and the profile ask.
+(16 cores of an H200 server), and a launch that waits for a core leaves the GPU idle. Without one,
+host memory and half of the cores play the device: the compute lane runs torch with the first half,
+host updates run on the other. The rule stands here once; methods, baselines and the profile ask.
 """
 
 from __future__ import annotations

@@ -64,7 +64,13 @@ def test_a_folder_that_cannot_hold_a_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "cores", "threads"),
-    [("cpu", 1, (1, 1)), ("cpu", 2, (1, 1)), ("cpu", 5, (2, 3)), ("cuda", 16, (1, 12)), ("cuda", 2, (1, 2))],
+    [
+        ("cpu", 1, (1, 1)),
+        ("cpu", 2, (1, 1)),
+        ("cpu", 5, (2, 3)),
+        ("cuda", 16, (1, 12)),
+        ("cuda", 2, (1, 2)),
+    ],
 )
 def test_a_machine_without_a_gpu_is_halved(
     device: str, cores: int, threads: tuple[int, int]
