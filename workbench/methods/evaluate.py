@@ -23,7 +23,7 @@ STEPS = 4
 
 FRAGMENTS, FRAGMENT_BYTES = 20, 768 << 20
 """What is left to a GPU's allocator, for pieces too small for what is asked: one part in so many of
-the budget, up to so many bytes. Seen: 317 MiB of 32 GiB at batch 4, 700 MiB of 16 GiB at batch 16."""
+the budget, up to so many bytes. Seen: 317 MiB of 32 GiB at batch 4, 700 of 16 GiB at batch 16."""
 
 LANE_NAMES = {
     COMPUTE: "compute",
