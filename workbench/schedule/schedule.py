@@ -111,6 +111,7 @@ class Schedule:
         }
         moved = {"load": 0, "store": 0, "read": 0, "write": 0}
         for action in self.actions:
-            if action.kind in way and action.turn < VERDICT:
+            again = action.kind in (Kind.PULL, Kind.PUSH) and action.turn == VERDICT
+            if action.kind in way and not again:
                 moved[way[action.kind]] += action.nbytes
         return moved
