@@ -50,8 +50,8 @@ class RunSpec:
     compile: Literal["auto", "on", "off"] = "auto"
     """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
     clipping: Literal["auto", "speculate", "wait"] = "auto"
-    """Whether host updates run before the global norm is known, to be taken back where gradients
-    are clipped after all, or wait for it. Exact either way."""
+    """Whether updates of states that live on the host run before the global norm is known, to be
+    taken back where gradients are clipped after all, or wait for it. Exact either way."""
     optimizer_tier: Literal["auto", "host", "disk"] = "auto"
     """Where the optimizer states of offloaded layers live. ``auto`` is the host; where that has no
     room for all of them, STRONGHOLD puts the rest on the disk if `disk_memory` allows it one."""

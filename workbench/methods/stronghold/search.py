@@ -8,7 +8,8 @@ layer takes. So the search
 
 * compares only choices that leave no room: what is left when no further layer can be resident is
   given to pulled layers, and then to kept ones, which takes most of the steps away;
-* walks down the valley with strides that halve, first without and then with stashed inputs;
+* walks down the valley with strides that halve, from a start with as many pulled layers as fit and
+  from one with none, first without and then with stashed inputs;
 * ends with small strides in all directions, where room is given to kept layers only: a link that is
   busy has no use for pulled ones;
 * widens the window as long as that helps.
@@ -93,10 +94,9 @@ class Search:
         best = self._trial(self._start(), fill=("pulled", "kept"))
         inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
         for stash in inputs:
-            for fill in (("pulled", "kept"), ("kept",)):
-                start = self._trial(replace(best.choice, stash=stash), fill)
-                if "pulled" not in fill:
-                    start = self._trial(replace(self._start(), stash=stash), fill)
+            # Visits may pay only from some number on: there is a valley on either side.
+            for choice, fill in ((best.choice, ("pulled", "kept")), (self._start(), ("kept",))):
+                start = self._trial(replace(choice, stash=stash), fill)
                 found = self._walk(start, self.layers // 4, least=FINE, fill=fill)
                 best = min(best, found, key=lambda trial: trial.rank)
         best = self._walk(best, FINE, least=1, fill=("kept",))
@@ -114,7 +114,6 @@ class Search:
             pulled=0 if spec.pulled == "auto" else spec.pulled,
             kept=kept.get(spec.activations, 0),
             stash=spec.activations == "host",
-            eager=self._eager(),
         )
 
     def _eager(self) -> str:
