@@ -7,6 +7,7 @@ the budget of the device, which those that keep everything on it do not get.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -47,6 +48,15 @@ ROOMY = (*OFFLOADED, "zero-offload (twin-flow)")
 """Where the device may have room for a share of the states."""
 ROOMIEST = {"l2l": {"activations": "host"}, "stronghold": {"activations": "recompute"}}
 """What a search for the largest model changes, by method of the spec."""
+
+PIN = re.compile(r"([wrpk])(\d+)")
+PINNED = {"w": "window", "r": "resident", "p": "pulled", "k": "kept"}
+"""What a variant of pins fixes; the planner chooses the rest."""
+PLACEMENTS = (
+    "p0", "p4", "p6", "p8", "p10", "p12", "p16", "p4 k4", "p8 k4", "p12 k4", "w4 p8", "w4 p12",
+    "w8 p8",
+)  # fmt: skip
+"""Compared with what the planner chooses."""
 
 TRAINING: dict[str, Any] = {
     "text": "stdlib",
@@ -159,6 +169,10 @@ CASES: dict[str, tuple[Case, ...]] = {
             "windows", 32, 4, tuple(f"stronghold (w{w})" for w in (2, 4, 8, 16)), cap_gib=32,
             of_method={f"stronghold (w{w})": {"resident": 0} for w in (2, 4, 8, 16)},
         ),  # fmt: skip
+        _paper(
+            "placements", 24, 4, ("stronghold", *(f"stronghold ({pins})" for pins in PLACEMENTS)),
+            cap_gib=8, changes={"clip": None},
+        ),  # fmt: skip
     ),
     "tiny": (
         Case(
@@ -177,15 +191,16 @@ CASES: dict[str, tuple[Case, ...]] = {
 def method_changes(method: str) -> dict[str, Any]:
     """Fields of the spec for a name in the CSV; raises ValueError for an unknown one.
 
-    A variant ``wN`` is a window of N layers.
+    A variant of pins, as in ``stronghold (w4 p8)``, is that many layers in the window (w), resident
+    (r), pulled (p) or kept (k).
     """
     base, _, variant = method.partition(" (")
-    variant = variant.removesuffix(")")
-    if method not in METHODS and variant[:1] == "w" and variant[1:].isdigit():
-        return {**METHODS[base], "window": int(variant[1:])}
-    if method not in METHODS:
+    pins = [PIN.fullmatch(word) for word in variant.removesuffix(")").split()]
+    if method in METHODS:
+        return METHODS[method]
+    if base not in METHODS or not pins or not all(pins):
         raise ValueError(f"unknown method {method!r} of the benchmark; known: {', '.join(METHODS)}")
-    return METHODS[method]
+    return {**METHODS[base], **{PINNED[pin[1]]: int(pin[2]) for pin in pins}}
 
 
 def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:

@@ -96,6 +96,21 @@ def test_a_budget_nothing_fits_in_names_the_tier(tier):
     assert f"{tier} memory" in plan.binding
 
 
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("activations", ["auto", "recompute"])
+def test_whether_it_fits_is_told_without_a_search(tier, activations):
+    spec = spec_for(window="auto", activations=activations, device_memory=1_000_000)
+    profile = made_up_profile(spec)
+    least = stronghold.plan(spec.with_(**{f"{tier}_memory": 20_000}), profile).peak_bytes[tier]
+    answers = [
+        (stronghold.fits(tight, profile), stronghold.plan(tight, profile).fits)
+        for budget in range(least - 80_000, least + 80_000, 8_000)
+        for tight in [spec.with_(**{f"{tier}_memory": budget})]
+    ]
+    assert all(quick == searched for quick, searched in answers)
+    assert {fits for fits, _ in answers} == {True, False}
+
+
 def test_a_small_host_keeps_more_on_the_device():
     """What the host has no room for stays, where the device has."""
     profile = made_up_profile(SPEC)

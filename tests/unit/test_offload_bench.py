@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from workbench.runs.store import Store
 
 MAY_DIFFER = {
     "method", "activations", "optimizer_tier", "disk_memory", "compile", "window", "resident",
+    "pulled", "kept",
 }  # fmt: skip
 """Fields of the spec in which the methods of a case differ, besides the budget."""
 ORIGIN = {"commit": "0123456789abcdef", "dirty": False, "gpus": ["NVIDIA H200"], "cores": 16}
@@ -131,11 +133,14 @@ def test_patterns_pick_by_case_by_method_and_by_both():
         paper(only=["b78"])
 
 
-def test_a_window_is_a_variant():
+def test_pins_are_a_variant():
     spec = {e.name: e.spec for e in paper()}["depth-60/stronghold (w4)"]
     assert (spec.window, spec.resident, spec.activations) == (4, 0, "host")
-    with pytest.raises(ValueError, match="unknown method 'deepspeed' of the benchmark"):
-        offload_cases.method_changes("deepspeed")
+    pinned = offload_cases.method_changes("stronghold (w8 p12 k4)")
+    assert (pinned["window"], pinned["pulled"], pinned["kept"]) == (8, 12, 4)
+    for name in ("deepspeed", "deepspeed (w4)", "stronghold ()", "stronghold (x4)"):
+        with pytest.raises(ValueError, match=re.escape(f"unknown method {name!r} of the bench")):
+            offload_cases.method_changes(name)
 
 
 def test_names_of_runs_do_not_repeat():

@@ -1,6 +1,7 @@
 """The one table of methods: how a name on the command line becomes code.
 
-Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``.
+Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``,
+and, where planning takes a while, ``fits(spec, profile) -> bool``.
 The modules are imported when used, so that listing methods imports no torch.
 """
 

@@ -66,6 +66,14 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
 
 
+def fits(spec: RunSpec, store: Store) -> bool:
+    """Whether the spec's method has a plan within the budgets. Raises ValueError."""
+    module = methods.load(spec.method)
+    if hasattr(module, "fits"):
+        return module.fits(spec, choose_profile(spec, store, None))
+    return answer(spec, store).plan.fits
+
+
 def choose_profile(spec: RunSpec, store: Store, machine: str | None) -> Profile:
     """This machine's stored profile of the model, else one from a published machine's constants."""
     from workbench.profile.store import stored_profile

@@ -18,7 +18,7 @@ from typing import Any
 
 from workbench.methods.plan import Plan
 from workbench.runs.events import Event, make_event
-from workbench.runs.planning import answer
+from workbench.runs.planning import answer, fits
 from workbench.runs.record import RunRecord
 from workbench.runs.runner import POLL_S, Job, key_of, resolve
 from workbench.runs.spec import RunSpec
@@ -30,10 +30,10 @@ FITS = ("ok", "diverged")
 TOO_LARGE = ("oom_device", "oom_host", "oom_disk")
 
 
-def next_probe(fits: Mapping[int, bool], *, guess: int, limit: int) -> int | None:
+def next_probe(known: Mapping[int, bool], *, guess: int, limit: int) -> int | None:
     """Layers to try next; None when the answer is known.
 
-    `fits` is what is known by layers, monotone: what fits, fits with fewer layers too.
+    `known` is whether each number of layers fits, monotone: what fits, fits with fewer layers too.
 
     >>> next_probe({}, guess=20, limit=96)
     20
@@ -43,16 +43,16 @@ def next_probe(fits: Mapping[int, bool], *, guess: int, limit: int) -> int | Non
     >>> next_probe({20: False, 19: False, 17: True}, guess=20, limit=96)
     18
     """
-    if not fits:
+    if not known:
         return min(max(guess, 1), limit)
-    best = max((layers for layers, ok in fits.items() if ok), default=0)
-    worst = min((layers for layers, ok in fits.items() if not ok), default=limit + 1)
+    best = max((layers for layers, ok in known.items() if ok), default=0)
+    worst = min((layers for layers, ok in known.items() if not ok), default=limit + 1)
     if best >= limit or worst <= best + 1:
         return None
     if worst <= limit and best > 0:
         return (best + worst) // 2
     # Only one end is known: go beyond it by 1, 2, 4, ...
-    stride = 2 ** (len(fits) - 1)
+    stride = 2 ** (len(known) - 1)
     return min(best + stride, limit) if best else max(worst - stride, 1)
 
 
@@ -67,7 +67,7 @@ def planned_largest(spec: RunSpec, store: Store, *, limit: int) -> int:
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if answer(at_layers(spec, middle), store).plan.fits:
+        if fits(at_layers(spec, middle), store):
             low = middle
         else:
             high = middle - 1

@@ -44,7 +44,7 @@ from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
 from workbench.schedule.simulate import simulate
 
-__all__ = ["CLIPPED", "Choice", "layout_of", "plan"]
+__all__ = ["CLIPPED", "Choice", "fits", "layout_of", "plan"]
 
 CLIPPED = "step_seconds_where_clipped"
 
@@ -61,6 +61,11 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         resident=choice.resident,
         whole=choice.resident == spec.model.layers,
     )
+
+
+def fits(spec: RunSpec, profile: Profile) -> bool:
+    """Whether any choice is within the budgets, without a search for the fastest."""
+    return Search(spec, profile, Budgets.of(spec, profile, allocated=True)).fits()
 
 
 def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice) -> Candidate:

@@ -91,9 +91,10 @@ class Search:
         """The fastest choice within the budgets, with the smallest window where times are equal;
         where nothing fits, what lacks least.
         """
+        if (least := self._least()).lacking:
+            return least.choice
         best = self._trial(self._start(), fill=("pulled", "kept"))
-        inputs = {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
-        for stash in inputs:
+        for stash in self._stashes():
             # Visits may pay only from some number on: there is a valley on either side.
             for choice, fill in ((best.choice, ("pulled", "kept")), (self._start(), ("kept",))):
                 start = self._trial(replace(choice, stash=stash), fill)
@@ -104,6 +105,19 @@ class Search:
         if self.spec.window == "auto":
             best = self._widened(best)
         return best.choice
+
+    def fits(self) -> bool:
+        """Whether any choice is within the budgets; much quicker than the search."""
+        return not self._least().lacking
+
+    def _least(self) -> Trial:
+        """The choice with the smallest needs: nothing kept, and as many layers resident as fit, for
+        what stays on the device the host need not hold."""
+        choices = (replace(self._start(), stash=stash) for stash in self._stashes())
+        return min((self._trial(c, fill=()) for c in choices), key=lambda trial: trial.rank)
+
+    def _stashes(self) -> tuple[bool, ...]:
+        return {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
 
     def _start(self) -> Choice:
         spec = self.spec
