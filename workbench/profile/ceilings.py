@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from workbench.profile.interference import interference, sharing
+from workbench.profile.interference import crowd, interference, sharing
 from workbench.profile.loads import (
     Copy,
     Disk,
@@ -85,7 +85,6 @@ def measure_ceilings(
             adam_threads=adam_threads,
             link_latency_s=_latency(target, table),
             action_overhead_s=_overhead(target, table),
-            host_memory_bytes_per_s=_host_memory(target, lanes, adam_threads, table),
             slowdowns=_slowdowns(target, lanes, adam_threads, table),
         )
     use_device_threads(machine.device)
@@ -198,29 +197,11 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
     )
 
 
-def _host_memory(device: torch.device, lanes: dict[str, Load], threads: int, table: Table) -> float:
-    """Bytes per second that host memory gives to an update and both ways of the link together.
-
-    Without a GPU the device shares it too, and no such sum can be told apart: 0.
-    """
-    if device.type == "cpu":
-        return 0.0
-    with host_adam_load(device, threads) as adam:
-        loads = (adam, lanes[H2D], lanes[D2H])
-        samples, others = quietest(
-            lambda: repeat_together(*(load.once for load in loads), seconds=table.seconds)
-        )
-        timings = [summarize(found, others) for found in samples]
-        moved = (adam.amount * adam.bytes_each, lanes[H2D].amount, lanes[D2H].amount)
-        rate = sum(nbytes / timing.seconds for nbytes, timing in zip(moved, timings, strict=True))
-    spread = max(timing.spread for timing in timings)
-    return table.add("host memory, all at once", rate, "B/s", spread=spread, others=others)
-
-
 def _slowdowns(
     device: torch.device, lanes: dict[str, Load], threads: int, table: Table
 ) -> dict[str, float]:
-    """The interference table, with one host worker and with two."""
+    """The interference table, with one host worker and with two, and on a GPU of all that meets at
+    the host's memory."""
     halves = max(1, threads // 2)
     with (
         host_adam_load(device, threads) as alone,
@@ -230,4 +211,6 @@ def _slowdowns(
         twins = {H2D: D2H} if device.type == "cpu" else {}
         slowdowns = interference({**lanes, HOST: alone}, table, twins=twins)
         slowdowns[f"{HOST}|{HOST}"] = sharing(alone, first, second, table)
+        if device.type != "cpu":  # without a GPU the device is in the same memory
+            slowdowns |= crowd({HOST: alone, H2D: lanes[H2D], D2H: lanes[D2H]}, table)
     return slowdowns

@@ -2,7 +2,8 @@
 
 Copies, updates and compute meet at the host's memory, and without a GPU at its cores. Each pair of
 lanes is measured with both at their real work in threads of their own, against each alone a moment
-before. Only pairs: what a third lane adds follows from the cores (profile.py).
+before. What a third lane adds follows from the cores (profile.py), but for the three that meet at
+the host's memory beside a GPU, which are measured all at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.profile.loads import Load
+from workbench.profile.profile import all_at_once
 from workbench.profile.table import Table
 from workbench.profile.timing import Sample, quietest, repeat_together, summarize
 
@@ -44,6 +46,21 @@ def sharing(one: Load, first: Load, second: Load, table: Table) -> float:
         lambda: _alone([one], table) + _together([first, second], table)
     )
     return _enter("host", "a second host worker", alone, [*left, *right], others, table)
+
+
+def crowd(lanes: Mapping[str, Load], table: Table) -> dict[str, float]:
+    """How much each of the lanes that meet at the host's memory slows while all are at work, by
+    `all_at_once`; also enters what the memory gives them together."""
+    loads = list(lanes.values())
+    found, others = quietest(lambda: _alone(loads, table) + _together(loads, table))
+    alone, beside = found[: len(loads)], found[len(loads) :]
+    seconds = [summarize(samples, others).seconds for samples in beside]
+    rate = sum(load.amount * load.bytes_each / s for load, s in zip(loads, seconds, strict=True))
+    table.add("host memory, all at once", rate, "B/s", others=others)
+    return {
+        all_at_once(lane): _enter(lane, "all at once", one, all_, others, table)
+        for lane, one, all_ in zip(lanes, alone, beside, strict=True)
+    }
 
 
 def _beside(a: str, load_a: Load, b: str, load_b: Load, table: Table) -> tuple[float, float]:

@@ -53,6 +53,8 @@ class Load(ABC):
 
     amount: float
     """What one piece does: bytes, parameters or floating-point operations."""
+    bytes_each = 1
+    """Of memory that a part of the amount reads and writes; meant for bytes and parameters."""
     computes = True
     """Whether the calling thread does the work itself, as far as it is not the GPU's."""
     threads = 1
@@ -155,7 +157,6 @@ class Adam(Load):
         super().__init__(device, piece_bytes=16 * numel)
         self.amount, self._kernel_threads = numel, threads
         self.bytes_each = 26 if narrow else 28
-        """Of memory that one parameter's update reads and writes."""
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
         self._moments = torch.zeros(self.ring, 2, numel, device=device)

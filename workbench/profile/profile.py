@@ -7,12 +7,21 @@ machine (published/). Planners and the simulator do not care which. Imports no t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
+
+MEMORY_LANES = frozenset({H2D, D2H, HOST})
+"""They meet at the host's memory: two leave room for each other there, and all three do not."""
+
+
+def all_at_once(lane: str) -> str:
+    """Key in `Hardware.slowdowns` of a memory lane while the other two are busy as well."""
+    return f"{lane}|{'+'.join(sorted(MEMORY_LANES - {lane}))}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +54,9 @@ class Hardware:
     """Share of a transfer's time in which its thread works; below 1 where the link is emulated."""
     action_overhead_s: float = 0.0
     """Fixed cost of starting one action on a lane (a thread to wake, kernels to launch)."""
-    host_memory_bytes_per_s: float = 0.0
-    """What host memory gives to host updates and both ways of the link together; 0 for unknown."""
     slowdowns: dict[str, float] = field(default_factory=dict)
-    """``"compute|host"``: factor by which compute slows while a host update runs beside it."""
+    """``"compute|host"``: factor by which compute slows while a host update runs beside it. On a
+    GPU also `all_at_once`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +128,7 @@ class Profile:
             return self
         share = bytes_per_s / hardware.h2d_bytes_per_s
         slowdowns = {
-            pair: 1 + (factor - 1) * share if {H2D, D2H} & set(pair.split("|")) else factor
+            pair: 1 + (factor - 1) * share if {H2D, D2H} & set(re.split(r"[|+]", pair)) else factor
             for pair, factor in hardware.slowdowns.items()
         }
         hardware = replace(
@@ -210,42 +218,26 @@ class ProfileCosts:
         return seconds + (unit.gradient_copy_s if gives else 0.0)
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """The measured pairs multiply. Lanes that together have more threads than there are cores
-        also share the cores, as far as the pairs do not show that already."""
+        """The measured pairs multiply, where three were not measured at once. Lanes that together
+        have more threads than there are cores also share the cores, as far as the pairs do not show
+        that already."""
         key = (lane, *busy)
         if key not in self._slowdowns:
             self._slowdowns[key] = self._slowdown(lane, key[1:])
         return self._slowdowns[key]
 
     def _slowdown(self, lane: str, busy: tuple[str, ...]) -> float:
+        table, beside = self.profile.hardware.slowdowns, list(busy)
         factor, in_pairs = 1.0, 1.0
+        if all_at_once(lane) in table and {lane, *busy} >= MEMORY_LANES:
+            factor = table[all_at_once(lane)]
+            for other in MEMORY_LANES - {lane}:
+                beside.remove(other)
+        for other in beside:
+            factor *= table.get(f"{lane}|{other}", 1.0)
         for other in busy:
-            factor *= self.profile.hardware.slowdowns.get(f"{lane}|{other}", 1.0)
             in_pairs *= self._crowding((lane, other))
-        factor = factor * self._crowding((lane, *busy)) / in_pairs
-        return max(1.0, factor, self._thirst((lane, *busy)) if lane in self._drinks() else 1.0)
-
-    def _drinks(self) -> dict[str, float]:
-        """Lane kind -> bytes per second that its work asks of host memory."""
-        hardware = self.profile.hardware
-        if not hardware.host_memory_bytes_per_s:
-            return {}
-        adam = (
-            2 * (self.profile.weight_bytes + self.profile.state_bytes) + self.profile.weight_bytes
-        )
-        return {
-            HOST: hardware.host_adam_params_per_s * adam,
-            H2D: hardware.h2d_bytes_per_s,
-            D2H: hardware.d2h_bytes_per_s,
-        }
-
-    def _thirst(self, lanes: tuple[str, ...]) -> float:
-        """How many times what host memory gives the busy lanes together ask of it. Pairs do not
-        show this: a copy and an update, or both ways of the link, leave room for each other, and
-        all three do not."""
-        drinks = self._drinks()
-        asked = sum(drinks.get(lane, 0.0) for lane in set(lanes))
-        return asked / self.profile.hardware.host_memory_bytes_per_s
+        return max(1.0, factor * self._crowding((lane, *busy)) / in_pairs)
 
     def _crowding(self, lanes: tuple[str, ...]) -> float:
         """Threads of busy lanes per core, at least 1; copy engines and disks need none."""

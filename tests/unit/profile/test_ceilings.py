@@ -3,8 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from workbench.profile.ceilings import measure_ceilings
+from workbench.profile.interference import crowd
+from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.table import Ceilings, format_figure
 from workbench.runtime.threads import Threads, cpu_threads
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
@@ -30,9 +33,7 @@ def ceilings(folder: Path, heard: list[str]) -> Ceilings:
 def test_every_rate_is_measured(ceilings: Ceilings) -> None:
     hardware = ceilings.hardware
     for name in hardware.__dataclass_fields__:
-        if name == "host_memory_bytes_per_s":  # without a GPU the device is in the same memory
-            assert hardware.host_memory_bytes_per_s == 0
-        elif name.endswith(("_per_s", "_s", "_bytes")):
+        if name.endswith(("_per_s", "_s", "_bytes")):
             assert getattr(hardware, name) > 0, name
     assert hardware.source == "measured"
     assert hardware.cores >= hardware.adam_threads >= 1
@@ -43,6 +44,19 @@ def test_the_interference_table_has_every_pair_both_ways(ceilings: Ceilings) -> 
     pairs = {f"{a}|{b}" for a in LANES for b in LANES if a != b} | {"host|host"}
     assert set(slowdowns) == pairs
     assert all(factor >= 1 for factor in slowdowns.values())
+
+
+def test_what_meets_at_the_hosts_memory_is_measured_all_at_once() -> None:
+    table, cpu = Table(echo=lambda _: None, seconds=0.01), torch.device("cpu")
+    with (
+        host_adam_load(cpu, 1) as adam,
+        Copy(cpu, to_device=True) as up,
+        Copy(cpu, to_device=False) as down,
+    ):
+        slowdowns = crowd({HOST: adam, H2D: up, D2H: down}, table)
+    assert set(slowdowns) == {"host|d2h+h2d", "h2d|d2h+host", "d2h|h2d+host"}
+    assert all(factor >= 1 for factor in slowdowns.values())
+    assert 1e8 < table.value("host memory, all at once") < 1e13
 
 
 def test_every_figure_is_heard_and_has_a_spread(ceilings: Ceilings, heard: list[str]) -> None:

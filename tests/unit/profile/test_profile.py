@@ -77,6 +77,16 @@ def test_a_gpu_takes_no_cores(profile: Profile) -> None:
     assert ProfileCosts(on_gpu).slowdown(COMPUTE, [H2D, D2H, HOST]) == 1.0
 
 
+def test_what_was_measured_all_at_once_stands_for_its_pairs(profile):
+    slowdowns = {"h2d|host": 1.2, "h2d|d2h": 1.1, "h2d|disk-in": 2.0, "h2d|d2h+host": 1.6}
+    hardware = replace(profile.hardware, device="cuda", slowdowns=slowdowns)
+    costs = ProfileCosts(replace(profile, hardware=hardware))
+    assert costs.slowdown(H2D, [HOST]) == pytest.approx(1.2)
+    assert costs.slowdown(H2D, [HOST, D2H]) == pytest.approx(1.6)
+    assert costs.slowdown(H2D, [DISK_IN, D2H, HOST, COMPUTE]) == pytest.approx(3.2)
+    assert costs.slowdown(D2H, [H2D, HOST]) == 1.0, "not measured"
+
+
 def test_crowding_that_a_pair_shows_is_not_counted_twice(profile: Profile) -> None:
     """On one core two lanes are measured to take twice as long; three must take three times."""
     slowdowns = {"compute|h2d": 2.0, "compute|d2h": 2.0}
