@@ -8,7 +8,7 @@ import torch
 from workbench.profile.ceilings import measure_ceilings
 from workbench.profile.interference import crowd
 from workbench.profile.loads import Copy, host_adam_load
-from workbench.profile.table import Ceilings, format_figure
+from workbench.profile.table import Ceilings, Table, format_figure
 from workbench.runtime.threads import Threads, cpu_threads
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 
