@@ -51,6 +51,7 @@ ROOMIEST = {"l2l": {"activations": "host"}, "stronghold": {"activations": "recom
 
 PIN = re.compile(r"([wrpk])(\d+)")
 PINNED = {"w": "window", "r": "resident", "p": "pulled", "k": "kept"}
+WORDS = {"stash": {"activations": "host"}}
 """What a variant of pins fixes; the planner chooses the rest."""
 PLACEMENTS = (
     "p0", "p4", "p6", "p8", "p10", "p12", "p16", "p4 k4", "p8 k4", "p12 k4", "w4 p8", "w4 p12",
@@ -155,10 +156,7 @@ CASES: dict[str, tuple[Case, ...]] = {
             of_method={"stronghold-disk": {"optimizer_tier": "disk"}},
         ),
         *(
-            _paper(
-                f"depth-{layers}", layers, 4, ("stronghold (w4)",), cap_gib=32,
-                of_method={"stronghold (w4)": {"activations": "host", "resident": 0}},
-            )  # fmt: skip
+            _paper(f"depth-{layers}", layers, 4, ("stronghold (w4 r0 stash)",), cap_gib=32)
             for layers in (40, 60, 80)
         ),
         _paper(
@@ -166,9 +164,8 @@ CASES: dict[str, tuple[Case, ...]] = {
             of_method={"stronghold-disk": {"optimizer_tier": "disk", "resident": 0}},
         ),  # fmt: skip
         _paper(
-            "windows", 32, 4, tuple(f"stronghold (w{w})" for w in (2, 4, 8, 16)), cap_gib=32,
-            of_method={f"stronghold (w{w})": {"resident": 0} for w in (2, 4, 8, 16)},
-        ),  # fmt: skip
+            "windows", 32, 4, tuple(f"stronghold (w{w} r0)" for w in (2, 4, 8, 16)), cap_gib=32
+        ),
         _paper(
             "placements", 24, 4, ("stronghold", *(f"stronghold ({pins})" for pins in PLACEMENTS)),
             cap_gib=8, changes={"clip": None},
@@ -191,16 +188,18 @@ CASES: dict[str, tuple[Case, ...]] = {
 def method_changes(method: str) -> dict[str, Any]:
     """Fields of the spec for a name in the CSV; raises ValueError for an unknown one.
 
-    A variant of pins, as in ``stronghold (w4 p8)``, is that many layers in the window (w), resident
-    (r), pulled (p) or kept (k).
+    A variant of pins, as in ``stronghold (w4 p8 stash)``, is that many layers in the window (w),
+    resident (r), pulled (p) or kept (k), and whether inputs wait on the host.
     """
     base, _, variant = method.partition(" (")
-    pins = [PIN.fullmatch(word) for word in variant.removesuffix(")").split()]
+    words = variant.removesuffix(")").split()
+    pins = [PIN.fullmatch(word) for word in words if word not in WORDS]
     if method in METHODS:
         return METHODS[method]
-    if base not in METHODS or not pins or not all(pins):
+    if base not in METHODS or not words or not all(pins):
         raise ValueError(f"unknown method {method!r} of the benchmark; known: {', '.join(METHODS)}")
-    return {**METHODS[base], **{PINNED[pin[1]]: int(pin[2]) for pin in pins}}
+    pinned = {PINNED[pin[1]]: int(pin[2]) for pin in pins}
+    return {**METHODS[base], **pinned, **{k: v for w in words for k, v in WORDS.get(w, {}).items()}}
 
 
 def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:

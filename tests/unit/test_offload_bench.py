@@ -134,7 +134,7 @@ def test_patterns_pick_by_case_by_method_and_by_both():
 
 
 def test_pins_are_a_variant():
-    spec = {e.name: e.spec for e in paper()}["depth-60/stronghold (w4)"]
+    spec = {e.name: e.spec for e in paper()}["depth-60/stronghold (w4 r0 stash)"]
     assert (spec.window, spec.resident, spec.activations) == (4, 0, "host")
     pinned = offload_cases.method_changes("stronghold (w8 p12 k4)")
     assert (pinned["window"], pinned["pulled"], pinned["kept"]) == (8, 12, 4)

@@ -21,7 +21,9 @@ SHARES = ((32, 4, 0.99), (78, 4, 0.80), (78, 16, 0.95), (100, 4, 0.60), (100, 16
 OVER_ZERO_OFFLOAD = 4.5
 CLIP_COSTS = 0.05
 PREDICTED_WITHIN = 0.05
+AUTO_WITHIN, FEWEST_PINNED = 0.03, 4
 HOST_BYTES = 12.5
+FLAT_WITHIN, FEWEST_DEPTHS = 0.01, 3
 LARGEST, LARGEST_WITH_DISK = 9e9, 14e9
 
 
@@ -47,7 +49,9 @@ def goals(rows: pd.DataFrame) -> list[Goal]:
         _clipping(rows),
         _predicted(rows, "step_ratio", "step time"),
         _predicted(rows, "peak_ratio", "device peak"),
+        _auto(rows),
         _host_bytes(rows),
+        _flat(rows),
         _largest(rows, "stronghold", LARGEST, "the largest model"),
         _largest(rows, "stronghold-disk", LARGEST_WITH_DISK, "the largest model with a disk"),
     ]
@@ -142,7 +146,7 @@ def _predicted(rows: pd.DataFrame, column: str, words: str) -> Goal:
 
 def _host_bytes(rows: pd.DataFrame) -> Goal:
     goal = f"at most {HOST_BYTES} bytes of host memory per parameter"
-    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
+    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok") & ~rows["pinned"]]
     values = own["host_bytes_per_parameter"].dropna()
     if values.empty:
         return _open(goal, "no run of stronghold tells its host memory")
@@ -152,6 +156,41 @@ def _host_bytes(rows: pd.DataFrame) -> Goal:
         f"layers at batch {worst['batch']}{_variant(worst)}"
     )
     return _judged(goal, f"{values.max():.2f} bytes", values.max() <= HOST_BYTES, why)
+
+
+def _auto(rows: pd.DataFrame) -> Goal:
+    """The planner's choice beside runs of the same setting that pin others."""
+    goal = f"the planner's choice is within {AUTO_WITHIN:.0%} of the best of a sweep"
+    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
+    same = ["layers", "batch", "clip", "device_cap_gib", "host_cap_gib"]
+    sweeps = [
+        (part, preferred(part[~part["pinned"]]).iloc[0])
+        for _, part in own.groupby(same, dropna=False)
+        if part["pinned"].sum() >= FEWEST_PINNED and not part["pinned"].all()
+    ]
+    if not sweeps:
+        return _open(goal, f"no planned run stands beside {FEWEST_PINNED} with other placements")
+    part, chosen = max(sweeps, key=lambda sweep: len(sweep[0]))
+    best = part.loc[part["samples_per_second"].idxmax()]
+    behind = 1 - chosen["samples_per_second"] / best["samples_per_second"]
+    why = (
+        f"{chosen['samples_per_second']:.4g} samples/s, {len(part) - 1} other placements at most "
+        f"{best['samples_per_second']:.4g}{_variant(best)}"
+    )
+    return _judged(goal, f"{behind:.1%} behind", behind <= AUTO_WITHIN, why)
+
+
+def _flat(rows: pd.DataFrame) -> Goal:
+    goal = "device memory does not grow with depth (window fixed, activations on the host)"
+    deep = rows[(rows["method"] == "stronghold") & rows["variant"].str.contains(r"\bstash\b")]
+    deep = deep[deep["status"] == "ok"].drop_duplicates("layers")
+    if len(deep) < FEWEST_DEPTHS:
+        return _open(goal, f"fewer than {FEWEST_DEPTHS} depths of such runs")
+    peaks = deep["peak_device_gib"]
+    grown = float(peaks.max() / peaks.min() - 1)
+    why = f"{peaks.min():.4g} to {peaks.max():.4g} GiB from {deep['layers'].min()} to "
+    why += f"{deep['layers'].max()} layers; variant {deep['variant'].iloc[0]}"
+    return _judged(goal, f"{grown:.1%}", grown <= FLAT_WITHIN, why)
 
 
 def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal:

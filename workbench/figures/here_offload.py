@@ -66,19 +66,23 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
 def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
     """One row for each bar: of equal settings the run that stands for them.
 
-    Runs at a fixed window are figures 8b's and 9's, and stand here only for a method that has no
-    other; those and the runs of a search for the largest model are left out where no plain run of
-    that model exists, since they compare with nothing.
+    Runs that pin what the planner would choose are figures 8b's and 9's and the sweep's, and stand
+    here only for a method that has no other. The runs of a search for the largest model, and those
+    that nothing but such a sweep has beside them, compare with nothing and are left out.
     """
     model = ["hidden", "seq", "dtype", "layers"]
     case = ["batch", *model, "device_cap_gib"]
-    alone = rows["plain"].isna() & (rows["host_cap_gib"].notna() | rows["window"].notna())
-    found = preferred(rows[~alone & rows["batch"].isin(BATCHES)])
+    of_model = rows.groupby([*model, "batch"])
+    only_swept = of_model["pinned"].transform("any") & (
+        of_model["method"].transform("nunique") == 1
+    )
+    found = rows[~only_swept & rows["host_cap_gib"].isna() & rows["batch"].isin(BATCHES)]
+    found = preferred(found)
     found = found.drop_duplicates([*case, "method", "variant"])
-    own = found[found["window"].isna()]
+    own = found[~found["pinned"]]
     keys = [*case, "method"]
     known = set(own[keys].fillna(-1).itertuples(index=False, name=None))
-    others = found[found["window"].notna()].drop_duplicates(keys)
+    others = found[found["pinned"]].drop_duplicates(keys)
     extra = [key not in known for key in others[keys].fillna(-1).itertuples(index=False, name=None)]
     kept = pd.concat([own, others[extra]])
     places = {method: place for place, method in enumerate(LABELS)}

@@ -28,7 +28,7 @@ COLUMNS = (
     "device_cap_gib", "host_cap_gib", "parameters", "status", "samples_per_second", "plain",
     "share", "plain_label", "step_seconds", "spread_seconds", "predicted_step_seconds",
     "step_ratio", "peak_device_gib", "predicted_peak_device_gib", "peak_ratio", "host_gib",
-    "host_bytes_per_parameter", "disk_gib", "final_loss", "window", "source", "hardware", "device",
+    "host_bytes_per_parameter", "disk_gib", "final_loss", "pinned", "source", "hardware", "device",
     "date", "commit", "how",
 )  # fmt: skip
 """`plain`: samples/s of plain training of the same model. `share`: this run's over it.
@@ -41,14 +41,14 @@ def table(runs: Iterable[OffloadRun]) -> pd.DataFrame:
     frame = pd.DataFrame([_row(run, known) for run in known], columns=list(COLUMNS))
     for name in _NUMBERS:
         frame[name] = pd.to_numeric(frame[name])
-    return frame
+    return frame.astype({"pinned": bool})
 
 
 _NUMBERS = (
     "clip", "device_cap_gib", "host_cap_gib", "parameters", "samples_per_second", "plain", "share",
     "step_seconds", "spread_seconds", "predicted_step_seconds", "step_ratio", "peak_device_gib",
     "predicted_peak_device_gib", "peak_ratio", "host_gib", "host_bytes_per_parameter", "disk_gib",
-    "final_loss", "window",
+    "final_loss",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
         "step_ratio": _quotient(run.predicted_step_seconds, run.step_seconds_median),
         "peak_ratio": _quotient(run.predicted_peak_device_gib, run.peak_device_gib),
         "host_bytes_per_parameter": _quotient(host, run.parameters),
-        "window": run.window,
+        "pinned": run.pinned,
         "source": "measured",
         "how": how(run),
     }

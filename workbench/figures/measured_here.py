@@ -8,6 +8,7 @@ differs, and claims are compared as ratios within the series.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -125,8 +126,8 @@ def _depths(runs: list[OffloadRun]) -> list[Row]:
         if run.method == "stronghold" and run.window and _in_setting(run):
             depths.setdefault(run.variant, set()).add(run.layers)
     fixed = max(depths, key=lambda variant: len(depths[variant]), default="")
-    if len(depths.get(fixed, ())) >= FEWEST_DEPTHS:
-        free = [run for run in free if run.variant == fixed]
+    enough = len(depths.get(fixed, ())) >= FEWEST_DEPTHS
+    free = [r for r in free if (r.variant == fixed if enough else not r.pinned)]
     found = [choose(free, "stronghold", n) for n in sorted({run.layers for run in free})]
     return [_row(run, "ms") | {"x": run.layers} for run in found if run]
 
@@ -155,8 +156,8 @@ _FIGURES: dict[str, Callable[[list[OffloadRun]], list[Row]]] = {
 def choose(runs: Iterable[OffloadRun], method: str, layers: int) -> OffloadRun | None:
     """The run of a method on `layers` in the published setting; None where there is none.
 
-    One with clipping before one without, one that ended well before one that did not, the method's
-    own choice of settings before a variant.
+    The lowest clipping limit, which every step exceeds, before higher ones and none; one that ended
+    well before one that did not, the method's own choice of settings before a variant.
     """
     found = [r for r in runs if (r.method, r.layers) == (method, layers) and _in_setting(r)]
     return min(found, key=_preference, default=None)
@@ -167,9 +168,9 @@ def _in_setting(run: OffloadRun) -> bool:
     return run.batch == BATCH and (run.device_cap_gib == DEVICE_GIB or uncapped)
 
 
-def _preference(run: OffloadRun) -> tuple[bool, bool, int, bool, bool, float]:
+def _preference(run: OffloadRun) -> tuple[float, bool, int, bool, bool, float]:
     return (
-        run.clip is None,
+        math.inf if run.clip is None else run.clip,
         run.status != "ok",
         len(run.variant),
         run.device_cap_gib is None,

@@ -93,6 +93,11 @@ class OffloadRun:
         return f"{LABELS[self.method]} ({self.variant})" if self.variant else LABELS[self.method]
 
     @property
+    def pinned(self) -> bool:
+        """Whether the variant fixes what the planner would choose (``w4``, ``p8 k4``)."""
+        return re.search(r"(?<!\w)[wrpk]\d+(?!\w)", self.variant) is not None
+
+    @property
     def window(self) -> int | None:
         """The window that the variant asks for (``w4``), None where the planner chose it."""
         found = re.search(r"(?<!\w)w(\d+)(?!\w)", self.variant)

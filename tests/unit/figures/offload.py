@@ -63,7 +63,8 @@ def benchmark() -> list[dict[str, Any]]:
             fits = (method, layers) != ("zero-offload", 100)
             rows.append(line(method, layers, batch, speed=share * plain if fits else None))
     rows += [line(f"stronghold (w{w})", 32, speed=30 - 6 / w) for w in (2, 4, 8, 15)]
-    rows += [line("stronghold (w4, host)", n, speed=900 / n) for n in (40, 60, 80)]
+    rows += [line("stronghold (w4 r0 stash)", n, speed=900 / n) for n in (40, 60, 80)]
+    rows += [line(f"stronghold (p{p})", 78, speed=12.7 - p / 8) for p in (0, 4, 8, 12)]
     rows.append(line("stronghold", 32, speed=29.5, clip=""))
     small = {"hidden": 1024, "dtype": "fp32"}
     rows.append(line("plain", 16, cap=None, speed=40.0, **small))

@@ -121,9 +121,11 @@ def test_nothing_leaves_the_paper(tmp_path: Path) -> None:
 def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> None:
     shown = here_offload.shares_of(rows_of(tmp_path))
     assert set(shown["layers"]) == {16, 32, 78, 100}
-    assert shown["window"].isna().all()
+    assert not shown["pinned"].any()
     keys = ["method", "variant", "layers", "batch", "device_cap_gib"]
     assert not shown.duplicated(keys).any(), "without clipping it is the same bar"
+    sweep = [line(f"stronghold{pins}", 24, cap=8, speed=20.0) for pins in ("", " (p4)", " (w4 p8)")]
+    assert 24 not in set(here_offload.shares_of(rows_of(tmp_path, benchmark() + sweep))["layers"])
     lines = [line("plain", 32, cap=None, speed=30.0), line("stronghold (w4)", 32, speed=20.0)]
     assert "stronghold" in set(here_offload.shares_of(rows_of(tmp_path, lines))["method"])
 
@@ -153,7 +155,7 @@ def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
 def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> None:
     rows = rows_of(tmp_path, lines)
     assert "Not measured" in texts(drawn(rows))
-    assert len(goals(rows)) == 12
+    assert len(goals(rows)) == 14
 
 
 def test_without_the_file_the_exhibit_says_so() -> None:
@@ -174,6 +176,9 @@ def test_a_whole_campaign_decides_every_goal(tmp_path: Path) -> None:
     assert found["step time predicted within 5% on the mean"] == ("2.0%", HOLDS)
     assert found["device peak predicted within 5% on the mean"] == ("2.5%", HOLDS)
     assert found["at most 12.5 bytes of host memory per parameter"] == ("12.00 bytes", HOLDS)
+    sweep, flat = (found[goal] for goal in found if "sweep" in goal or "grow with depth" in goal)
+    assert sweep == ("1.7% behind", HOLDS)
+    assert flat == ("0.0%", HOLDS)
     sizes = [found[goal] for goal in found if "largest" in goal]
     assert sizes == [("9.67 billion", HOLDS), ("15.21 billion", HOLDS)]
 
@@ -204,6 +209,21 @@ def test_errors_of_either_sign_do_not_cancel(tmp_path: Path) -> None:
     ]
     goal = "step time predicted within 5% on the mean"
     assert judge(tmp_path, lines)[goal] == ("10.0%", FAILS)
+
+
+def test_a_choice_behind_the_sweep_and_memory_that_grows_are_told(tmp_path: Path) -> None:
+    sweep = [line(f"stronghold (p{p})", 24, cap=8, speed=20.0 + p) for p in range(4)]
+    found = judge(tmp_path, [*sweep, line("stronghold", 24, cap=8, speed=21.0)])
+    (behind,) = (found[goal] for goal in found if "sweep" in goal)
+    assert behind == ("8.7% behind", FAILS)
+    deep = [
+        line("stronghold (w4 r0 stash)", n, speed=1.0, peak_device_gib=2 + n / 100)
+        for n in (40, 60, 80)
+    ]
+    (grows,) = (value for goal, value in judge(tmp_path, deep).items() if "with depth" in goal)
+    assert grows == ("16.7%", FAILS)
+    (open_,) = (value for goal, value in judge(tmp_path, deep[:2]).items() if "with depth" in goal)
+    assert open_ == ("", MISSING)
 
 
 def test_out_of_memory_fails_a_goal_and_a_broken_run_leaves_it_open(tmp_path: Path) -> None:

@@ -158,6 +158,18 @@ def test_8b_is_not_judged_where_the_planner_chose_the_windows(tmp_path: Path) ->
     assert "chose the window" in verdict.why
 
 
+def test_8b_does_not_mix_windows_chosen_and_pinned(tmp_path: Path) -> None:
+    few = [row for row in benchmark() if "stash" not in row["method"] or row["layers"] < 80]
+    rows = rows_of("8b", tmp_path, few)
+    assert measured(rows)["x"].tolist() == [32, 78, 100]
+
+
+def test_a_limit_that_never_fires_does_not_stand_for_the_method(tmp_path: Path) -> None:
+    calm = [line("stronghold", 78, speed=99.0, clip=1e6)]
+    part = measured(rows_of("7a", tmp_path, benchmark() + calm))
+    assert part["value"].max() < 99.0
+
+
 def test_8b_prefers_one_fixed_window_where_it_has_enough_depths(tmp_path: Path) -> None:
     rows = rows_of("8b", tmp_path)
     assert measured(rows)["x"].tolist() == [40, 60, 80]
