@@ -14,16 +14,18 @@ layer takes. So the search
   busy has no use for pulled ones;
 * widens the window as long as that helps.
 
-Every choice that is compared is proved to fit and simulated. What it leaves out of that until the
-planner does it for the chosen one: the rules of schedule/validate.py that concern order, which hold
-for every layout of one program builder, and events.
+Every choice that is compared is simulated, and known to fit: on the device by memory.py, elsewhere
+by the sum of what could ever be there, or where that is too much by the proof (schedule/peak.py).
+What is left to the planner, for the chosen one alone: the proof of all tiers, the rules of
+schedule/validate.py that concern order, which hold for every layout of one program builder, and
+more steps than it takes to tell two choices apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from workbench.methods.evaluate import Budgets, largest
+from workbench.methods.evaluate import Budgets
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.memory import device_bytes
@@ -32,7 +34,7 @@ from workbench.runs.spec import RunSpec
 from workbench.schedule.graph import unroll
 from workbench.schedule.order import Order
 from workbench.schedule.peak import worst_case
-from workbench.schedule.schedule import DISK, HOST_TIER, TIERS
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS, Schedule
 from workbench.schedule.simulate import step_seconds
 
 TOLERANCE = 0.01
@@ -40,8 +42,9 @@ TOLERANCE = 0.01
 FIRST_WINDOW = 2
 """The window with which the other choices are made, before windows are compared: the smallest, for
 what fits with any fits with it."""
-STEPS = 4
-"""Of every schedule that is tried. A proof needs three; some schedules repeat every second step."""
+STEPS, PROOF_STEPS = 2, 3
+"""Of every schedule that is tried: the second step is like all later ones within a thousandth."""
+STRAIGHT_TRIES = 6
 FINE = 2
 """The stride from which on the search looks in all directions."""
 ALONG = ((1, 0), (0, 1), (-1, 0), (0, -1))
@@ -215,38 +218,77 @@ class Search:
         most = self.layers if spec.window == "auto" else min(choice.window, self.layers)
         choice = replace(choice, resident=0, pulled=min(choice.pulled, self.layers))
         most = min(most, self.layers - choice.pulled)
-        resident = largest(0, most, lambda count: self._fits(replace(choice, resident=count)))
-        return replace(choice, resident=resident or 0)
+        return self._most(choice, "resident", most)
 
     def _filled(self, choice: Choice, kind: str) -> Choice:
-        most = self.layers - (choice.resident if kind == "pulled" else 0)
-        count = getattr(choice, kind)
-        more = largest(count, most, lambda count: self._fits(replace(choice, **{kind: count})))
-        return replace(choice, **{kind: count if more is None else more})
+        return self._most(choice, kind, self.layers - (choice.resident if kind == "pulled" else 0))
 
-    def _fits(self, choice: Choice) -> bool:
-        """Whether the device has room. What the host does makes no difference to it."""
-        key = replace(choice, eager="none", on_disk=0)
+    def _most(self, choice: Choice, kind: str, most: int) -> Choice:
+        """The choice with as many layers of a kind as fit, at least as many as it has.
+
+        Each costs nearly the same, so the number is looked for where a straight line says, and in
+        the middle should that take long.
+        """
+
+        def excess(count: int) -> int:
+            return self._device_bytes(replace(choice, **{kind: count})) - self.budgets.device
+
+        low, high = getattr(choice, kind), most
+        if high <= low or (least := excess(low)) > 0:
+            return choice
+        if (beyond := excess(high)) <= 0:
+            return replace(choice, **{kind: high})
+        tries = 0
+        while high - low > 1:
+            place = least / (least - beyond) if tries < STRAIGHT_TRIES else 0.5
+            count = min(max(low + int(place * (high - low)), low + 1), high - 1)
+            if (found := excess(count)) <= 0:
+                low, least = count, found
+            else:
+                high, beyond = count, found
+            tries += 1
+        return replace(choice, **{kind: low})
+
+    def _device_bytes(self, choice: Choice) -> int:
+        """What the choice needs of the device; which layers are on the disk makes no difference."""
+        key = replace(choice, on_disk=0)
         if key not in self._bytes:
             self._bytes[key] = device_bytes(layout_of(self.spec, self.profile, key), self.profile)
-        return self._bytes[key] <= self.budgets.device
+        return self._bytes[key]
 
     def _tried(self, choice: Choice) -> Trial:
         layout = layout_of(self.spec, self.profile, choice)
-        graph = unroll(build(layout, self.profile), STEPS)
-        order = Order(graph)
-        peak = {tier: worst_case(graph, order, tier).nbytes for tier in TIERS}
-        limits = self.budgets.to_dict()
-        over = peak[HOST_TIER] - limits[HOST_TIER]
+        schedule = build(layout, self.profile)
+        lacking = self._lacking(schedule, self._device_bytes(choice))
+        over = lacking.get(HOST_TIER, 0)
         if over > 0 and self.spec.clip is None and choice.eager == "some":
             return self._tried(replace(choice, eager="all"))
         if over > 0 and (more := self._spilled(choice, over)) != choice:
             return self._tried(more)
+        graph = unroll(schedule, STEPS)
         stands, clips = step_seconds(graph, self.costs[False]), None
         if layout.clipped and layout.eager and self.spec.clipping != "speculate":
             clips = step_seconds(graph, self.costs[True])
         return Trial(
             choice=choice,
-            lacking=sum(max(0, peak[tier] - limit) for tier, limit in limits.items()),
+            lacking=sum(lacking.values()),
             seconds=objective(self.spec, stands, clips),
         )
+
+    def _lacking(self, schedule: Schedule, device: int) -> dict[str, int]:
+        """Tier -> bytes by which the schedule exceeds its budget.
+
+        The sum of all buffers of a tier is more than is ever there, and quickly known; only where
+        it exceeds the budget is there something to prove.
+        """
+        limits = self.budgets.to_dict()
+        peak = dict.fromkeys(TIERS, 0)
+        for buffer in schedule.buffers.values():
+            peak[buffer.tier] += buffer.nbytes
+        peak[DEVICE] = device
+        tight = [t for t in limits if t != DEVICE and peak[t] > limits[t]]
+        if tight:
+            graph = unroll(schedule, PROOF_STEPS)
+            order = Order(graph)
+            peak |= {tier: worst_case(graph, order, tier).nbytes for tier in tight}
+        return {t: peak[t] - limit for t, limit in limits.items() if peak[t] > limit}
