@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,14 @@ def reference() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the reference data is not there: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests do not wait for what else runs on this machine, nor that for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_PLACES", str(tmp_path_factory.mktemp("places")))
+        yield
 
 
 @cache

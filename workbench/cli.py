@@ -20,12 +20,17 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_spec import Parser, add_spec_flags, specs_from
 from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+
+if TYPE_CHECKING:
+    from workbench.runs.progress import Progress
+    from workbench.runs.record import RunRecord
+    from workbench.runs.sweep import Sweep, SweepFile
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
@@ -213,6 +218,7 @@ def _print_plans(answers: list[Any], best: Any) -> None:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
+    from workbench.runs.executor import executor_of
     from workbench.runs.progress import Progress, describe_spec
     from workbench.runs.sweep import Sweep, SweepFile
 
@@ -224,6 +230,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         timeout=arguments.timeout or file.timeout_s,
         retry_failed=arguments.retry_failed,
         force=arguments.force,
+        executor=executor_of(file.executor, store, f"the sweep {file.name}"),
     )
     for path, why in store.problems.items():
         _complain(f"{path} is not counted: {why}")
@@ -238,14 +245,36 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
         return OK
     try:
-        records = sweep.run(progress.on_event)
+        records = _conduct(file, sweep, progress)
     finally:
         progress.end()
     if arguments.json:
         print(json.dumps([json.loads(record.to_json()) for record in records], indent=1))
     else:
         progress.line(", ".join(f"{n} {state}" for state, n in sweep.counts().items()))
-    return NOT_OK if sweep.counts()["failed"] else OK
+    counts = sweep.counts()
+    return NOT_OK if counts["failed"] or counts["pending"] else OK
+
+
+def _conduct(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
+    """Run a sweep so that a notebook or a page that looks finds it; one that another process
+    conducts already is run beside that, and waits for it."""
+    from workbench.runs.campaign import Campaign
+    from workbench.runs.conductor import Conductor
+
+    campaign = Campaign(sweep.store, file.name)
+    lock = campaign.lock()
+    if lock is None:
+        pid = campaign.status().pid
+        progress.line(f"process {pid} conducts the sweep {campaign.name} already; waiting for it")
+        return sweep.run(progress.on_event)
+    try:
+        campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
+        campaign.go_on()
+        Conductor(campaign, sweep).run(progress.on_event)
+    finally:
+        lock.release()
+    return [point.record for point in sweep.points if point.record is not None]
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:

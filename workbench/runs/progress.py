@@ -109,7 +109,11 @@ class Progress:
             self._live = False
 
     def _step(self, event: Event) -> None:
-        self._seconds.append(float(event["seconds"]))
+        if self._sweep is not None and "index" in event:
+            point = self._sweep.points[event["index"]]
+            self._spec, self._seconds = point.spec, point.step_seconds
+        else:
+            self._seconds.append(float(event["seconds"]))
         steps = self._spec.steps if self._spec is not None else 0
         done = event["step"] + 1
         each = median(self._seconds[1:] or self._seconds)

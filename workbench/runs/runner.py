@@ -29,6 +29,7 @@ from workbench.runs import machine, methods, provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
+from workbench.runs.places import Held
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.spec import RunSpec
@@ -115,6 +116,8 @@ class Job:
         self.key = key_of(self.spec)
         self.record: RunRecord | None = None
         self.cached = False
+        self.place: Held | None = None
+        """Where it runs, held until it has ended; to be set before the first poll."""
         self._store, self._timeout = store, timeout
         self._force, self._accept = force, frozenset(accept)
         self._lock: KeyLock | None = None
@@ -129,6 +132,11 @@ class Job:
     @property
     def folder(self) -> Path:
         return self._store.folder(self.key)
+
+    @property
+    def where(self) -> str:
+        """The place it has, in words; empty where it needs none."""
+        return self.place.place.name if self.place is not None else ""
 
     @property
     def running(self) -> bool:
@@ -182,7 +190,7 @@ class Job:
         self.close()
 
     def _begin(self) -> None:
-        if self._take_cached():
+        if self.take_cached():
             return
         if self._cancelled:
             self.record = RunRecord(
@@ -201,10 +209,11 @@ class Job:
                 self._tell("waiting", text=f"another process is running {self.key}")
             self._waiting = True
             return
-        if not self._take_cached():  # the process that held the lock may have made the record
+        if not self.take_cached():  # the process that held the lock may have made the record
             self._start()
 
-    def _take_cached(self) -> bool:
+    def take_cached(self) -> bool:
+        """Whether there is a record to take instead of running; it is taken."""
         found = self._store.find(self.key)
         # A forced run that had to wait for another one takes the other's result: it is as fresh.
         if found is None or found.status not in self._accept or (self._force and not self._waiting):
@@ -244,6 +253,8 @@ class Job:
             raise self._store.unusable(error) from error
         self._reader = EventReader(folder / "events.jsonl", from_end=True)
         self._began = time.monotonic()
+        held = [lock.fd for lock in (self._lock, self.place) if lock is not None]
+        there = self.place.place.environment if self.place is not None else {}
         with log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "workbench.runs.guard", str(folder)],
@@ -251,8 +262,8 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=[self._lock.fd],
-                env={**ALLOCATOR, **os.environ, MARK: mark, "PYTHONPATH": _import_path()},
+                pass_fds=held,
+                env={**ALLOCATOR, **os.environ, **there, MARK: mark, "PYTHONPATH": import_path()},
             )
 
     def _follow(self) -> None:
@@ -299,6 +310,8 @@ class Job:
         self._events.append(make_event(kind, **values))
 
     def _release(self) -> None:
+        if self.place is not None:
+            self.place.release()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -337,7 +350,7 @@ def _shell_status(returncode: int) -> int:
     return 128 - returncode if returncode > 128 else returncode
 
 
-def _import_path() -> str:
+def import_path() -> str:
     """What this process can import beyond its installation, for the worker to do so too."""
     own = (sys.prefix, sys.base_prefix)
     root = str(Path(__file__).resolve().parents[2])

@@ -18,12 +18,13 @@ from typing import Any
 
 from workbench.methods.plan import Plan
 from workbench.runs.events import Event, make_event
+from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.planning import answer, fits
 from workbench.runs.record import RunRecord
-from workbench.runs.runner import POLL_S, Job, key_of, resolve
+from workbench.runs.runner import POLL_S, key_of, resolve
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.runs.sweep import Point
+from workbench.runs.sweep import LOOK_AGAIN_S, Point
 
 FITS = ("ok", "diverged")
 """Statuses of a run that had memory enough."""
@@ -85,13 +86,18 @@ class Search:
         limit: int,
         force: bool = False,
         timeout: float | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """Starts nothing. Raises ValueError for an unknown method or a device that is not here."""
         self.spec, self.store, self.limit = resolve(spec), store, limit
         self._force, self._timeout = force, timeout
         self._cancelled = False
         self._guess: int | None = None
-        self._job: Job | None = None
+        self._executor = executor or LocalExecutor(store, what="a search for the largest model")
+        self._look_at = 0.0
+        self.waits_for = ""
+        """Why nothing runs though there is something to run, in words."""
+        self._job: Work | None = None
         self._events: list[Event] = []
         self.failed = ""
         """Why the search ended without an answer: a run failed for another reason than memory."""
@@ -146,10 +152,17 @@ class Search:
         The first call asks the planner, which takes a second or two.
         """
         if self._job is None:
-            if self.ended:
+            if self.ended or time.monotonic() < self._look_at:
                 return
             spec = at_layers(self.spec, self._next())
-            self._job = Job(spec, self.store, force=self._force, timeout=self._timeout)
+            self._job = self._executor.start(spec, force=self._force, timeout=self._timeout)
+            if self._job is None:
+                self._look_at = time.monotonic() + LOOK_AGAIN_S
+                if self.waits_for != self._executor.waits_for:
+                    self.waits_for = self._executor.waits_for
+                    self._events.append(make_event("waiting", text=f"waiting: {self.waits_for}"))
+                return
+            self.waits_for = ""
             self.points.append(Point(spec=spec, key=self._job.key))
             self._tell("point")
         record = self._job.poll()

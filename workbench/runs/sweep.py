@@ -1,34 +1,37 @@
-"""Many runs, one after the other, that survive whatever happens to the process that does them.
+"""Many runs that survive whatever happens to the process that does them.
 
 A sweep keeps no state of its own: what is finished is what the store has records of, so a sweep
 that was killed resumes by being started again, two sweeps may share a store, and a point that two
-sweeps share runs once. Runs are strictly serial, because two on one machine would measure each
-other.
+sweeps share runs once. How many run at once is the executor's matter: on this machine one at each
+place (places.py), because two at one place would measure each other.
 
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
-(folder, relative to the file), ``timeout`` (seconds a run).
+(folder, relative to the file), ``timeout`` (seconds a run), ``executor`` (``local``, or ``ray``),
+``name``.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
+from time import monotonic, sleep
 from typing import Any, Literal
 
 from workbench.runs.events import Event, make_event
+from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import make_spec, read_object
 from workbench.runs.record import RESULTS, STATUSES, RunRecord
-from workbench.runs.runner import POLL_S, Job, key_of
+from workbench.runs.runner import POLL_S, key_of
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
-FIELDS = ("name", "base", "grid", "runs", "results", "timeout")
+FIELDS = ("name", "base", "grid", "runs", "results", "timeout", "executor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,31 +39,51 @@ class SweepFile:
     """A sweep as written down."""
 
     specs: list[RunSpec]
+    data: dict[str, Any]
+    """The same, as it stands there."""
+    name: str = "sweep"
+    """As the file says, else the file's own."""
     results: Path = REPOSITORY_RESULTS
     timeout_s: float | None = None
+    executor: str = "local"
 
     @classmethod
     def load(cls, path: Path) -> SweepFile:
         """Raises ValueError for a file that is missing or malformed, before anything is run."""
-        data = read_object(path, "sweep")
+        return cls.parse(read_object(path, "sweep"), path)
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], source: Path | str) -> SweepFile:
+        """`source` is what errors name, and if it is a file, what `results` is relative to."""
         for name in data:
             if name not in FIELDS:
-                raise ValueError(f"unknown field {name!r} in {path}; known: {', '.join(FIELDS)}")
+                raise ValueError(f"unknown field {name!r} in {source}; known: {', '.join(FIELDS)}")
         timeout = data.get("timeout")
         if timeout is not None and (not isinstance(timeout, int | float) or timeout <= 0):
             raise ValueError(
-                f"timeout is {timeout!r} in {path}; it must be a positive number of seconds"
+                f"timeout is {timeout!r} in {source}; it must be a positive number of seconds"
             )
-        results = data.get("results")
+        results, executor = data.get("results"), data.get("executor", "local")
         if not isinstance(results, str | None):
-            raise ValueError(f"results is {results!r} in {path}; it must be the path of a folder")
+            raise ValueError(f"results is {results!r} in {source}; it must be the path of a folder")
+        if not isinstance(executor, str):
+            raise ValueError(f"executor is {executor!r} in {source}; it must be local or ray")
         return cls(
             specs=expand(
                 data.get("base", {}), grid=data.get("grid", {}), runs=data.get("runs", [{}])
             ),
-            results=REPOSITORY_RESULTS if results is None else path.parent / results,
+            data=data,
+            name=_name(data.get("name"), source),
+            results=REPOSITORY_RESULTS if results is None else Path(source).parent / results,
             timeout_s=timeout,
+            executor=executor,
         )
+
+
+def _name(name: Any, source: Path | str) -> str:
+    if not isinstance(name, str | None):
+        raise ValueError(f"name is {name!r} in {source}; it must be a text")
+    return name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "sweep"
 
 
 def expand(
@@ -87,6 +110,9 @@ def expand(
 
 State = Literal["pending", "running", "done", "failed"]
 
+LOOK_AGAIN_S = 0.5
+"""Time between two looks for a free place."""
+
 
 @dataclass(kw_only=True)
 class Point:
@@ -96,10 +122,17 @@ class Point:
     key: str
     record: RunRecord | None = None
     cached: bool = False
+    work: Work | None = None
+    """While it runs."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Of the steps that the present run has done."""
+    began: float = 0.0
 
     @property
     def state(self) -> State:
-        if self.record is None:
+        if self.work is not None:
+            return "running"
+        if self.record is None or self.record.status == "cancelled":  # nobody let it finish
             return "pending"
         return "done" if self.record.status in RESULTS else "failed"
 
@@ -115,22 +148,26 @@ class Sweep:
         timeout: float | None = None,
         retry_failed: bool = False,
         force: bool = False,
+        executor: Executor | None = None,
     ) -> None:
         """Points with a record are done; errors and time-outs only run again with `retry_failed`.
 
-        Raises ValueError for an unknown method or a device that is not here. Starts nothing.
+        `executor`: by default this machine. Raises ValueError for an unknown method or a device
+        that is not here. Starts nothing.
         """
         unique = {key_of(spec): spec for spec in specs}
         self.points = [Point(spec=spec, key=key) for key, spec in unique.items()]
         self.store = store
+        self.paused = False
+        """While it is, nothing new is started; what runs is let finish."""
+        self.waits_for = ""
+        """Why nothing runs though there is something to run, in words."""
+        self._executor = executor or LocalExecutor(store, what="a sweep")
         self._timeout, self._force = timeout, force
         # A cancelled run is one that nobody let finish, so it never counts as done.
         self._accept = RESULTS if retry_failed else frozenset(STATUSES) - {"cancelled"}
         self._cancelled = False
-        self._job: Job | None = None
-        self._current: Point | None = None
-        self._steps: list[float] = []
-        self._started = 0.0
+        self._look_at = 0.0
         self._events: list[Event] = []
         if not force:
             for point in self.points:
@@ -139,23 +176,23 @@ class Sweep:
                     point.record, point.cached = found, True
 
     @property
-    def current(self) -> Point | None:
-        """The point that is running."""
-        return self._current
+    def running(self) -> list[Point]:
+        """The points that are running."""
+        return [point for point in self.points if point.work is not None]
 
     @property
     def ended(self) -> bool:
-        return self._job is None and (self._cancelled or not self._pending())
+        return not self.running and (self._cancelled or not self._pending())
 
     def counts(self) -> Counter[str]:
         """Points by state: pending, running, done, failed."""
-        return Counter("running" if p is self._current else p.state for p in self.points)
+        return Counter(point.state for point in self.points)
 
     def seconds_left(self) -> float | None:
         """Expected time to the end; None while nothing is known.
 
         A pending point takes as long as the finished ones of its method did, or as all did; the
-        current one as its own steps say.
+        running ones as their own steps say.
         """
         finished: dict[str, list[float]] = {}
         for point in self.points:
@@ -163,23 +200,19 @@ class Sweep:
                 finished.setdefault(point.spec.method, []).append(point.record.seconds)
         everything = list(itertools.chain(*finished.values()))
 
-        def typical(point: Point) -> float | None:
+        def expected(point: Point) -> float | None:
             known = finished.get(point.spec.method) or everything
-            return mean(known) if known else None
+            seconds = mean(known) if known else None
+            if point.work is None:
+                return seconds
+            if point.step_seconds:
+                return median(point.step_seconds) * (point.spec.steps - len(point.step_seconds))
+            return None if seconds is None else max(0.0, seconds - (monotonic() - point.began))
 
-        total = 0.0
-        for point in self.points:
-            if point.record is not None:
-                continue
-            seconds = typical(point)
-            if point is self._current and self._steps:
-                seconds = median(self._steps) * (point.spec.steps - len(self._steps))
-            elif point is self._current and seconds is not None:
-                seconds = max(0.0, seconds - (time.monotonic() - self._started))
-            if seconds is None:
-                return None
-            total += seconds
-        return total
+        left = [expected(point) for point in self.points if point.record is None]
+        if None in left:
+            return None
+        return sum(left) / max(1, len(self.running))
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> list[RunRecord]:
         """Run what is not done; returns the records there are. An exception (Ctrl-C) cancels."""
@@ -189,59 +222,82 @@ class Sweep:
                 for event in self.new_events():
                     if on_event is not None:
                         on_event(event)
-                time.sleep(POLL_S)
+                sleep(POLL_S)
         finally:
             self.close()
         return [point.record for point in self.points if point.record is not None]
 
     def poll(self) -> None:
-        """Do what can be done without waiting: start the next run, or look at the current one."""
-        if self._job is None:
-            pending = self._pending()
-            if self._cancelled or not pending:
-                return
-            self._current, self._steps, self._started = pending[0], [], time.monotonic()
-            self._job = Job(
-                self._current.spec,
-                self.store,
-                force=self._force,
-                timeout=self._timeout,
-                accept=self._accept,
-            )
-            self._tell("point", self._current)
-        record = self._job.poll()
-        for event in self._job.new_events():
-            if event["event"] == "step":
-                self._steps.append(float(event["seconds"]))
-            self._events.append(event)
-        if record is not None:
-            self._current.record, self._current.cached = record, self._job.cached
-            self._tell("point_ended", self._current, status=record.status, message=record.message)
-            self._job.close()
-            self._job = self._current = None
+        """Do what can be done without waiting: look at what runs, and start what there is room for.
+        Raises StoreError."""
+        for point in self.running:
+            self._follow(point)
+        if not self._cancelled and not self.paused and monotonic() >= self._look_at:
+            for point in self._pending():
+                if not self._start(point):
+                    break
 
     def new_events(self) -> list[Event]:
-        """Events since the last call: those of the runs, and point and point_ended."""
+        """Events since the last call: those of the runs, each with the index of its point, and
+        point, point_ended and waiting."""
         events, self._events = self._events, []
         return events
 
+    def retry(self) -> int:
+        """Take the records of failed points for none, so that they run again; returns how many."""
+        failed = [point for point in self.points if point.state == "failed"]
+        for point in failed:
+            point.record = None
+        self._accept = RESULTS
+        return len(failed)
+
     def cancel(self) -> None:
-        """End the current run and start no other; poll on until `ended`. Safe from any thread."""
+        """End what runs and start nothing more; poll on until `ended`. Safe from any thread."""
         self._cancelled = True
-        job = self._job
-        if job is not None:
-            job.cancel()
+        for point in self.points:
+            if (work := point.work) is not None:
+                work.cancel()
 
     def close(self) -> None:
         """Cancel if it still runs, and wait until nothing of it is left."""
         self._cancelled = True
-        if self._job is not None:
-            self._job.close()
-            self._current.record = self._job.record
-            self._job = self._current = None
+        for point in self.running:
+            point.work.close()
+            point.record, point.work = point.work.record, None
 
     def _pending(self) -> list[Point]:
-        return [point for point in self.points if point.record is None]
+        return [point for point in self.points if point.record is None and point.work is None]
+
+    def _start(self, point: Point) -> bool:
+        """Start a point if there is room."""
+        point.work = self._executor.start(
+            point.spec, force=self._force, timeout=self._timeout, accept=self._accept
+        )
+        if point.work is None:
+            self._look_at = monotonic() + LOOK_AGAIN_S
+            waits_for = "" if self.running else self._executor.waits_for
+            if waits_for != self.waits_for and waits_for:
+                self._events.append(make_event("waiting", text=f"waiting: {waits_for}"))
+            self.waits_for = waits_for
+            return False
+        self.waits_for = ""
+        point.step_seconds, point.began = [], monotonic()
+        self._tell("point", point, where=point.work.where)
+        self._follow(point)
+        return True
+
+    def _follow(self, point: Point) -> None:
+        record = point.work.poll()
+        index = self.points.index(point)
+        for event in point.work.new_events():
+            if event["event"] == "step":
+                point.step_seconds.append(float(event["seconds"]))
+            self._events.append({"index": index, **event})
+        if record is not None:
+            point.record, point.cached = record, point.work.cached
+            point.work.close()
+            point.work = None
+            self._tell("point_ended", point, status=record.status, message=record.message)
 
     def _tell(self, kind: str, point: Point, **values: Any) -> None:
         index = self.points.index(point)

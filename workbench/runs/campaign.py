@@ -1,0 +1,241 @@
+"""A sweep with a name, a folder, and a process of its own that notebooks and pages watch.
+
+    RESULTS/sweeps/<name>/   sweep.json order.json state.json events.jsonl log.txt lock
+
+Nothing of a sweep runs in a notebook's kernel, so the kernel stays usable, may be restarted, and
+may look at a sweep that somebody else started. The process (conductor.py) holds the folder's lock:
+a second one gives up, so two tabs cannot start a sweep twice. What people want (run, pause, cancel,
+retry) is ``order.json``, what the process does is ``state.json``, both replaced whole; what is
+finished is, as always, what the store has records of.
+
+A sweep is either attached, and ends with the process that started it, or detached, and goes on
+without it. Either way it can be started again, and goes on with what has no record.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.runs.runner import import_path
+from workbench.runs.store import KeyLock, Store, write_whole
+from workbench.runs.sweep import SweepFile
+
+State = Literal["new", "waiting", "running", "paused", "done", "cancelled", "interrupted", "failed"]
+LIVE: tuple[State, ...] = ("waiting", "running", "paused")
+"""States that only a living process can be in."""
+Want = Literal["run", "pause", "cancel"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+COMMAND = (sys.executable, "-m", "workbench.runs.conductor")
+START_S = 15.0
+"""Longest time in which a process that was started says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What a sweep is doing."""
+
+    state: State = "new"
+    text: str = ""
+    """One sentence, where there is something to say: who is waited for, why it failed."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Points by state: pending, running, done, failed."""
+    running: list[dict[str, Any]] = field(default_factory=list)
+    """Of each running point: index, key, where, step, steps, loss."""
+    seconds_left: float | None = None
+    pid: int | None = None
+    detached: bool = False
+    started: float = 0.0
+    """Seconds since 1970."""
+
+
+class Campaign:
+    """A named sweep in a store, seen from outside. Making one touches nothing."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        """Raises ValueError for a name that cannot be a folder's."""
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot name a sweep; use up to 64 letters, digits, dots, underscores "
+                "and hyphens, the first a letter or a digit"
+            )
+        self.store, self.name = store, name
+        self.folder = store.root / "sweeps" / name
+        self._process: subprocess.Popen | None = None
+
+    @classmethod
+    def all(cls, store: Store) -> list[Campaign]:
+        """The sweeps there are, by name."""
+        names = (path.parent.name for path in (store.root / "sweeps").glob("*/sweep.json"))
+        return [cls(store, name) for name in sorted(names) if NAME.fullmatch(name)]
+
+    @classmethod
+    def create(cls, store: Store, data: dict[str, Any], *, replace: bool = False) -> Campaign:
+        """Write a sweep down under its ``name``.
+
+        `replace` another sweep of that name: for who has seen that no process conducts it. Raises
+        ValueError for a sweep that is malformed, or whose name another one has, and StoreError.
+        """
+        file = SweepFile.parse(data, "sweep")
+        campaign = cls(store, file.name)
+        path = campaign.folder / "sweep.json"
+        kept = {name: value for name, value in data.items() if name != "results"}
+        text = json.dumps(kept | {"name": file.name}, indent=1) + "\n"
+        if path.exists() and path.read_text() == text:
+            return campaign
+        if path.exists() and not replace:
+            raise ValueError(
+                f"there is another sweep named {campaign.name!r}; give this one a name of its own"
+            )
+        try:
+            campaign.folder.mkdir(parents=True, exist_ok=True)
+            _replace(path, text)
+        except OSError as error:
+            raise store.unusable(error) from error
+        return campaign
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The sweep as written down. Raises ValueError where the file is missing or malformed."""
+        return self.file.data
+
+    @property
+    def file(self) -> SweepFile:
+        """The same, parsed."""
+        return SweepFile.load(self.folder / "sweep.json")
+
+    # -- what people want -----------------------------------------------------------------------
+
+    def start(self, *, detached: bool = False) -> bool:
+        """Start the sweep's process, or let a paused one go on; returns whether one was started.
+
+        Waits until the process says what it does. An attached one ends with this process, a
+        detached one does not. Raises ValueError for a malformed sweep, and StoreError.
+        """
+        self.file  # noqa: B018 - a malformed one is refused here, where people see it
+        self.go_on()
+        if self.alive:
+            return False
+        started = time.time()
+        words = [*COMMAND, str(self.folder)]
+        # The end that is ours is never closed: it closes when this process ends, however it does.
+        reading, _ours = os.pipe()
+        try:
+            with (self.folder / "log.txt").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*words, "--detached"] if detached else words,
+                    stdin=subprocess.DEVNULL if detached else reading,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": import_path()},
+                )
+        except OSError as error:
+            raise self.store.unusable(error) from error
+        finally:
+            os.close(reading)
+        while time.time() < started + START_S and self._process.poll() is None:
+            if _state_of(self.folder).started >= started:
+                break
+            time.sleep(0.02)
+        return True
+
+    def go_on(self) -> None:
+        """Take back that it was to pause or to be cancelled."""
+        self._order(want="run")
+
+    def pause(self) -> None:
+        """Start nothing more; what runs is let finish."""
+        self._order(want="pause")
+
+    def cancel(self) -> None:
+        """End what runs and start nothing more."""
+        self._order(want="cancel")
+
+    def retry(self, *, detached: bool = False) -> None:
+        """Run what failed once more, and whatever else is left."""
+        self._order(retry=int(self.orders().get("retry", 0)) + 1)
+        self.start(detached=detached)
+
+    def orders(self) -> dict[str, Any]:
+        """What people want: ``want`` and ``retry``, the number of times they asked for that."""
+        with suppress(OSError, ValueError):
+            found = json.loads((self.folder / "order.json").read_text())
+            if isinstance(found, dict):
+                return found
+        return {}
+
+    def _order(self, **changes: Any) -> None:
+        try:
+            _replace(self.folder / "order.json", json.dumps({**self.orders(), **changes}) + "\n")
+        except OSError as error:
+            raise self.store.unusable(error) from error
+
+    # -- what is --------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process conducts the sweep."""
+        if self._process is not None:
+            self._process.poll()  # one of our own that ended is nobody's zombie
+        try:
+            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def status(self) -> Status:
+        """What the sweep is doing, also where its process was killed."""
+        alive, found = self.alive, _state_of(self.folder)
+        if found.state in LIVE and not alive:
+            words = "its process was ended; start it again and it goes on with what is left"
+            changes = {"state": "interrupted", "text": words, "running": [], "seconds_left": None}
+            return Status(**{**asdict(found), **changes})
+        return found
+
+    def lock(self) -> KeyLock | None:
+        """The right to conduct the sweep; None while another process has it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return KeyLock.take(self.folder / "lock")
+        except OSError as error:
+            raise self.store.unusable(error) from error
+
+    def say(self, status: Status) -> None:
+        """Replace what the sweep is said to be doing; for the process that conducts it."""
+        try:
+            _replace(self.folder / "state.json", json.dumps(asdict(status)) + "\n")
+        except OSError as error:
+            raise self.store.unusable(error) from error
+
+
+def _state_of(folder: Path) -> Status:
+    """What the process said last; of a file that cannot be read, nothing."""
+    with suppress(OSError, ValueError, TypeError):
+        found = json.loads((folder / "state.json").read_text())
+        known = {f.name for f in fields(Status)}
+        return Status(**{name: value for name, value in found.items() if name in known})
+    return Status()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all. Several processes may do it at once: each has a part of its own."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    write_whole(part, text)
+    part.replace(path)

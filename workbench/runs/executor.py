@@ -1,0 +1,106 @@
+"""Who carries runs out: this machine, one run at a place, or an engine that has many machines.
+
+A sweep knows only this interface. An executor starts a run if it has room for one now; what it
+returns is polled as a `runner.Job` is, and is one where the run is on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from workbench.runs import places
+from workbench.runs.events import Event
+from workbench.runs.record import RESULTS, RunRecord, Status
+from workbench.runs.runner import Job
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+
+class Work(Protocol):
+    """A run in progress, or one whose record was there already."""
+
+    key: str
+    record: RunRecord | None
+    cached: bool
+    """Whether the record was there already."""
+
+    @property
+    def where(self) -> str:
+        """The place it has, in words; empty where it needs none."""
+
+    def poll(self) -> RunRecord | None:
+        """Do what can be done without waiting; the record once there is one."""
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call."""
+
+    def cancel(self) -> None:
+        """Ask it to end, and poll on for its record."""
+
+    def close(self) -> None:
+        """Cancel if it still runs, and wait until nothing of it is left."""
+
+
+class Executor(Protocol):
+    """Starts runs where there is room."""
+
+    waits_for: str
+    """Why the last run could not be started, in words."""
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        force: bool = False,
+        timeout: float | None = None,
+        accept: Iterable[Status] = RESULTS,
+    ) -> Work | None:
+        """Start a run, or take its record; None while there is no room. Arguments as of `Job`."""
+
+
+def executor_of(name: str, store: Store, what: str) -> Executor:
+    """The executor of a name: ``local``, or ``ray``, with the address of a cluster after a colon.
+
+    Raises ValueError for others, and for one whose library is not installed.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "ray":
+        from workbench.runs.ray_executor import RayExecutor
+
+        return RayExecutor(store, address=address or None)
+    if name != "local":
+        raise ValueError(f"executor is {name!r}; it must be local, ray, or ray:ADDRESS")
+    return LocalExecutor(store, what=what)
+
+
+class LocalExecutor:
+    """This machine: one run at a time on each GPU, or on the processors."""
+
+    def __init__(self, store: Store, *, what: str = "a run") -> None:
+        """`what` is told to others who want the same place."""
+        self._store, self._what = store, what
+        self.waits_for = ""
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        force: bool = False,
+        timeout: float | None = None,
+        accept: Iterable[Status] = RESULTS,
+    ) -> Job | None:
+        """See `Executor`. Raises ValueError for an unknown method or a device that is not here, and
+        StoreError."""
+        job = Job(spec, self._store, force=force, timeout=timeout, accept=accept)
+        if job.take_cached():
+            return job
+        taken = []
+        for place in places.places(job.spec.device):
+            job.place = places.take(place, self._what)
+            if job.place is not None:
+                self.waits_for = ""
+                return job
+            taken.append(f"{place.name} is taken by {places.holder(place)}")
+        self.waits_for = "; ".join(taken) or "there is no GPU to run on"
+        return None

@@ -1,0 +1,94 @@
+"""Where a run may run: each GPU is a place, and so are the processors.
+
+Two runs at one place would measure each other, so a place is held by one run at a time, whoever
+started it: sweeps of several notebooks, command lines and results folders wait for each other. It
+is held by a file lock in a folder that all processes of a user share; the kernel ends the lock with
+the last process that has it, and the file says who that is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.runs import machine
+
+FOLDER = "WORKBENCH_PLACES"
+"""Environment variable that names another folder for the locks: users who share a machine's GPUs
+may share it too."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Something that one run at a time may have."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    """What a run there needs in its environment."""
+
+
+class Held:
+    """A place that this process has."""
+
+    def __init__(self, place: Place, fd: int) -> None:
+        self.place = place
+        self.fd = fd
+        """Pass it to a child to make the lock last as long as the child."""
+
+    def release(self) -> None:
+        """This process's share; does nothing the second time."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def places(device: str) -> list[Place]:
+    """The places of this machine for a resolved device: one for ``cpu``, each visible GPU for
+    ``cuda``."""
+    if device != "cuda":
+        return [Place(name="the processors")]
+    visible = os.environ.get(VISIBLE)
+    numbers = map(str, range(len(machine.gpus()))) if visible is None else visible.split(",")
+    return [Place(name=f"GPU {n}", environment={VISIBLE: n}) for n in map(str.strip, numbers)]
+
+
+def take(place: Place, what: str) -> Held | None:
+    """The place, or None while another process has it. `what` is told to those who wait.
+
+    Raises OSError where the folder of the locks cannot be used.
+    """
+    fd = os.open(_file(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    told = json.dumps({"pid": os.getpid(), "what": what}).encode()
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, told, 0)
+    return Held(place, fd)
+
+
+def holder(place: Place) -> str:
+    """Who has a place, in words."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(_file(place).read_text())
+        return f"{told['what']} (process {int(told['pid'])})"
+    return "another process"
+
+
+def _file(place: Place) -> Path:
+    named = os.environ.get(FOLDER)
+    folder = Path(named or Path(tempfile.gettempdir()) / f"workbench-places-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not named and folder.stat().st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder} belongs to another user; set {FOLDER} to a folder of your own"
+        )
+    return folder / f"{place.name.replace(' ', '-').replace('/', '-')}.lock"
