@@ -57,6 +57,8 @@ class Status:
     detached: bool = False
     started: float = 0.0
     """Seconds since 1970."""
+    retried: int = 0
+    """How many of the orders to retry what failed have been obeyed."""
 
 
 class Campaign:
@@ -164,7 +166,8 @@ class Campaign:
 
     def retry(self, *, detached: bool = False) -> None:
         """Run what failed once more, and whatever else is left."""
-        self._order(retry=int(self.orders().get("retry", 0)) + 1)
+        asked = self.orders().get("retry", 0)
+        self._order(retry=asked + 1 if isinstance(asked, int) else 1)
         self.start(detached=detached)
 
     def orders(self) -> dict[str, Any]:

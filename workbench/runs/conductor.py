@@ -49,7 +49,7 @@ class Conductor:
         self._detached, self._gone = detached, gone
         self._started = time.time()
         self._log = EventLog(campaign.folder / "events.jsonl")
-        self._retried = int(campaign.orders().get("retry", 0))
+        self._retried = _asked(campaign)
         self._losses: dict[str, float] = {}
         self._said: tuple[float, Status | None] = (0.0, None)
         self._cancelled = ""
@@ -83,13 +83,12 @@ class Conductor:
             self.sweep.cancel()
 
     def _obey(self) -> None:
-        orders = self.campaign.orders()
+        orders, asked = self.campaign.orders(), _asked(self.campaign)
         if self._gone():
             self.cancel("who started it has ended; start it again and it goes on with what is left")
         elif orders.get("want") == "cancel":
             self.cancel("it was cancelled")
         self.sweep.paused = orders.get("want") == "pause"
-        asked = int(orders.get("retry", 0))
         if asked > self._retried:
             self._retried = asked
             self.sweep.retry()
@@ -108,7 +107,7 @@ class Conductor:
         if sweep.paused:
             state, text = "paused", "it is paused; what runs is let finish" * bool(sweep.running)
         elif not sweep.running and sweep.waits_for:
-            state, text = "waiting", sweep.waits_for
+            state, text = "waiting", f"it waits for {sweep.waits_for}"
         return Status(
             state=state,
             text=text,
@@ -128,6 +127,7 @@ class Conductor:
             pid=os.getpid(),
             detached=self._detached,
             started=self._started,
+            retried=self._retried,
         )
 
     def _final(self) -> Status:
@@ -149,6 +149,7 @@ class Conductor:
                 pid=os.getpid(),
                 detached=self._detached,
                 started=self._started,
+                retried=self._retried,
             )
         new = said is None or (status.state, status.counts) != (said.state, said.counts)
         if at_once or new or (status != said and time.monotonic() >= at + SAY_S):
@@ -170,6 +171,7 @@ def conduct(
             file.specs,
             campaign.store,
             timeout=file.timeout_s,
+            retry_failed=_asked(campaign) > campaign.status().retried,
             executor=executor_of(file.executor, campaign.store, f"the sweep {campaign.name}"),
         )
         conductor = Conductor(campaign, sweep, detached=detached, gone=gone)
@@ -199,6 +201,12 @@ def main(folder: Path, *, detached: bool) -> int:
         return os.getppid() != parent or bool(select.select([0], [], [], 0)[0])
 
     return conduct(campaign, lock, detached=detached, gone=(lambda: False) if detached else gone)
+
+
+def _asked(campaign: Campaign) -> int:
+    """How often people asked to run again what failed."""
+    asked = campaign.orders().get("retry", 0)
+    return asked if isinstance(asked, int) else 0
 
 
 def _values(event: Event) -> Event:

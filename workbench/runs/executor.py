@@ -46,7 +46,7 @@ class Executor(Protocol):
     """Starts runs where there is room."""
 
     waits_for: str
-    """Why the last run could not be started, in words."""
+    """What the last run that could not be started waits for, in words."""
 
     def start(
         self,
@@ -101,6 +101,6 @@ class LocalExecutor:
             if job.place is not None:
                 self.waits_for = ""
                 return job
-            taken.append(f"{place.name} is taken by {places.holder(place)}")
-        self.waits_for = "; ".join(taken) or "there is no GPU to run on"
+            taken.append(f"{place.name} (taken by {places.holder(place)})")
+        self.waits_for = " or ".join(taken)
         return None

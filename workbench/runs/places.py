@@ -79,7 +79,7 @@ def holder(place: Place) -> str:
     """Who has a place, in words."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(_file(place).read_text())
-        return f"{told['what']} (process {int(told['pid'])})"
+        return f"{told['what']}, process {int(told['pid'])}"
     return "another process"
 
 

@@ -96,7 +96,7 @@ class Search:
         self._executor = executor or LocalExecutor(store, what="a search for the largest model")
         self._look_at = 0.0
         self.waits_for = ""
-        """Why nothing runs though there is something to run, in words."""
+        """What is waited for while nothing runs, in words."""
         self._job: Work | None = None
         self._events: list[Event] = []
         self.failed = ""
@@ -160,7 +160,7 @@ class Search:
                 self._look_at = time.monotonic() + LOOK_AGAIN_S
                 if self.waits_for != self._executor.waits_for:
                     self.waits_for = self._executor.waits_for
-                    self._events.append(make_event("waiting", text=f"waiting: {self.waits_for}"))
+                    self._events.append(make_event("waiting", text=f"waiting for {self.waits_for}"))
                 return
             self.waits_for = ""
             self.points.append(Point(spec=spec, key=self._job.key))

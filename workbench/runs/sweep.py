@@ -161,7 +161,7 @@ class Sweep:
         self.paused = False
         """While it is, nothing new is started; what runs is let finish."""
         self.waits_for = ""
-        """Why nothing runs though there is something to run, in words."""
+        """What is waited for while nothing runs, in words."""
         self._executor = executor or LocalExecutor(store, what="a sweep")
         self._timeout, self._force = timeout, force
         # A cancelled run is one that nobody let finish, so it never counts as done.
@@ -277,7 +277,7 @@ class Sweep:
             self._look_at = monotonic() + LOOK_AGAIN_S
             waits_for = "" if self.running else self._executor.waits_for
             if waits_for != self.waits_for and waits_for:
-                self._events.append(make_event("waiting", text=f"waiting: {waits_for}"))
+                self._events.append(make_event("waiting", text=f"waiting for {waits_for}"))
             self.waits_for = waits_for
             return False
         self.waits_for = ""

@@ -1,0 +1,294 @@
+"""Named sweeps: watched from outside, started once, and ended with who wanted them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs.helpers import HERE, ROOT, left_behind, processes_of, role, wait_for
+from workbench.runs import campaign as campaigns
+from workbench.runs.campaign import Campaign, Status
+from workbench.runs.store import Store
+
+Make = Callable[..., Campaign]
+
+
+@pytest.fixture(autouse=True)
+def fake_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, str(HERE / "conductor_driver.py"))
+    monkeypatch.setattr(campaigns, "COMMAND", command)
+
+
+@pytest.fixture
+def make(store: Store) -> Iterator[Make]:
+    """Sweeps of the fake method; none of their processes is alive at the end."""
+    made = []
+
+    def make(name: str = "mine", text: str = "steps 0.05", seeds: int = 3, **more) -> Campaign:
+        base = {"method": "fake", "text": text, "steps": 5, **more}
+        data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
+        made.append(Campaign.create(store, data))
+        return made[-1]
+
+    yield make
+    for campaign in made:
+        if campaign.alive:
+            campaign.cancel()
+            wait_for(lambda campaign=campaign: not campaign.alive)
+
+
+def state(campaign: Campaign) -> str:
+    return campaign.status().state
+
+
+def test_it_runs_to_its_end_in_a_process_of_its_own(make: Make, store: Store) -> None:
+    campaign = make(text="steps 0.02")
+    assert state(campaign) == "new"
+    assert campaign.start()
+    status = campaign.status()
+    assert status.state == "running"
+    assert status.pid not in (None, os.getpid())
+    wait_for(lambda: state(campaign) == "done")
+    assert campaign.status().counts == {"done": 3}
+    assert [record.status for record in store.records()] == ["ok"] * 3
+    events = [json.loads(line) for line in (campaign.folder / "events.jsonl").open()]
+    kinds = [event["event"] for event in events]
+    assert kinds.count("point") == kinds.count("point_ended") == 3
+    assert "step" not in kinds, "steps stand in the runs' own folders"
+
+
+def test_progress_and_time_left_are_told_while_it_runs(make: Make) -> None:
+    campaign = make(text="steps 0.2")
+    campaign.start()
+    seen: list[Status] = []
+    wait_for(lambda: seen.append(campaign.status()) or seen[-1].state == "done", patience_s=30)
+    running = [point for status in seen for point in status.running]
+    assert {point["steps"] for point in running} == {5}
+    assert max(point["step"] for point in running) > 1
+    assert any(point["loss"] is not None for point in running)
+    left = [status.seconds_left for status in seen if status.seconds_left is not None]
+    assert left[0] > left[-1]
+
+
+def test_a_second_start_is_none(make: Make, store: Store) -> None:
+    campaign = make(text="steps 0.4")
+    assert campaign.start()
+    other_tab = Campaign(store, "mine")
+    assert not other_tab.start()
+    assert other_tab.status().pid == campaign.status().pid
+    rivals = [
+        subprocess.Popen(
+            [*campaigns.COMMAND, str(campaign.folder)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(2)
+    ]
+    assert [rival.wait(20) for rival in rivals] == [4, 4]
+    for rival in rivals:
+        rival.stdin.close()
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    starts = [
+        line for line in (campaign.folder / "events.jsonl").open() if '"event": "point"' in line
+    ]
+    assert len(starts) == 3
+
+
+def test_pause_lets_the_run_end_and_go_on_runs_the_rest(make: Make, store: Store) -> None:
+    campaign = make()
+    campaign.start()
+    wait_for(lambda: campaign.status().running)
+    campaign.pause()
+    wait_for(lambda: state(campaign) == "paused" and not campaign.status().running)
+    assert campaign.status().counts == {"done": 1, "pending": 2}
+    time.sleep(0.5)
+    assert processes_of(store.root) == []
+    assert not campaign.start(), "its process is still there"
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
+
+
+def test_cancel_in_the_middle_and_start_again(make: Make, store: Store) -> None:
+    campaign = make()
+    campaign.start()
+    wait_for(lambda: campaign.status().counts.get("done") == 1)
+    wait_for(lambda: campaign.status().running)
+    campaign.cancel()
+    wait_for(lambda: not campaign.alive)
+    assert state(campaign) == "cancelled"
+    assert campaign.status().counts == {"done": 1, "pending": 2}
+    assert left_behind(store.root, patience_s=0) == []
+    assert campaign.start()
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
+
+
+def test_failed_points_run_again_when_asked(make: Make, store: Store) -> None:
+    campaign = make(text="bug", seeds=2)
+    campaign.start()
+    wait_for(lambda: state(campaign) == "done")
+    assert campaign.status().counts == {"failed": 2}
+    before = {record.started for record in store.records()}
+    campaign.retry()
+    wait_for(lambda: state(campaign) == "done" and len(_started(store) - before) == 2)
+
+
+def _started(store: Store) -> set[str]:
+    return {record.started for record in store.records()}
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from workbench.runs import campaign
+campaign.COMMAND = (sys.executable, sys.argv[1])
+mine = campaign.Campaign(campaign.Store(sys.argv[2]), "mine")
+mine.start(detached=sys.argv[3] == "detached")
+print(mine.status().state, flush=True)
+sys.stdin.read()
+"""
+
+
+def starter(store: Store, how: str) -> subprocess.Popen:
+    """What a notebook's kernel is to a sweep."""
+    words = [str(HERE / "conductor_driver.py"), str(store.root), how]
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"},
+        text=True,
+    )
+    assert kernel.stdout.readline().strip() in ("running", "waiting")
+    return kernel
+
+
+def end(kernel: subprocess.Popen) -> None:
+    kernel.kill()
+    kernel.wait(10)
+    kernel.stdin.close()
+    kernel.stdout.close()
+
+
+def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(make: Make, store: Store) -> None:
+    campaign = make(text="steps 0.2")
+    kernel = starter(store, "attached")
+    wait_for(lambda: role("worker", store.root))
+    end(kernel)
+    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: not campaign.alive, patience_s=10)
+    assert state(campaign) == "interrupted"
+    assert "start it again" in campaign.status().text
+
+
+def test_a_detached_sweep_goes_on_without_the_kernel(make: Make, store: Store) -> None:
+    campaign = make()
+    kernel = starter(store, "detached")
+    wait_for(lambda: role("worker", store.root))
+    end(kernel)
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    assert campaign.status().counts == {"done": 3}
+
+
+def test_a_sweep_whose_process_is_killed_leaves_nothing_and_goes_on(
+    make: Make, store: Store
+) -> None:
+    campaign = make(text="steps 0.1")
+    campaign.start(detached=True)
+    wait_for(lambda: role("worker", store.root))
+    psutil.Process(campaign.status().pid).kill()
+    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: state(campaign) == "interrupted")
+    assert campaign.start()
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
+
+
+def test_a_polite_kill_cancels(make: Make, store: Store) -> None:
+    campaign = make(text="steps 0.2")
+    campaign.start()
+    wait_for(lambda: role("worker", store.root))
+    os.kill(campaign.status().pid, signal.SIGTERM)
+    wait_for(lambda: not campaign.alive, patience_s=15)
+    assert state(campaign) == "cancelled"
+    assert left_behind(store.root, patience_s=0) == []
+
+
+def test_two_sweeps_that_want_one_place_take_turns(make: Make, store: Store) -> None:
+    first, second = make("first", text="steps 0.1"), make("second", seeds=1, batch=8)
+    first.start()
+    wait_for(lambda: first.status().running)
+    second.start()
+    wait_for(lambda: state(second) == "waiting")
+    assert second.status().text == (
+        f"it waits for the processors (taken by the sweep first, process {first.status().pid})"
+    )
+    most = 0
+    while state(first) != "done" or state(second) != "done":
+        most = max(most, len(role("worker", store.root)))
+        time.sleep(0.02)
+    assert most == 1
+
+
+def test_bad_sweeps_are_refused_in_a_sentence(store: Store) -> None:
+    for data, words in (
+        ({"name": "../up", "base": {"method": "fake"}}, "cannot name a sweep"),
+        ({"name": 7, "base": {"method": "fake"}}, "it must be a text"),
+        ({"base": {"method": "fake"}, "grid": {"seed": []}}, "at least one value"),
+        ({"base": {"method": "fake", "batch": 0}}, "at least 1"),
+        ({"base": {"method": "fake"}, "executor": 3}, "executor is 3"),
+        ({"base": {"method": "fake"}, "colour": 3}, "unknown field 'colour'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Campaign.create(store, data)
+    assert not store.root.exists(), "nothing was written"
+
+
+def test_a_name_stands_for_one_sweep(make: Make) -> None:
+    campaign = make()
+    assert make().folder == campaign.folder
+    with pytest.raises(ValueError, match="another sweep named 'mine'"):
+        make(seeds=4)
+
+
+def test_a_file_that_was_damaged_is_told_and_nothing_starts(make: Make) -> None:
+    campaign = make()
+    (campaign.folder / "sweep.json").write_text('{"base": ')
+    with pytest.raises(ValueError, match="not JSON"):
+        campaign.start()
+    assert not campaign.alive
+    for name in ("state.json", "order.json"):
+        (campaign.folder / name).write_text("]")
+    assert state(campaign) == "new"
+    assert campaign.orders() == {}
+
+
+def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "from the shell.json"
+    file.write_text(
+        json.dumps({"base": {"method": "fake", "text": "steps 0.1"}, "results": "results"})
+    )
+    words = [sys.executable, str(HERE / "driver.py"), "sweep", str(file)]
+    shell = subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: Campaign.all(store))
+        (campaign,) = Campaign.all(store)
+        assert campaign.name == "from-the-shell"
+        wait_for(lambda: state(campaign) == "running")
+        assert not campaign.start(), "it is conducted already"
+        assert shell.wait(30) == 0
+        assert state(campaign) == "done"
+    finally:
+        with suppress(ProcessLookupError):
+            shell.kill()
+        shell.wait()
