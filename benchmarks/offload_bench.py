@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.offload_cases import Entry, estimated_seconds, probe
+from benchmarks.offload_lanes import host_memory_rate, keep_lanes
 from benchmarks.offload_sheet import Sheet, describe
 from workbench.methods.evaluate import STEPS
 from workbench.methods.plan import Plan
+from workbench.profile.machine import this_machine
 from workbench.profile.profile import ProfileCosts
+from workbench.profile.store import folder_of
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
 from workbench.runs.runner import POLL_S, Job, resolve
@@ -28,6 +32,8 @@ from workbench.schedule.action import LANES, lane_kind
 from workbench.schedule.simulate import simulate
 
 RUN_TIMEOUT_S = 900.0
+TIMELINE = "timeline.json"
+"""In a record's folder, of a run on our own runtime."""
 FIRST_GUESS = 32
 """Layers a search begins with where the planner does not know this machine yet."""
 END_S = 15.0
@@ -102,11 +108,25 @@ class Bench:
         )
         if record.status != "cancelled":
             self.sheet.append(run, machine)
+            self._keep_lanes(run, record)
         self.failed += record.status in ("error", "timeout")
         speed = run["row"]["samples_per_second"]
         told = f"{speed:.4g} samples/s" if speed else f"{record.status}: {run['message']}"
         self.echo(f"{entry.name}: {told} ({record.seconds or 0:.0f} s)")
         return record
+
+    def _keep_lanes(self, run: dict[str, Any], record: RunRecord) -> None:
+        """One measured step of a run on our own runtime, beside the sheet."""
+        if record.status != "ok" or not record.predicted.get("step_seconds"):
+            return
+        rate = None
+        with suppress(ValueError):  # a device that is not here has no profile here
+            folder = folder_of(self.store.root, this_machine(record.spec["device"]))
+            rate = host_memory_rate(folder / "hardware.json")
+        try:
+            keep_lanes(self.sheet.folder, run, self.store.folder(record.key) / TIMELINE, rate)
+        except Exception as error:  # the run went well, whatever this is
+            self.echo(f"{run['case']}/{run['method']}: no step of it is kept: {error!r}")
 
     def estimate(self, entry: Entry) -> float:
         """Seconds the entry may take."""
@@ -166,7 +186,7 @@ def explained(record: RunRecord, store: Store) -> tuple[Plan | None, dict[str, d
             simulated = simulate(plan.schedule, costs, steps=STEPS)
             lanes["predicted"] = {lane: simulated.busy_seconds(lane) for lane in LANES}
     with suppress(OSError, ValueError, KeyError):
-        lanes["measured"] = busy(store.folder(record.key) / "timeline.json")
+        lanes["measured"] = busy(store.folder(record.key) / TIMELINE)
     return plan, {of: {k: round(v, 6) for k, v in each.items()} for of, each in lanes.items()}
 
 

@@ -45,6 +45,7 @@ class Sheet:
 
     def __init__(self, folder: Path) -> None:
         """Reads what is there. Raises ValueError where the two files do not belong together."""
+        self.folder = folder
         self.csv, self.json = folder / "offload.csv", folder / "offload.json"
         self.machines: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []

@@ -1,53 +1,70 @@
 """An exhibit of committed measurements: a session like any other, in which nothing runs.
 
-The rows are those of ``results/published-here/<device>/offload.csv``; so the exhibit is the same on
-every machine and at every size.
+What is shown lies in ``results/published-here/<device>/``; so an exhibit is the same on every
+machine and at every size.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from workbench.figures import here_offload
+from workbench.figures import here_lanes, here_offload, here_table, lanes_table
+from workbench.figures.exhibit import HERE_LANES, HERE_OFFLOAD
 from workbench.figures.goals import as_table, goals
-from workbench.figures.here_table import table
 from workbench.figures.sizes import Size
 from workbench.figures.style import PAGE_IN, styled
+from workbench.published.lanes import measured_steps
 from workbench.runs.events import Event
 from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
-from workbench.session import Session, Stage, measured_runs
+from workbench.session import Session, Stage, measured_roots, measured_runs
 from workbench.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class HereSession(Session):
-    """The exhibit ``here_offload``; the size only says in which folder its figure lies."""
+class HereSession(Session, ABC):
+    """What was measured on named hardware; the size only says in which folder a figure lies."""
+
+    FILES: str
+    """Of a machine's folder."""
+    COUNTED: str
+    """What a row is, in the plural."""
 
     def __init__(self, exhibit: Any, size: Size, store: Store) -> None:
         self.exhibit, self.size, self.store = exhibit, size, store
         self.simulated = False
 
+    @abstractmethod
+    def all_rows(self) -> pd.DataFrame:
+        """The rows of all machines, with at least `device`, `hardware`, `date` and `commit`.
+
+        Raises ValueError for a file that cannot be right.
+        """
+
+    @abstractmethod
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure."""
+
     def preview(self) -> pd.DataFrame:
         """Which rows there are: one line a machine. Nothing will run."""
-        rows = table(measured_runs(self.store))
         lines = [
             {
                 "machine": device,
                 "device": ", ".join(sorted(set(part["hardware"]))),
-                "runs": len(part),
+                self.COUNTED: len(part),
                 "measured": f"{part['date'].min()} to {part['date'].max()}",
                 "note": "nothing runs: these rows are committed",
             }
-            for device, part in rows.groupby("device")
+            for device, part in self.all_rows().groupby("device")
         ]
-        absent = {"machine": "none", "device": "", "runs": 0, "measured": ""}
-        return Shown(lines or [{**absent, "note": here_offload.ABSENT}])
+        absent = {"machine": "none", "device": "", self.COUNTED: 0, "measured": ""}
+        return Shown(lines or [{**absent, "note": self.exhibit.ABSENT}])
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """None."""
@@ -64,42 +81,79 @@ class HereSession(Session):
         return []
 
     def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
-        """The runs of the machine that has most of them, as `figures.here_table` makes them.
-
-        Raises ValueError for a file with a row that cannot be right.
-        """
-        rows = table(measured_runs(self.store))
+        """The rows of the machine that has most of them. Raises ValueError as `all_rows` does."""
+        rows = self.all_rows()
         if rows.empty:
             return rows
         return rows[rows["device"] == rows["device"].value_counts().idxmax()]
 
     def draw(self, rows: pd.DataFrame) -> Figure:
-        """Shares of plain training, and predictions beside measurements."""
+        """The figure, at the width of a page."""
         from matplotlib.figure import Figure
 
         with styled():
-            figure = Figure(figsize=(PAGE_IN, here_offload.HEIGHT_IN), layout="constrained")
-            here_offload.draw(figure, rows)
+            figure = Figure(figsize=(PAGE_IN, PAGE_IN), layout="constrained")
+            self.paint(figure, rows)
         return figure
+
+    def provenance(self) -> pd.DataFrame:
+        """Where these numbers come from."""
+        return Shown(self.facts(self.rows()).items(), columns=["what", "is"])
+
+    def facts(self, rows: pd.DataFrame) -> dict[str, str]:
+        """Device, files, dates and code behind the rows."""
+        if rows.empty:
+            return {"numbers": self.exhibit.ABSENT}
+        place = f"results/published-here/{rows['device'].iloc[0]}/{self.FILES}"
+        return {
+            "GPU": ", ".join(sorted(set(rows["hardware"]))),
+            "numbers": f"{len(rows)} {self.COUNTED} in {place}",
+            "measured": f"{rows['date'].min()} to {rows['date'].max()}",
+            "commit": ", ".join(sorted(set(rows["commit"]))),
+        }
+
+
+class OffloadSession(HereSession):
+    """``here_offload``: every run of the offload benchmark, beside plain training."""
+
+    FILES, COUNTED = "offload.csv", "settings"
+
+    def all_rows(self) -> pd.DataFrame:
+        return here_table.table(measured_runs(self.store))
+
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Shares of plain training, and predictions beside measurements."""
+        here_offload.draw(figure, rows)
 
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Goal, what was measured, whether it holds and why."""
         return Shown(as_table(goals(rows)))
 
-    def provenance(self) -> pd.DataFrame:
-        """Where these numbers come from."""
-        return Shown(facts(self.rows()).items(), columns=["what", "is"])
+    def facts(self, rows: pd.DataFrame) -> dict[str, str]:
+        if rows.empty:
+            return super().facts(rows)
+        ended = ", ".join(f"{n} {status}" for status, n in rows["status"].value_counts().items())
+        return {**super().facts(rows), "ended": ended}
 
 
-def facts(rows: pd.DataFrame) -> dict[str, str]:
-    """Device, file, dates and code behind the rows."""
-    if rows.empty:
-        return {"numbers": here_offload.ABSENT}
-    device = rows["device"].iloc[0]
-    return {
-        "GPU": ", ".join(sorted(set(rows["hardware"]))),
-        "numbers": f"{len(rows)} settings in results/published-here/{device}/offload.csv",
-        "measured": f"{rows['date'].min()} to {rows['date'].max()}",
-        "commit": ", ".join(sorted(set(rows["commit"]))),
-        "ended": ", ".join(f"{n} {status}" for status, n in rows["status"].value_counts().items()),
-    }
+class LanesSession(HereSession):
+    """``here_lanes``: a step of some of those runs, lane by lane."""
+
+    FILES, COUNTED = "lanes/*.csv", "steps"
+
+    def all_rows(self) -> pd.DataFrame:
+        steps = measured_steps(measured_roots(self.store))
+        return lanes_table.table(steps, here_table.table(measured_runs(self.store)))
+
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Bars of the lanes and the host memory's traffic, a panel each step."""
+        steps = measured_steps(measured_roots(self.store))
+        here_lanes.draw(figure, rows, [s for s in steps if s.device in set(rows["device"])])
+
+    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """What each step reached, what bounds it, and whether the goal lies within the bound."""
+        return Shown(here_lanes.judged(rows))
+
+
+SESSIONS: dict[str, type[HereSession]] = {HERE_OFFLOAD: OffloadSession, HERE_LANES: LanesSession}
+"""By exhibit."""

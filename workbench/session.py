@@ -24,7 +24,7 @@ import pandas as pd
 
 from workbench.figures import measured_here, sizes
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import HERE_OFFLOAD, Exhibit, find, name_of
+from workbench.figures.exhibit import HERE, Exhibit, find, name_of
 from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
@@ -56,16 +56,16 @@ def open_exhibit(
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
-    ``here_offload`` is the same at every size: it shows what is committed.
+    ``here_offload`` and ``here_lanes`` are the same at every size: they show what is committed.
     `results` is the folder of the run records; a relative one lies in the repository. Raises
     ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
     """
     folder = REPOSITORY_RESULTS.parent / Path(results).expanduser()
     exhibit = find(figure)
-    if exhibit.FIGURE == HERE_OFFLOAD:
-        from workbench.here_session import HereSession
+    if exhibit.FIGURE in HERE:
+        from workbench.here_session import SESSIONS
 
-        return HereSession(exhibit, sizes.named(size), Store(folder))
+        return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder))
     return Session(exhibit, sizes.named(size), Store(folder))
 
 
@@ -234,7 +234,12 @@ class Session:
 
 def measured_runs(store: Store) -> list[OffloadRun]:
     """What this project measured on named hardware; a store's own file follows the repository's."""
-    return offload_runs((REPOSITORY_RESULTS, store.root))
+    return offload_runs(measured_roots(store))
+
+
+def measured_roots(store: Store) -> tuple[Path, ...]:
+    """The folders with measurements on named hardware, a store's own after the repository's."""
+    return (REPOSITORY_RESULTS, store.root)
 
 
 def answer_of(search: Search) -> int:

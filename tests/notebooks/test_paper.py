@@ -47,7 +47,7 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
         assert not [o for c in ran.cells for o in c.get("outputs", ()) if o.output_type == "error"]
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
-    assert starts[0] == f"[1/6] figure 6a: {find('6a').TITLE}"
+    assert starts[0] == f"[1/{len(EXHIBITS)}] figure 6a: {find('6a').TITLE}"
     assert len(starts) == 2 * len(EXHIBITS)
 
 

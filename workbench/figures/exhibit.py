@@ -42,9 +42,9 @@ class Exhibit(Protocol):
 
 FIGURES = ("6a", "7a", "8a", "8b", "9")
 """The paper's."""
-HERE_OFFLOAD = "here_offload"
-"""This project's own: what it measured on named hardware."""
-EXHIBITS = (*FIGURES, HERE_OFFLOAD)
+HERE_OFFLOAD, HERE_LANES = HERE = ("here_offload", "here_lanes")
+"""This project's own: what it measured on named hardware, and steps of it lane by lane."""
+EXHIBITS = (*FIGURES, *HERE)
 
 
 def find(figure: str) -> Exhibit:

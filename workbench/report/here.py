@@ -1,4 +1,4 @@
-"""What was measured on named hardware, as a part of the report: the goals, and every row."""
+"""What was measured on named hardware, as parts of the report: goals and rows, steps and lanes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from workbench.here_session import facts as facts_of
+from workbench.figures.lanes_table import NEAR, SHOWN
+from workbench.here_session import HereSession
 from workbench.report.page import Html, drawing, facts, table, tag
-from workbench.session import Session
 
 if TYPE_CHECKING:
     from workbench.report import Outcome
@@ -34,6 +34,20 @@ COLUMNS = {
     "how": "how",
 }
 """Columns of the rows, as the report names them."""
+LANES_COLUMNS = {
+    "case": "case",
+    "label": "method",
+    "step_seconds": "step (s)",
+    "samples_per_second": "samples/s",
+    **{f"{lane}_share": f"{lane} busy" for lane in SHOWN},
+    "traffic_bytes_per_s": "host memory, mean (B/s)",
+    "ceiling_bytes_per_s": "its ceiling (B/s)",
+    "full_share": f"above {NEAR:.0%} of it",
+    "bound_samples_per_second": "bound (samples/s)",
+    "goal_samples_per_second": "goal (samples/s)",
+    "commit": "commit",
+}
+"""The same of the steps that are shown lane by lane; shares are of the step."""
 
 
 def measured_on(tables: Iterable[pd.DataFrame]) -> str:
@@ -47,26 +61,50 @@ def measured_on(tables: Iterable[pd.DataFrame]) -> str:
 
 
 def here_section(
-    session: Session, outcome: Outcome | None, cell: Callable[[str, Any], Html | None]
+    session: HereSession,
+    outcome: Outcome | None,
+    cell: Callable[[str, Any], Html | None],
 ) -> list[Html]:
     """Figure, goals and rows; where nothing was measured, that."""
-    exhibit, rows = session.exhibit, session.rows()
+    rows = session.rows()
+    about = (
+        "Rows of this project's benchmark, measured and committed: nothing runs for them, and they "
+        "are the same at every size."
+    )
+    goals = [tag("h3", "Goals"), table(session.verdict(rows), cell)]
+    return _section(session, outcome, rows, about, goals, COLUMNS)
+
+
+def lanes_section(session: HereSession, outcome: Outcome | None) -> list[Html]:
+    """Figure, bounds and shares; where no step was measured, that."""
+    rows = session.rows()
+    about = (
+        "Single steps of this project's benchmark, measured and committed: nothing runs for them, "
+        "and they are the same at every size."
+    )
+    bounds = [tag("h3", "Bounds"), table(session.verdict(rows))] if len(rows) else []
+    return _section(session, outcome, rows, about, bounds, LANES_COLUMNS)
+
+
+def _section(
+    session: HereSession,
+    outcome: Outcome | None,
+    rows: pd.DataFrame,
+    about: str,
+    judged: list[Html],
+    columns: dict[str, str],
+) -> list[Html]:
+    exhibit = session.exhibit
     out = [
         tag("h2", exhibit.TITLE, id=session.name),
         tag("p", exhibit.CLAIM),
-        tag("p", "Rows of this project's benchmark, measured and committed: nothing runs for them, "
-            "and they are the same at every size.", class_="soft"),
-    ]  # fmt: skip
+        tag("p", about, class_="soft"),
+    ]
     if outcome is not None and not outcome.ok:
         out.append(tag("p", f"It did not run to its end: {outcome.message}", class_="warn"))
     if len(rows):
         out.append(drawing(session.draw(rows), f"{exhibit.TITLE}: {exhibit.CLAIM}"))
-    shown = rows.reindex(columns=list(COLUMNS)).rename(columns=COLUMNS)
-    listed = tag("details", tag("summary", f"Data: {len(rows)} settings"), table(shown))
-    return [
-        *out,
-        tag("h3", "Goals"),
-        table(session.verdict(rows), cell),
-        facts(facts_of(rows)),
-        listed if len(rows) else Html(),
-    ]
+    shown = rows.reindex(columns=list(columns)).rename(columns=columns)
+    counted = f"Data: {len(rows)} {session.COUNTED}"
+    listed = tag("details", tag("summary", counted), table(shown)) if len(rows) else Html()
+    return [*out, *judged, facts(session.facts(rows)), listed]

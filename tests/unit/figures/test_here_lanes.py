@@ -1,0 +1,293 @@
+"""Measured steps lane by lane: folded, counted, bounded, drawn; nothing runs for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from papermill.inspection import inspect_notebook
+
+from tests.unit.figures.lanes import STEP, write_step
+from tests.unit.figures.offload import line, write
+from workbench.figures import here_lanes, here_table
+from workbench.figures.exhibit import HERE_LANES, find, notebook_of
+from workbench.figures.lanes_table import (
+    Span,
+    best_stretch,
+    busy_share,
+    folded,
+    fullest,
+    level,
+    table,
+    traffic,
+)
+from workbench.figures.style import styled
+from workbench.published.here import offload_runs
+from workbench.published.lanes import Lanes, measured_steps, read_lanes
+from workbench.report.here import lanes_section
+from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
+from workbench.session import open_exhibit
+
+
+@pytest.fixture(autouse=True)
+def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the project has measured must not decide these tests."""
+    monkeypatch.setattr("workbench.session.REPOSITORY_RESULTS", tmp_path / "none" / "results")
+
+
+def step_of(folder: Path, **changes: Any) -> Lanes:
+    return read_lanes(write_step(folder, **changes))
+
+
+def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
+    """The table of all steps in a folder, beside runs that say what plain training reaches."""
+    if plain is not None:
+        write(folder, [line("plain", 78, cap=None, speed=plain), line("stronghold", 78, speed=40)])
+    return table(measured_steps([folder]), here_table.table(offload_runs([folder])))
+
+
+def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
+    with styled():
+        paper = Figure(layout="constrained")
+        here_lanes.draw(paper, rows, steps)
+        paper.draw_without_rendering()
+    return paper
+
+
+def texts(paper: Figure) -> str:
+    found = [text.get_text() for axes in paper.axes for text in axes.texts]
+    found += [axes.get_title(loc="left") for axes in paper.axes]
+    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
+    return " ".join([*found, paper.get_supxlabel()]).replace("\n", " ")
+
+
+# -- one step among its like ----------------------------------------------------------------------
+
+
+def test_what_passes_the_steps_end_stands_at_its_beginning() -> None:
+    assert folded([Span(0.25, 0.5, 1.0)], 1.0) == [Span(0.25, 0.5, 1.0)]
+    assert folded([Span(0.75, 1.25, 2.0)], 1.0) == [Span(0.75, 1.0, 2.0), Span(0.0, 0.25, 2.0)]
+    assert folded([Span(-0.25, 0.25, 3.0)], 1.0) == [Span(0.75, 1.0, 3.0), Span(0.0, 0.25, 3.0)]
+    whole = folded([Span(0.5, 3.0, 1.0)], 1.0)
+    assert [part.end_s - part.start_s for part in whole] == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("period", [0.1, 0.510663, 1e-3 / 3])
+def test_folding_loses_nothing(period: float) -> None:
+    spans = [Span(k * period / 7, (k + 11) * period / 7, 1.0) for k in range(-20, 40)]
+    parts = folded(spans, period)
+    assert all(0 <= part.start_s <= part.end_s <= period * (1 + 1e-9) for part in parts)
+    assert sum(part.area for part in parts) == pytest.approx(sum(span.area for span in spans))
+    line = level(parts, period)
+    assert sum(part.area for part in line) == pytest.approx(sum(span.area for span in spans))
+
+
+def test_a_lane_is_busy_once_however_many_of_it_are(tmp_path: Path) -> None:
+    step = step_of(tmp_path)
+    shares = {lane: busy_share(step, lane) for lane in ("compute", "visit", "h2d", "d2h", "host")}
+    assert shares == pytest.approx(
+        {"compute": 0.5, "visit": 0.1, "h2d": 0.1, "d2h": 0.2, "host": 0.5}
+    )
+    again = step_of(tmp_path, rows=(*STEP, ("host.1", "U2", 0.03, 0.05, 0)))
+    assert busy_share(again, "host") == pytest.approx(0.6), "10 ms beside the other worker"
+
+
+def test_traffic_is_a_sum_of_what_runs_and_knows_when_it_is_full(tmp_path: Path) -> None:
+    step = step_of(tmp_path)
+    line = [
+        (s.start_s, s.end_s, s.value / 1e9) for s in traffic(step) if s.end_s - s.start_s > 1e-9
+    ]
+    expected = [(0, 0.04, 100), (0.04, 0.06, 0), (0.06, 0.08, 50), (0.08, 0.09, 100)]
+    assert line == [pytest.approx(part) for part in [*expected, (0.09, 0.1, 100)]]
+    assert fullest(step) == pytest.approx((0.08, 0.14, 100e9)), "past the end, into the next step"
+    assert fullest(step_of(tmp_path, host_memory_bytes_per_s=10**12)) is None
+    assert fullest(step_of(tmp_path, host_memory_bytes_per_s="")) is None
+    inside = (("compute", "F1.0", 0.0, 0.02, 0), ("d2h", "G1.0", 0.03, 0.05, 2_000_000_000))
+    assert fullest(step_of(tmp_path, rows=inside)) == pytest.approx((0.03, 0.05, 100e9))
+    always = (("compute", "F1.0", 0.0, 0.02, 0), ("d2h", "G1.0", 0.03, 0.13, 10_000_000_000))
+    start, end, rate = fullest(step_of(tmp_path, rows=always))
+    assert (end - start, rate) == pytest.approx((0.1, 100e9))
+
+
+def test_the_best_stretch_is_that_of_trying_all() -> None:
+    import random
+
+    draw = random.Random(7)
+    for _ in range(50):
+        values = [draw.uniform(-1, 1) for _ in range(12)]
+        first, behind = best_stretch(values)
+        ends = [(a, b) for a in range(12) for b in range(a, 13)]
+        assert sum(values[first:behind]) == pytest.approx(max(sum(values[a:b]) for a, b in ends))
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_the_bound_is_the_longer_of_compute_and_host_memory(tmp_path: Path) -> None:
+    write_step(tmp_path)
+    row = rows_of(tmp_path).iloc[0]
+    assert row["samples_per_second"] == pytest.approx(40)
+    assert (row["traffic_bytes_per_s"], row["full_share"]) == pytest.approx((70e9, 0.6))
+    assert row["bound"] == "host memory"
+    assert row["bound_samples_per_second"] == pytest.approx(4 / 0.07)
+    for ceiling in (200_000_000_000, ""):
+        write_step(tmp_path, host_memory_bytes_per_s=ceiling)
+        row = rows_of(tmp_path).iloc[0]
+        assert row["bound"] == "compute"
+        assert row["bound_samples_per_second"] == pytest.approx(4 / 0.05)
+
+
+@pytest.mark.parametrize(
+    ("plain", "verdict"),
+    [
+        (45.0, "reached"),
+        (60.0, "missed, within the bound"),
+        (70.0, "missed, about at the bound"),
+        (100.0, "missed, out of this plan's reach"),
+    ],
+)
+def test_a_goal_is_held_against_the_bound(tmp_path: Path, plain: float, verdict: str) -> None:
+    write_step(tmp_path)
+    rows = rows_of(tmp_path, plain)
+    assert rows["goal_samples_per_second"].tolist() == pytest.approx([0.8 * plain])
+    assert here_lanes.judged(rows)["so"].tolist() == [verdict]
+    words = here_lanes.reason(rows.iloc[0])
+    assert ("the goal is" in words) == (verdict != "reached")
+    assert verdict.removeprefix("missed, ") in words or verdict == "reached"
+
+
+def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
+    write_step(tmp_path, device_cap_gib=24.0)
+    assert rows_of(tmp_path, 100.0)["goal_samples_per_second"].isna().all()
+    write_step(tmp_path, layers=77)
+    assert here_lanes.judged(rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
+    write_step(tmp_path)
+    write_step(tmp_path / "other", device="another")
+    (tmp_path / "published-here" / "made-up" / "offload.csv").unlink()
+    assert rows_of(tmp_path)["goal_samples_per_second"].isna().all(), "plain was not measured"
+
+
+# -- the drawing ----------------------------------------------------------------------------------
+
+
+def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> None:
+    write_step(tmp_path)
+    write_step(tmp_path, case="100-b16", layers=100, batch=16)
+    rows = rows_of(tmp_path, 100.0)
+    paper = drawn(rows, measured_steps([tmp_path]))
+    lanes, memory, *_ = paper.axes
+    shares = [text.get_text() for text in lanes.texts[1:]]
+    assert shares == ["50% busy", "10% busy", "10% busy", "20% busy", "50% busy"]
+    bars = sum(len(bars.get_paths()) for bars in lanes.collections)
+    assert bars == len(STEP) + 1, "the host update is cut at the step's end"
+    assert (lanes.get_xlim(), memory.get_xlim()) == ((0, 100), (0, 100))
+    words = texts(paper)
+    assert "78 layers, batch 4: one step of 100 ms, measured; 40 samples/s, goal 80" in words
+    assert "Bound by host memory, 7.0 GB or 70 ms at its ceiling, so 57.1 samples/s" in words
+    assert "over 90% of its ceiling for 60% of the step; from 80 ms to 40 ms of the next" in words
+    assert "ceiling 100" in words
+    assert "mean 70" in words
+    assert "Not measured: 78-b16, 100-b4." in words
+    assert "capped at 32 GiB, clipped at a norm of 1;" in words
+    assert "GB/s" in memory.get_ylabel()
+    assert "(ms)" in memory.get_xlabel()
+
+
+def test_nothing_leaves_the_paper(root: Path) -> None:
+    steps = measured_steps([root / "results"])
+    paper = drawn(table(steps, here_table.table(offload_runs([root / "results"]))), steps)
+    assert len(paper.axes) == 8
+    for axes in paper.axes:
+        labels = [*axes.get_yticklabels(), axes.yaxis.label, axes.xaxis.label]
+        for text in [*axes.texts, *labels, axes._left_title]:
+            if not text.get_text():
+                continue
+            box = text.get_window_extent()
+            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
+            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
+            assert box.y1 <= paper.bbox.y1 + 1, text.get_text()
+
+
+def test_a_step_without_a_ceiling_is_drawn(tmp_path: Path) -> None:
+    write_step(tmp_path, host_memory_bytes_per_s="", clip="", device_cap_gib="")
+    words = texts(drawn(rows_of(tmp_path), measured_steps([tmp_path])))
+    assert "The ceiling of host memory was not measured." in words
+    assert "Bound by compute, busy 50 ms, so 80 samples/s at most." in words
+    assert "mean 70" in words
+
+
+# -- as an exhibit --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
+    write_step(tmp_path)
+    session = open_exhibit(HERE_LANES, size, tmp_path)
+    assert session.preview()["steps"].tolist() == [1]
+    rows = session.run(force=True)
+    pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
+    drawing = session.figure(rows)
+    assert {path.name for path in drawing.paths} == {
+        f"here_lanes{suffix}" for suffix in (".pdf", ".png", ".csv")
+    }
+    assert session.verdict(rows)["case"].tolist() == ["78-b4, STRONGHOLD"]
+    assert "1 steps in results/published-here/made-up/lanes" in session.provenance().to_string()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_steps_it_says_so_in_one_sentence(tmp_path: Path) -> None:
+    session = open_exhibit(HERE_LANES, "smoke", tmp_path)
+    assert "nothing to show" in session.preview()["note"].iloc[0]
+    rows = session.run()
+    assert session.figure(rows).paths[0].exists()
+    assert "nothing to show" in texts(session.draw(rows))
+    assert session.verdict(rows).empty
+    section = "".join(lanes_section(session, None))
+    assert section.count("nothing to show") == 1
+    assert "data:image" not in section
+
+
+def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
+    write_step(tmp_path)
+    write_step(tmp_path, case="78-b16", batch=16)
+    write_step(tmp_path, device="another", step_seconds=0.2)
+    session = open_exhibit(HERE_LANES, "smoke", tmp_path)
+    rows = session.rows()
+    assert set(rows["device"]) == {"made-up"}
+    words = texts(session.draw(rows))
+    assert "one step of 100 ms" in words
+    assert "200 ms" not in words
+    assert session.preview()["machine"].tolist() == ["another", "made-up"]
+
+
+def test_a_bad_file_stops_it_with_the_sentence(tmp_path: Path) -> None:
+    write_step(tmp_path, batch="four")
+    with pytest.raises(ValueError, match=r"78-b4-stronghold\.csv, line 9: batch is 'four'"):
+        open_exhibit(HERE_LANES, "smoke", tmp_path).run()
+
+
+def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
+    write_step(tmp_path)
+    text = "".join(lanes_section(open_exhibit(HERE_LANES, "smoke", tmp_path), None))
+    assert "data:image/svg+xml" in text
+    assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
+    assert "57.14" in text
+
+
+def test_its_notebook_is_like_the_others() -> None:
+    assert find("here_lanes") is here_lanes
+    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_LANES)}.py")
+    title, parameters, plan, run, drawing, verdict = source.cells
+    assert title.source.startswith(f"# {here_lanes.TITLE}")
+    assert here_lanes.SECTION in title.source
+    assert " ".join(here_lanes.CLAIM.split()) in " ".join(title.source.split())
+    assert parameters.metadata["tags"] == ["parameters"]
+    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
+        assert f"exhibit.{call}(" in cell.source
+    assert f'open_exhibit("{HERE_LANES}", size, results)' in plan.source
+    assert all(p["help"] for p in inspect_notebook(source).values())
+    check_parameters(read_notebook(HERE_LANES), {"size": "paper", "force": True}, HERE_LANES)

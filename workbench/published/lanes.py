@@ -1,0 +1,258 @@
+"""One measured step of a run on named hardware: what every lane did, and what it moved.
+
+``results/published-here/<device>/lanes/<case>-<method>.csv`` holds a step of a run of the offload
+benchmark, which keeps one for each case. Comments at its head say whose step it is, a row is an
+action. A file that cannot be right is refused in one sentence, as a row of offload.csv is.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from workbench.published.here import LABELS
+from workbench.schedule.action import COMPUTE, LANES, lane_kind, parse_name
+from workbench.schedule.simulate import Event
+
+FOLDER = "lanes"
+HEAD = (
+    "case", "method", "key", "started", "commit", "hardware", "step_seconds", "layers", "batch",
+    "clip", "device_cap_gib", "host_memory_bytes_per_s",
+)  # fmt: skip
+"""The comments, in order. `host_memory_bytes_per_s`: what the machine's profile says that host
+memory gives to copies both ways and updates, all at once."""
+COLUMNS = (
+    "lane", "kind", "unit", "microbatch", "turn", "name", "start_s", "end_s", "host_bytes",
+)  # fmt: skip
+"""`microbatch` is empty for work done once a step; `turn` counts equal actions of a step."""
+AGREE = 0.05
+"""Compute may fill this much more than the step, which another clock measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """A step in types. None stands for an empty field."""
+
+    case: str
+    method: str
+    """As in offload.csv, a variant in parentheses."""
+    key: str
+    """Of the run's record."""
+    started: date
+    commit: str
+    hardware: str
+    step_seconds: float
+    """From the first action of this step to that of the next, in a run that goes on."""
+    layers: int
+    batch: int
+    clip: float | None
+    device_cap_gib: float | None
+    host_memory_bytes_per_s: float | None
+    events: tuple[Event, ...]
+    """Seconds count from the first compute action; updates and copies may reach past the step's
+    end, into the next. `nbytes` is what an action moved through host memory."""
+    device: str
+    """The machine's folder."""
+
+    @property
+    def label(self) -> str:
+        """The method as a figure writes it."""
+        base, _, variant = self.method.partition(" ")
+        return f"{LABELS[base]} {variant}".rstrip()
+
+    def of_lane(self, kind: str) -> list[Event]:
+        """The events on all lanes of a kind."""
+        return [event for event in self.events if lane_kind(event.lane) == kind]
+
+
+def measured_steps(roots: Iterable[Path]) -> list[Lanes]:
+    """The steps in ``<root>/published-here/*/lanes/*.csv`` of every root; of equal cases and
+    methods on a machine the last root's.
+
+    Empty where there is no such file. Raises ValueError as `read_lanes` does.
+    """
+    files = {file.resolve(): None for root in roots for file in _files(root)}
+    steps = [read_lanes(file) for file in files]
+    return list({(step.device, step.case, step.method): step for step in steps}.values())
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted((root / "published-here").glob(f"*/{FOLDER}/*.csv"))
+
+
+def read_lanes(path: Path) -> Lanes:
+    """The step in a file.
+
+    Raises ValueError naming file, line, column and value for what cannot be right.
+    """
+    head: dict[str, Any] = {}
+    rows: list[tuple[int, list[str]]] = []
+    for line, text in enumerate(path.read_text().splitlines(), 1):
+        if text.startswith("#"):
+            _enter(path, line, text, head)
+        elif text.strip():
+            rows.append((line, next(csv.reader([text]))))
+    absent = [name for name in HEAD if name not in head]
+    if absent:
+        raise ValueError(
+            f"{_name(path)}: no line says {', '.join(f'# {name}:' for name in absent)}"
+        )
+    if not rows or tuple(rows[0][1]) != COLUMNS:
+        where = f", line {rows[0][0]}" if rows else ""
+        raise ValueError(f"{_name(path)}{where}: the columns must be {','.join(COLUMNS)}")
+    step = Lanes(
+        **head,
+        events=tuple(_event(path, line, values) for line, values in rows[1:]),
+        device=path.parent.parent.name,
+    )
+    wrong = _contradiction(step)
+    if wrong:
+        raise ValueError(f"{_name(path)}: {wrong}")
+    return step
+
+
+def _enter(path: Path, line: int, text: str, head: dict[str, Any]) -> None:
+    """Read ``# name: value`` into the head."""
+    name, colon, value = (part.strip() for part in text.removeprefix("#").partition(":"))
+    if not colon or name not in _HEAD_READERS or name in head:
+        raise ValueError(
+            f"{_name(path)}, line {line}: {text!r} is unknown or twice there; "
+            f"the comments are {', '.join(HEAD)}"
+        )
+    head[name] = _read(path, line, name, value, _HEAD_READERS[name])
+
+
+def _event(path: Path, line: int, values: list[str]) -> Event:
+    if len(values) != len(COLUMNS):
+        raise ValueError(
+            f"{_name(path)}, line {line}: {len(values)} fields, and the header has {len(COLUMNS)}"
+        )
+    texts = {name: text.strip() for name, text in zip(COLUMNS, values, strict=True)}
+    read = {name: _read(path, line, name, text, _READERS[name]) for name, text in texts.items()}
+    for name in ("kind", "unit", "microbatch", "turn"):
+        said = getattr(read["name"], name)
+        if read[name] != said:
+            raise ValueError(
+                f"{_name(path)}, line {line}: {name} is {texts[name]!r}, and the name is "
+                f"{texts['name']!r}"
+            )
+    if read["end_s"] < read["start_s"]:
+        raise ValueError(
+            f"{_name(path)}, line {line}: end_s is {texts['end_s']!r}, before start_s "
+            f"{texts['start_s']!r}"
+        )
+    if read["host_bytes"] and read["end_s"] == read["start_s"]:
+        raise ValueError(
+            f"{_name(path)}, line {line}: host_bytes is {texts['host_bytes']!r}, moved in no time"
+        )
+    return Event(
+        texts["name"], texts["kind"], read["unit"], read["microbatch"], 0, texts["lane"], 0,
+        read["start_s"], read["end_s"], read["host_bytes"],
+    )  # fmt: skip
+
+
+def _contradiction(step: Lanes) -> str:
+    """What the rows say against each other and the head; empty where they agree."""
+    compute = step.of_lane(COMPUTE)
+    if not compute:
+        return f"lane is never {COMPUTE!r}, and every step computes"
+    first = min(event.start_s for event in compute)
+    if first != 0:
+        return f"start_s of the first compute action is {first}; times count from it"
+    busy = sum(event.end_s - event.start_s for event in compute)
+    if busy > step.step_seconds * (1 + AGREE):
+        return f"step_seconds is {step.step_seconds}, and compute alone takes {busy:.6g} s"
+    return ""
+
+
+def _name(path: Path) -> str:
+    """The file as people find it: device folder, folder and name."""
+    return "/".join(path.parts[-3:])
+
+
+def _read(path: Path, line: int, name: str, text: str, reader: Callable[[str], Any]) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise ValueError(f"{_name(path)}, line {line}: {name} is {text!r}; {error}") from None
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("it must not be empty")
+    return text
+
+
+def _method(text: str) -> str:
+    if text.partition(" ")[0] not in LABELS:
+        raise ValueError(f"known are {', '.join(LABELS)}, a variant in parentheses after it")
+    return text
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text[:10])
+    except ValueError:
+        raise ValueError("it must begin with a date such as 2026-11-21") from None
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("it must be a number")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if value <= 0:
+        raise ValueError("it must be above 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("it must be a whole number, not negative")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if _whole(text) < 1:
+        raise ValueError("it must be at least 1")
+    return int(text)
+
+
+def _or_none(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: reader(text) if text else None
+
+
+def _lane(text: str) -> str:
+    if lane_kind(text) not in LANES:
+        raise ValueError(f"lanes are {', '.join(LANES)}")
+    return text
+
+
+_HEAD_READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("case", "key", "commit", "hardware"), _text),
+    "method": _method,
+    "started": _day,
+    "step_seconds": _positive,
+    **dict.fromkeys(("layers", "batch"), _count),
+    **dict.fromkeys(("clip", "device_cap_gib", "host_memory_bytes_per_s"), _or_none(_positive)),
+}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "lane": _lane,
+    "kind": _text,
+    **dict.fromkeys(("unit", "turn", "host_bytes"), _whole),
+    "microbatch": _or_none(_whole),
+    "name": parse_name,
+    **dict.fromkeys(("start_s", "end_s"), _number),
+}
