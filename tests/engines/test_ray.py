@@ -1,0 +1,96 @@
+"""Sweeps on a Ray cluster: a real one, on this machine, of real runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.runs.helpers import left_behind, wait_for
+from workbench.runs.campaign import Campaign
+from workbench.runs.executor import executor_of
+from workbench.runs.ray_executor import RayExecutor
+from workbench.runs.store import Store
+from workbench.runs.sweep import Sweep, expand
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+]
+TINY = {
+    "method": "plain", "layers": 2, "hidden": 32, "heads": 2, "seq": 16, "vocab": 256, "batch": 2,
+    "device": "cpu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray on this machine, for the tests of this file."""
+    yield
+    import ray  # only now: it reads its settings when it is imported
+
+    ray.shutdown()
+
+
+@pytest.fixture
+def executor(cluster: None, store: Store) -> RayExecutor:
+    return executor_of("ray", store, "a test")
+
+
+def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> None:
+    specs = expand(TINY | {"steps": 5}, grid={"seed": [1, 2]})
+    sweep = Sweep(specs, store, executor=executor)
+    events = []
+    records = sweep.run(events.append)
+    assert [record.status for record in records] == ["ok", "ok"]
+    assert {record.key for record in store.records()} == {point.key for point in sweep.points}
+    steps = [(event["index"], event["step"]) for event in events if event["event"] == "step"]
+    assert sorted(steps) == [(index, step) for index in (0, 1) for step in range(5)]
+    assert {e["where"] for e in events if e["event"] == "point"} == {"Ray on this machine"}
+    assert Sweep(specs, store, executor=executor).ended, "nothing is run twice"
+
+
+def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store) -> None:
+    sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
+    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds, patience_s=60)
+    waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
+    waits.poll()
+    assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
+    sweep.cancel()
+    begun = time.monotonic()
+    wait_for(lambda: sweep.poll() or sweep.ended, patience_s=30)
+    assert time.monotonic() - begun < 15
+    assert sweep.points[0].record.status == "cancelled"
+    assert left_behind(store.root, patience_s=5) == []
+
+
+def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
+    me = psutil.Process()
+    family = [me, *me.children(recursive=True)]
+    listening = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
+    data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
+    campaign = Campaign.create(store, data)
+    campaign.start()
+    wait_for(lambda: campaign.status().state == "done", patience_s=90)
+    assert [record.status for record in store.records()] == ["ok"]
+    told = (campaign.folder / "events.jsonl").read_text().splitlines()
+    assert json.loads(told[0])["where"] == "Ray on this machine"
+
+
+def test_clusters_that_do_not_answer_and_engines_that_are_not_known(store: Store) -> None:
+    with pytest.raises(ValueError, match="must be local, ray, or ray:ADDRESS"):
+        executor_of("slurm", store, "a test")

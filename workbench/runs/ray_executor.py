@@ -1,0 +1,197 @@
+"""Runs carried out by a Ray cluster: a sweep over several machines.
+
+The machines of the cluster are alike (a run's key names the class of device), import this package,
+and share the results folder, by a file system that they all mount. Ray decides where a run goes:
+one that needs a GPU gets one, others get the cores of a machine. There it is started, watched and
+recorded as any run is, so nothing of it is left when Ray or this process dies.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workbench.runs.events import Event, EventReader, make_event
+from workbench.runs.executor import LocalExecutor
+from workbench.runs.record import RESULTS, RunRecord, Status
+from workbench.runs.runner import POLL_S, key_of, resolve
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+MEMORY_BYTES = 128 << 20
+"""Of Ray's own object store where it is started here: what it carries is a record."""
+END_S = 30.0
+"""Longest time in which a cancelled run ends on its machine."""
+
+
+class RayExecutor:
+    """A Ray cluster, or Ray on this machine where no address is given."""
+
+    def __init__(self, store: Store, *, address: str | None = None) -> None:
+        """Connects. Raises ValueError where Ray is not installed or does not answer."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # leaves GPUs visible
+        if address is None:  # Ray's own word for a node that listens to its own machine only
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        try:
+            import ray
+        except ImportError:
+            raise ValueError(
+                "the executor is ray, and Ray is not installed; `pip install workbench[ray]`"
+            ) from None
+        self._ray, self._store = ray, store
+        self._at = f"at {address}" if address else "on this machine"
+        here: dict[str, Any] = {"object_store_memory": MEMORY_BYTES, "include_dashboard": False}
+        try:
+            if not ray.is_initialized():
+                ray.init(address=address, log_to_driver=False, **({} if address else here))
+        except (ConnectionError, RuntimeError, TimeoutError) as error:
+            raise ValueError(f"no Ray cluster answers {self._at}: {error}") from None
+        self.waits_for = ""
+
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        force: bool = False,
+        timeout: float | None = None,
+        accept: Iterable[Status] = RESULTS,
+    ) -> RayWork | None:
+        """See `Executor`. Raises ValueError for an unknown method or a device that is not here."""
+        spec, accept = resolve(spec), frozenset(accept)
+        work = RayWork(self._ray, self._store, key_of(spec))
+        if not force and work.take_cached(accept):
+            return work
+        needs = {"num_gpus": 1} if spec.device == "cuda" else {"num_cpus": self._cores()}
+        free = self._ray.available_resources()
+        if free.get("GPU" if spec.device == "cuda" else "CPU", 0) < max(needs.values()):
+            what = "a GPU" if spec.device == "cuda" else "the cores of a machine"
+            self.waits_for = f"{what} of the Ray cluster {self._at}"
+            return None
+        self.waits_for = ""
+        task = self._ray.remote(_carry_out).options(max_retries=0, **needs)
+        words = (spec.to_dict(), str(self._store.root), force, timeout, sorted(accept))
+        work.begin(task.remote(*words), f"Ray {self._at}")
+        return work
+
+    def _cores(self) -> int:
+        """Of the smallest machine: a run gets a whole one, or two would measure each other."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        return int(min(node["Resources"].get("CPU", 1) for node in nodes))
+
+
+class RayWork:
+    """A run on the cluster (`executor.Work`)."""
+
+    def __init__(self, ray: Any, store: Store, key: str) -> None:
+        self.key, self.where = key, ""
+        self.record: RunRecord | None = None
+        self.cached = False
+        self._ray, self._store = ray, store
+        self._events: list[Event] = []
+        self._reader: EventReader | None = None
+        self._task: Any = None
+
+    def take_cached(self, accept: Iterable[Status]) -> bool:
+        """Whether there is a record to take instead of running; it is taken."""
+        found = self._store.find(self.key)
+        if found is None or found.status not in accept:
+            return False
+        self.record, self.cached = found, True
+        event = make_event("cached", started=found.started, status=found.status)
+        self._events.append(event)
+        return True
+
+    def begin(self, task: Any, where: str) -> None:
+        """Follow a task of the cluster."""
+        self._task, self.where = task, where
+        self._reader = EventReader(self._store.folder(self.key) / "events.jsonl", from_end=True)
+
+    def poll(self) -> RunRecord | None:
+        """The record once there is one."""
+        if self.record is None:
+            ended, _ = self._ray.wait([self._task], timeout=0)
+            self._events += self._reader.read()
+            if ended:
+                self.record = self._outcome()
+        return self.record
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self) -> None:
+        """Ray interrupts the task, which ends its run and writes the record of that."""
+        if self.record is None:
+            self._ray.cancel(self._task)
+
+    def close(self) -> None:
+        """Cancel if it still runs, and wait until nothing of it is left."""
+        if self.record is not None:
+            return
+        self.cancel()
+        deadline = time.monotonic() + END_S
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _outcome(self) -> RunRecord:
+        """What the task returned; for one that was cancelled or lost, what it left in the store."""
+        try:
+            record = RunRecord.from_json(self._ray.get(self._task))
+            if record.key == self.key:
+                return record
+            return replace(
+                record,
+                key=self.key,
+                status="error",
+                message="the cluster's machines have other code than this one, or another device",
+            )
+        except self._ray.exceptions.RayError as error:
+            cancelled = isinstance(error, self._ray.exceptions.TaskCancelledError)
+            lines = str(error).strip().splitlines()
+            found = self._store.find(self.key)
+            if found is not None and cancelled:
+                return found
+            words = "it was cancelled" if cancelled else f"Ray lost the run: {lines[-1]}"
+            with suppress(OSError, ValueError):
+                told = RunSpec.from_dict(_spec_of(self._store.folder(self.key)))
+                return RunRecord(
+                    key=self.key,
+                    method=told.method,
+                    status="cancelled" if cancelled else "error",
+                    spec=told.to_dict(),
+                    message=words,
+                )
+            raise ValueError(words) from None
+
+
+def _spec_of(folder: Path) -> dict[str, Any]:
+    from workbench.runs.overrides import read_object
+
+    return read_object(folder / "spec.json", "spec")
+
+
+def _carry_out(
+    spec: dict[str, Any], root: str, force: bool, timeout: float | None, accept: list[Status]
+) -> str:
+    """On a machine of the cluster: the run, at a place of its own; the record as JSON."""
+    executor = LocalExecutor(Store(root), what="a run of a Ray cluster")
+    while True:
+        work = executor.start(
+            RunSpec.from_dict(spec), force=force, timeout=timeout, accept=frozenset(accept)
+        )
+        if work is not None:
+            break
+        time.sleep(POLL_S)
+    try:
+        while (record := work.poll()) is None:
+            time.sleep(POLL_S)
+    finally:
+        work.close()
+    return record.to_json()
