@@ -259,8 +259,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
 def _conduct(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
     """Run a sweep so that a notebook or a page that looks finds it; one that another process
     conducts already is run beside that, and waits for it."""
+    from workbench.conductor import Conductor
     from workbench.runs.campaign import Campaign
-    from workbench.runs.conductor import Conductor
 
     campaign = Campaign(sweep.store, file.name)
     lock = campaign.lock()
@@ -271,7 +271,7 @@ def _conduct(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecor
     try:
         campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
         campaign.go_on()
-        Conductor(campaign, sweep).run(progress.on_event)
+        Conductor(campaign, [sweep]).run(progress.on_event)
     finally:
         lock.release()
     return [point.record for point in sweep.points if point.record is not None]

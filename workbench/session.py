@@ -32,6 +32,7 @@ from workbench.figures.verdict import as_table, series_to_judge
 from workbench.published.here import OffloadRun, offload_runs
 from workbench.runs import machine
 from workbench.runs.events import Event
+from workbench.runs.executor import LocalExecutor
 from workbench.runs.planning import answer
 from workbench.runs.progress import Progress
 from workbench.runs.record import RunRecord
@@ -153,13 +154,23 @@ class Session:
         specs = find("6a").specs(self.size, {})
         wanted = [s for s in specs if self.exhibit.FIGURE == "6a" or s.method != "stronghold"]
         return [
-            Search(spec, self.store, limit=self.size.search_limit, force=force) for spec in wanted
+            Search(
+                spec,
+                self.store,
+                limit=self.size.search_limit,
+                force=force,
+                executor=self._executor(),
+            )
+            for spec in wanted
         ]
 
     def sweep(self, largest: dict[str, int], *, force: bool = False) -> Sweep:
         """The runs of this exhibit; what failed for no reason of its own is tried again."""
         specs = self.exhibit.specs(self.size, largest)
-        return Sweep(specs, self.store, force=force, retry_failed=True)
+        return Sweep(specs, self.store, force=force, retry_failed=True, executor=self._executor())
+
+    def _executor(self) -> LocalExecutor:
+        return LocalExecutor(self.store, what=f"{self.name} at size {self.size.name}")
 
     def records(self) -> list[RunRecord]:
         """Records there are of this exhibit's runs; nothing is run."""

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from workbench.conductor import main
 from workbench.runs import methods
-from workbench.runs.conductor import main
 
 methods.METHODS["fake"] = methods.Method(
     name="fake", label="Fake", module="fake_method", summary="for tests"

@@ -245,6 +245,7 @@ def test_bad_sweeps_are_refused_in_a_sentence(store: Store) -> None:
         ({"base": {"method": "fake"}, "grid": {"seed": []}}, "at least one value"),
         ({"base": {"method": "fake", "batch": 0}}, "at least 1"),
         ({"base": {"method": "fake"}, "executor": 3}, "executor is 3"),
+        ({"exhibit": ["8a"]}, "exhibit is"),
         ({"base": {"method": "fake"}, "colour": 3}, "unknown field 'colour'"),
     ):
         with pytest.raises(ValueError, match=words):

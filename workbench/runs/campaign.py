@@ -36,7 +36,7 @@ LIVE: tuple[State, ...] = ("waiting", "running", "paused")
 Want = Literal["run", "pause", "cancel"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-COMMAND = (sys.executable, "-m", "workbench.runs.conductor")
+COMMAND = (sys.executable, "-m", "workbench.conductor")
 START_S = 15.0
 """Longest time in which a process that was started says so."""
 

@@ -12,6 +12,7 @@ A `Search` is polled like a `Sweep` and offers the same points and events to who
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,8 @@ class Search:
         self._look_at = 0.0
         self.waits_for = ""
         """What is waited for while nothing runs, in words."""
+        self.paused = False
+        """While it is, no probe is started; the one that runs is let finish."""
         self._job: Work | None = None
         self._events: list[Event] = []
         self.failed = ""
@@ -129,6 +132,15 @@ class Search:
     def ended(self) -> bool:
         return self._job is None and (self._cancelled or bool(self.failed) or self._next() is None)
 
+    @property
+    def running(self) -> list[Point]:
+        """The probe that is running."""
+        return [point for point in self.points if point.work is not None]
+
+    def counts(self) -> Counter[str]:
+        """Probes by state: running, done, failed; how many are to come is not known."""
+        return Counter(point.state for point in self.points)
+
     def seconds_left(self) -> float | None:
         """A search does not know how many probes it takes."""
         return None
@@ -152,7 +164,7 @@ class Search:
         The first call asks the planner, which takes a second or two.
         """
         if self._job is None:
-            if self.ended or time.monotonic() < self._look_at:
+            if self.ended or self.paused or time.monotonic() < self._look_at:
                 return
             spec = at_layers(self.spec, self._next())
             self._job = self._executor.start(spec, force=self._force, timeout=self._timeout)
@@ -163,13 +175,15 @@ class Search:
                     self._events.append(make_event("waiting", text=f"waiting for {self.waits_for}"))
                 return
             self.waits_for = ""
-            self.points.append(Point(spec=spec, key=self._job.key))
-            self._tell("point")
-        record = self._job.poll()
-        self._events += self._job.new_events()
+            self.points.append(Point(spec=spec, key=self._job.key, work=self._job))
+            self._tell("point", where=self._job.where)
+        record, point = self._job.poll(), self.points[-1]
+        for event in self._job.new_events():
+            if event["event"] == "step":
+                point.step_seconds.append(float(event["seconds"]))
+            self._events.append({"index": len(self.points) - 1, **event})
         if record is not None:
-            point = self.points[-1]
-            point.record, point.cached = record, self._job.cached
+            point.record, point.cached, point.work = record, self._job.cached, None
             self._tell("point_ended", status=record.status, message=record.message)
             self._job.close()
             self._job = None
@@ -180,6 +194,13 @@ class Search:
         """Events since the last call: those of the runs, and point and point_ended."""
         events, self._events = self._events, []
         return events
+
+    def retry(self) -> int:
+        """Probe again what failed for another reason than memory; returns how many that are."""
+        failed = [point for point in self.points if point.state == "failed"]
+        self.points = [point for point in self.points if point not in failed]
+        self.failed = ""
+        return len(failed)
 
     def cancel(self) -> None:
         """End the current probe and start no other; poll on until `ended`."""
@@ -192,7 +213,7 @@ class Search:
         self._cancelled = True
         if self._job is not None:
             self._job.close()
-            self.points[-1].record = self._job.record
+            self.points[-1].record, self.points[-1].work = self._job.record, None
             self._job = None
 
     def _next(self) -> int | None:

@@ -8,7 +8,7 @@ place (places.py), because two at one place would measure each other.
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
 (folder, relative to the file), ``timeout`` (seconds a run), ``executor`` (``local``, or ``ray``),
-``name``.
+``name``; or instead of base, grid and runs an ``exhibit`` and its ``size``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workbench.runs.runner import POLL_S, key_of
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
-FIELDS = ("name", "base", "grid", "runs", "results", "timeout", "executor")
+FIELDS = ("name", "base", "grid", "runs", "results", "timeout", "executor", "exhibit", "size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,9 @@ class SweepFile:
     results: Path = REPOSITORY_RESULTS
     timeout_s: float | None = None
     executor: str = "local"
+    exhibit: str = ""
+    """Not a sweep but the runs of this exhibit (``8a``), at `size`."""
+    size: str = "smoke"
 
     @classmethod
     def load(cls, path: Path) -> SweepFile:
@@ -63,20 +66,22 @@ class SweepFile:
             raise ValueError(
                 f"timeout is {timeout!r} in {source}; it must be a positive number of seconds"
             )
-        results, executor = data.get("results"), data.get("executor", "local")
+        results = data.get("results")
         if not isinstance(results, str | None):
             raise ValueError(f"results is {results!r} in {source}; it must be the path of a folder")
-        if not isinstance(executor, str):
-            raise ValueError(f"executor is {executor!r} in {source}; it must be local or ray")
+        told = {"executor": "local", "exhibit": "", "size": "smoke"}
+        told = {name: data.get(name, default) for name, default in told.items()}
+        for name, value in told.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{name} is {value!r} in {source}; it must be a text")
+        grid, runs = data.get("grid", {}), data.get("runs", [{}])
         return cls(
-            specs=expand(
-                data.get("base", {}), grid=data.get("grid", {}), runs=data.get("runs", [{}])
-            ),
+            specs=[] if told["exhibit"] else expand(data.get("base", {}), grid=grid, runs=runs),
             data=data,
             name=_name(data.get("name"), source),
             results=REPOSITORY_RESULTS if results is None else Path(source).parent / results,
             timeout_s=timeout,
-            executor=executor,
+            **told,
         )
 
 
