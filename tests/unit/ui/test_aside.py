@@ -1,0 +1,75 @@
+"""The process beside the kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.runs.helpers import wait_for
+from workbench.ui.aside import Aside
+
+UNITS = "workbench.units:parse_bytes"
+
+
+@pytest.fixture
+def aside() -> Iterator[Aside]:
+    aside = Aside()
+    yield aside
+    aside.close()
+
+
+def test_it_answers_in_another_process_and_keeps_it(aside: Aside) -> None:
+    first = aside.ask("os:getpid")
+    wait_for(lambda: first.done)
+    assert first.value != os.getpid()
+    begun = time.perf_counter()
+    later = [aside.ask("os:getpid") for _ in range(20)]
+    wait_for(lambda: all(answer.done for answer in later))
+    assert {answer.value for answer in later} == {first.value}
+    assert time.perf_counter() - begun < 2
+
+
+def test_asking_does_not_wait(aside: Aside) -> None:
+    aside.ask("os:getpid")
+    begun = time.process_time()
+    answer = aside.ask("time:sleep", seconds=1) or aside.ask("os:getpid")
+    assert time.process_time() - begun < 0.05
+    assert not answer.done
+
+
+def test_an_error_is_a_sentence(aside: Aside) -> None:
+    bad, good = aside.ask(UNITS, amount="3 apples"), aside.ask(UNITS, amount="3GiB")
+    wait_for(lambda: good.done)
+    assert "3 apples" in bad.error
+    assert bad.value is None
+    assert (good.value, good.error) == (3 << 30, "")
+
+
+def test_what_prints_does_not_disturb_the_answers(aside: Aside) -> None:
+    answer, after = aside.ask("builtins:print", end="{broken"), aside.ask("os:getpid")
+    wait_for(lambda: after.done)
+    assert answer.done
+    assert answer.error == ""
+
+
+def test_killed_it_says_so_and_is_started_again(aside: Aside) -> None:
+    pid = aside.ask("os:getpid")
+    wait_for(lambda: pid.done)
+    waiting = aside.ask("signal:pause")
+    psutil.Process(pid.value).kill()
+    wait_for(lambda: waiting.done)
+    assert "ask again" in waiting.error
+    again = aside.ask("os:getpid")
+    wait_for(lambda: again.done)
+    assert again.value not in (None, pid.value)
+
+
+def test_closed_it_is_gone(aside: Aside) -> None:
+    pid = aside.ask("os:getpid")
+    wait_for(lambda: pid.done)
+    aside.close()
+    assert not psutil.pid_exists(pid.value)

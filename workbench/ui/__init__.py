@@ -1,0 +1,1 @@
+"""The interactive side: controllers that know no widgets, and panels that show them."""

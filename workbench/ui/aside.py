@@ -1,0 +1,132 @@
+"""A second process for what would hold the kernel up: planning, reading, drawing.
+
+A kernel has one interpreter lock. Whatever takes a second of Python there, in a thread or not, is a
+second in which a slider does not answer. So a panel asks a process of its own: `ask` names a
+function of this project and its arguments (plain data), and returns at once; the answer is there
+when it is there. The process starts when first asked, keeps what it imported, ends with whoever
+started it, and is started anew if it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from workbench.runs.runner import import_path
+
+END_S = 2.0
+
+
+class Answer:
+    """What was asked for, once it is there."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: Any = None
+        """Plain data, as the function returned it."""
+        self.error = ""
+        """One sentence, where there is no value."""
+
+
+class Aside:
+    """The process; close it, or let it end with this one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+        self._asked: dict[int, Answer] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def ask(self, function: str, **arguments: Any) -> Answer:
+        """Have ``package.module:function`` called there. Questions are answered in turn."""
+        answer = Answer()
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            self._count += 1
+            self._asked[self._count] = answer
+            question = {"id": self._count, "function": function, "arguments": arguments}
+            try:
+                self._process.stdin.write(json.dumps(question) + "\n")
+                self._process.stdin.flush()
+            except OSError:
+                self._lost(self._process)
+        return answer
+
+    def close(self) -> None:
+        """End the process; what was asked and not answered is not answered."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "workbench.ui.aside"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": import_path()},
+        )
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen) -> None:
+        """Read answers until the process ends; waiting for a line costs the kernel nothing."""
+        for line in process.stdout:
+            told = json.loads(line)
+            answer = self._asked.pop(told["id"], None)
+            if answer is not None:
+                answer.value, answer.error = told["value"], told["error"]
+                answer.done = True
+        process.stdout.close()
+        process.wait()
+        with self._lock:
+            self._lost(process)
+
+    def _lost(self, process: subprocess.Popen) -> None:
+        """Nothing that was asked of a process that died will be answered."""
+        if self._process not in (process, None):
+            return
+        for answer in self._asked.values():
+            answer.error = "the process that works beside this page was ended; ask again"
+            answer.done = True
+        self._asked.clear()
+
+
+def serve(lines: Any, say: Callable[[str], object]) -> None:
+    """Answer questions, a line each, until there are no more."""
+    for line in lines:
+        question = json.loads(line)
+        told: dict[str, Any] = {"id": question["id"], "value": None, "error": ""}
+        try:
+            module, _, name = question["function"].partition(":")
+            told["value"] = getattr(import_module(module), name)(**question["arguments"])
+        except Exception as error:
+            told["error"] = " ".join(str(error).split()) or type(error).__name__
+        say(json.dumps(told) + "\n")
+
+
+def main() -> None:
+    """Questions come on standard input and answers go to standard output, which nothing else may
+    write to."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    serve(sys.stdin, out.write)
+
+
+if __name__ == "__main__":
+    main()

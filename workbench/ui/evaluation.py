@@ -1,0 +1,209 @@
+"""The evaluation of the claims, one after the other: a controller that knows no widgets.
+
+Each claim is an exhibit at a size. Its runs are conducted by a process of their own, as a sweep
+named after the exhibit (runs/campaign.py); planning and drawing happen in another (aside.py). So
+nothing here takes time, whatever runs may be watched from several pages, and nothing that has been
+measured is run again or deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.figures.exhibit import EXHIBITS, name_of
+from workbench.figures.sizes import named
+from workbench.runs.campaign import LIVE, Campaign, Status
+from workbench.runs.progress import format_seconds
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.ui.aside import Answer, Aside
+
+WORK = "workbench.ui.evaluation_work"
+TIRES = {
+    "name": "kick-the-tires",
+    "base": {
+        "layers": 6, "hidden": 128, "heads": 4, "seq": 64, "vocab": 256, "batch": 4, "steps": 20,
+        "device": "cpu",
+    },
+    "runs": [{"method": "plain"}, {"method": "stronghold", "window": 2, "resident": 1}],
+}  # fmt: skip
+"""The one-minute run: a small model, whole and through a window. Its losses must agree."""
+AGREE = 1e-6
+"""Relative difference of losses in fp32."""
+LOG_BYTES, LOG_LINES = 8192, 12
+
+
+@dataclass
+class Claim:
+    """One exhibit under evaluation."""
+
+    figure: str
+    campaign: Campaign
+    about: Answer
+    """As `evaluation_work.claim` tells."""
+    preview: Answer | None = None
+    shown: Answer | None = None
+    """As `evaluation_work.show` tells, of the last drawing that was asked for."""
+    status: Status = field(default_factory=Status)
+    stale: bool = True
+    """Whether points have arrived since the last drawing was asked for."""
+    _seen: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return name_of(self.figure)
+
+    @property
+    def live(self) -> bool:
+        return self.status.state in LIVE
+
+
+class Evaluation:
+    """All claims at one size, in one results folder."""
+
+    def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
+        """Starts nothing but the process beside this one. Raises ValueError for an unknown size."""
+        self.size = named(size).name
+        self.store = Store(REPOSITORY_RESULTS.parent / Path(results).expanduser())
+        self.aside = Aside()
+        self.claims = [
+            Claim(
+                figure=figure,
+                campaign=Campaign(self.store, f"{name_of(figure)}-{size}"),
+                about=self._ask("claim", figure=figure),
+            )
+            for figure in EXHIBITS
+        ]
+        self.tires = Campaign(self.store, TIRES["name"])
+        self.doctor: Answer | None = None
+        self.report: Answer | None = None
+
+    def claim(self, figure: str) -> Claim:
+        """The claim of an exhibit, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
+        for claim in self.claims:
+            if figure in (claim.figure, claim.name):
+                return claim
+        known = ", ".join(claim.name for claim in self.claims)
+        raise ValueError(f"unknown exhibit {figure!r}; known: {known}")
+
+    # -- kick the tires -------------------------------------------------------------------------
+
+    def examine(self) -> Answer:
+        """Have the doctor look at this machine; the first time takes about half a minute."""
+        self.doctor = self.aside.ask(f"{WORK}:doctor", results=str(self.store.root))
+        return self.doctor
+
+    def kick(self) -> None:
+        """Start the one-minute run. Raises ValueError and StoreError as a campaign does."""
+        Campaign.create(self.store, TIRES, replace=not self.tires.alive)
+        self.tires.start()
+
+    def kicked(self) -> str:
+        """What came of it, in a sentence; empty while there is nothing to say."""
+        status = self.tires.status()
+        if status.state in LIVE:
+            return f"running: {_counted(status)}"
+        if status.state == "failed":
+            return f"it could not run: {status.text}"
+        if status.state != "done":
+            return status.text
+        records = {p.method: p for p in map(self._record, self.tires.file.specs) if p is not None}
+        if any(record.status != "ok" for record in records.values()) or len(records) < 2:
+            told = "; ".join(f"{r.method}: {r.status}: {r.message}" for r in records.values())
+            return f"it did not end well: {told or 'no record was left'}"
+        whole, window = records["plain"].losses, records["stronghold"].losses
+        apart = max(abs(a - b) / abs(a) for a, b in zip(whole, window, strict=True))
+        words = "agree" if apart <= AGREE else "do NOT agree"
+        return (
+            f"{len(whole)} steps whole and through a window of 2 layers: the losses {words} "
+            f"(largest relative difference {apart:.1e}; from {whole[0]:.3f} to {whole[-1]:.3f})"
+        )
+
+    # -- a claim --------------------------------------------------------------------------------
+
+    def look(self, claim: Claim) -> None:
+        """Ask what would run, and for the figure of what there is."""
+        claim.preview = self._ask("preview", figure=claim.figure)
+        self.redraw(claim)
+
+    def redraw(self, claim: Claim) -> None:
+        """Ask for the figure anew, unless an earlier drawing is still under way."""
+        if claim.shown is None or claim.shown.done:
+            claim.shown = self._ask("show", figure=claim.figure)
+            claim.stale = False
+
+    def start(self, claim: Claim, *, detached: bool = False) -> None:
+        """Run what has no record yet. Raises ValueError and StoreError as a campaign does."""
+        data = {"name": claim.campaign.name, "exhibit": claim.figure, "size": self.size}
+        Campaign.create(self.store, data)
+        claim.campaign.start(detached=detached)
+
+    def poll(self) -> Iterator[Claim]:
+        """Look at what runs; yields the claims of which something is new. Cheap."""
+        for claim in self.claims:
+            claim.status = status = claim.campaign.status()
+            counts = tuple(sorted(status.counts.items()))
+            seen = (status.state, status.text, counts, str(status.running), status.seconds_left)
+            if seen == claim._seen:
+                continue
+            if claim._seen and counts != claim._seen[2]:
+                claim.stale = True
+            claim._seen = seen
+            yield claim
+
+    def words(self, claim: Claim) -> str:
+        """What a claim's runs are doing, in a sentence."""
+        status = claim.status
+        if status.state == "new":
+            return "nothing of it was started from here yet"
+        parts = [status.state, _counted(status)]
+        for run in status.running:
+            loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
+            parts.append(f"step {run['step']} of {run['steps']}{loss} on {run['where']}")
+        if status.seconds_left:
+            parts.append(f"about {format_seconds(status.seconds_left)} left")
+        return "; ".join(part for part in [*parts, status.text] if part)
+
+    def log(self, claim: Claim) -> str:
+        """The last lines of the log of what runs, as text without control characters."""
+        return "\n".join(self._tail(str(run["key"])) for run in claim.status.running[:1])
+
+    # -- all of them ----------------------------------------------------------------------------
+
+    def write_report(self) -> Answer:
+        """Have the offline HTML report written; the answer is where it lies."""
+        where = {"size": self.size, "results": str(self.store.root)}
+        self.report = self.aside.ask(f"{WORK}:report", **where)
+        return self.report
+
+    def close(self) -> None:
+        """End the process beside this one. What runs goes on, or ends with the kernel."""
+        self.aside.close()
+
+    def _ask(self, function: str, *, figure: str) -> Answer:
+        where = {"size": self.size, "results": str(self.store.root)}
+        return self.aside.ask(f"{WORK}:{function}", figure=figure, **where)
+
+    def _record(self, spec: Any) -> Any:
+        from workbench.runs.runner import key_of
+
+        return self.store.find(key_of(spec))
+
+    def _tail(self, key: str) -> str:
+        try:
+            with (self.store.folder(key) / "log.txt").open("rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = text.replace("\r", "\n").split("\n")
+        plain = ["".join(c for c in line if c.isprintable()) for line in lines]
+        return "\n".join([line for line in plain if line.strip()][-LOG_LINES:])
+
+
+def _counted(status: Status) -> str:
+    order = ("done", "failed", "running", "pending")
+    return ", ".join(f"{status.counts[s]} {s}" for s in order if status.counts.get(s))
