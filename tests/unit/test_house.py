@@ -154,8 +154,11 @@ MAY_IMPORT = {
     "published": {"schedule", "model", "profile", "methods", "baselines"},
     "figures": {"schedule", "model", "profile", "methods", "baselines", "published", "runs"},
     "runs": FLOOR | {"published"},
-    "ui": {"runs", "figures", "schedule", "published"},
-}
+    "ui": {
+        "runs", "figures", "schedule", "published", "profile", "methods",
+        "session", "report", "doctor", "preview",
+    },
+}  # fmt: skip
 """Package of ours -> packages of ours that it may import, itself aside."""
 
 
@@ -206,6 +209,28 @@ def test_imports_follow_the_layers(path: Path) -> None:
         if name in plain or (is_package and name in ("workbench", "workbench.runs")):
             continue
         assert package(name) in MAY_IMPORT[ours] | {ours}, f"{ours} must not import {name}"
+
+
+def test_only_panels_know_widgets() -> None:
+    knows = {
+        path.stem
+        for path in sources("workbench")
+        if {"ipywidgets", "anywidget"} & {name.partition(".")[0] for name in _all_imports(path)}
+    }
+    assert knows
+    odd = {stem for stem in knows if not stem.endswith("_panel")} - {"dashboard", "timeline"}
+    assert not odd, "controllers are driven and tested without widgets"
+
+
+def _all_imports(path: Path) -> set[str]:
+    """Modules that `path` imports, anybody's."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
 
 
 # -- a clean tree ----------------------------------------------------------------------------

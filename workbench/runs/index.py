@@ -1,15 +1,14 @@
 """An index of a results folder: ten thousand records listed at once, and again after a change.
 
 A list of runs needs no series, and parsing them is what makes `Store.table` slow. The index keeps a
-flat row a record and looks at the folder with ``scandir`` and ``stat`` only; it reads a
-``record.json`` when its modification time, size or inode is one it has not read.
+flat row a record, looks at the folder by listing it and ``stat`` only, and reads a ``record.json``
+when its modification time, size or inode is one that it has not read.
 
 ``RESULTS/.index.sqlite`` keeps, for the next process, each record without its series. It is never
-the truth. An entry carries a seal over the folder's name, the stamp of the record.json it was read
-from, and its own bytes: what is torn, forged by a crash, of an earlier record or of another version
-of this file does not match, and the record is parsed instead. A file that cannot be read at all is
-removed, one that cannot be written is done without. Rows are not kept there but made from the
-entries by the running code, so that there are none of yesterday's columns.
+the truth. A text in it is sealed together with the key and the stamp of the record.json it is of:
+what is torn, of an earlier record or of another version of this file does not match, and the record
+is parsed instead. A cache that cannot be read is made anew, one that cannot be written is done
+without. Rows are not in it: the running code makes them, with its own columns.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.runs.record import SCHEMA, RunRecord, steady_step_seconds
 from workbench.runs.store import RECORD, Store, read_record, row
@@ -35,78 +34,94 @@ if TYPE_CHECKING:
     import pandas
 
 CACHE = ".index.sqlite"
+TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
 FORMAT = 1
 """Of an entry in the cache; another number when `_without_series` keeps other things."""
 
 SERIES = ("losses", "all_step_seconds")
 """Columns of `store.row` that a row here does not have."""
 
+AT_ONCE = 50
+"""Records between two looks at the clock, and at most lost when a rebuild is killed."""
+
 SETTLED_NS = 100_000_000
 """A file this long unchanged gets another modification time with its next change: file systems
 count time in ticks of some milliseconds. A younger one is read again at the next look."""
 
-AT_ONCE = 250
-"""Records between two visits to the cache, so that a rebuild that is killed has kept most of it."""
-
 WAIT_SECONDS = 0.2
-"""For another process that writes the cache. Then this look does without it."""
+"""For another process that writes the cache. Then this look goes on without it."""
 
-UNREADABLE = (
-    ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
-)  # fmt: skip
-"""What making a row of any JSON that calls itself a record may raise."""
+NO_FAULT = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+"""Errors that say nothing against the cache itself; with any other it is made anew."""
+
+UNUSABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What making a row of JSON that calls itself a record may raise."""
 
 Stamp = tuple[int, int, int]
-"""Modification time in ns, size in bytes, inode."""
+"""Of a file: modification time in ns, size in bytes, inode."""
+
+
+class _Seen(NamedTuple):
+    """What the folder shows of a record without reading it."""
+
+    stamp: Stamp | None
+    """None where the system would not let it be read: it is tried again at each look."""
+    timeline: bool
+
+
+Found = dict[str, _Seen]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is known of one record.json. Ten thousand share a few tuples of names."""
+    """What is known of one record: the columns of its row, or why there are none."""
 
-    stamp: Stamp | None
-    """None where the system would not let it be read: it is tried again at each look."""
-    settled: bool
-    timeline: bool
+    seen: _Seen
+    settled: bool = field(default=True, compare=False)
     started: str = ""
     names: tuple[str, ...] = ()
+    """One tuple for all records that have these columns."""
     values: tuple[Any, ...] = ()
-    problem: str | None = None
+    problem: str = ""
 
 
 class Index:
-    """Rows of all records in a store. Made at once; the first look at the folder comes with
-    `refresh`, `rows` or `table`.
+    """Rows of all records of a store. Making one touches nothing.
 
-    Any thread may call it: one look is made at a time, and `rows` waits for none but the first.
+    Any thread may use it: one looks at the folder at a time, and `rows` does not wait for it.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.problems: dict[Path, str] = {}
-        """Records that cannot be used, and why, as of the last look; as `Store.problems`."""
+        """Records that cannot be used, and why, as of the last look; as in `Store.problems`."""
         self.pending = 0
-        """Records that the last look found and had no time left to read."""
+        """Records that the last look found and did not come to read."""
         self._entries: dict[str, _Entry] = {}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._shared: dict[Any, Any] = {}
+        """During a look: what many rows have, strings and tuples of names, to be kept once."""
         self._looking = threading.Lock()
-        self._looked = self._pruned = False
+        self._looked = self._tidied = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a record as of the last look, oldest first: `store.row` without `SERIES`, and
+        """A row a record, oldest first, as of the last `refresh`; the first call does one.
 
-        * ``steps_done``: steps that have a loss; ``steps`` are the ones asked for,
-        * ``skipped_steps``: how many were left out because a gradient was not finite,
-        * ``has_timeline``: whether the run's folder holds a ``timeline.json``.
+        A row is `store.row` without `SERIES`, and ``steps_done``: steps that have a loss (``steps``
+        are those asked for), ``skipped_steps``: how many were left out because a gradient was not
+        finite, ``has_timeline``: whether the run's folder holds a ``timeline.json``.
 
-        Text in it comes from logs and specs: it is data, for whoever shows it to escape.
+        Rows may be changed, lists and dicts in them not. Text in them comes from logs and specs: it
+        is data, and whoever shows it escapes it.
         """
         if not self._looked:
             self.refresh()
         usable = [(e.started, key, e) for key, e in list(self._entries.items()) if not e.problem]
         return [
-            {**dict(zip(entry.names, entry.values, strict=True)), "has_timeline": entry.timeline}
-            for _, _, entry in sorted(usable, key=lambda item: item[:2])
+            dict(zip(e.names, e.values, strict=True), has_timeline=e.seen.timeline)
+            for *_, e in sorted(usable, key=lambda item: item[:2])
         ]
 
     def table(self) -> pandas.DataFrame:
@@ -116,53 +131,43 @@ class Index:
         return pandas.DataFrame(self.rows())
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
-        """Look at the folder; the keys whose row is new, other or gone since the last look.
+        """Look at the folder; returns the keys of what is new, changed or gone since the last look.
 
-        Nothing is parsed but what changed. With `limit_seconds`, no further record is begun after
-        that time, and `pending` says how many are left for the next call; the newest come first,
-        and each call reads at least one. A record that changed and is still to be read has no row.
+        Only what is new or changed is read, the newest first. With `limit_seconds`, reading stops
+        soon after that time, `pending` says how many records are left, and the next call goes on
+        with them; each reads some. A record that changed has no row until it is read.
         """
         until = math.inf if limit_seconds is None else time.monotonic() + limit_seconds
         with self._looking:
-            before, entries = self._entries.copy(), self._entries
-            seen, problems = self._scan()
-            for key in entries.keys() - seen.keys():
-                del entries[key]
-            wanted = []
-            for key, (stamp, timeline) in seen.items():
-                entry = entries.get(key)
-                if entry is None or entry.stamp != stamp or not entry.settled:
-                    wanted.append(key)
-                    if entry is not None and entry.stamp != stamp:
-                        del entries[key]
-                elif entry.timeline != timeline:
-                    entries[key] = _with_timeline(entry, timeline)
-            wanted.sort(key=lambda key: seen[key][0], reverse=True)
+            self._looked = True
+            before = self._entries.copy()
+            found, problems = self._scan()
+            wanted = self._forget(found)
             if wanted:
                 with closing(_Cache(self.store.root / CACHE)) as cache:
-                    self._read(wanted, seen, cache, until)
-            self.pending = sum(key not in entries for key in wanted)
-            for key, entry in entries.items():
+                    self._read(wanted, found, cache, until)
+                self._shared.clear()
+            self.pending = sum(key not in self._entries for key in wanted)
+            for key, entry in self._entries.items():
                 if entry.problem:
                     problems[self.store.folder(key) / RECORD] = entry.problem
             self.problems = problems
-            self._looked = True
-            keys = before.keys() | entries.keys()
-            return {key for key in keys if before.get(key) != entries.get(key)}
+            keys = before.keys() | self._entries.keys()
+            return {key for key in keys if before.get(key) != self._entries.get(key)}
 
-    def _scan(self) -> tuple[dict[str, tuple[Stamp, bool]], dict[Path, str]]:
-        """Folders with a record: its stamp, and whether there is a timeline; what hides itself."""
-        seen: dict[str, tuple[Stamp, bool]] = {}
+    def _scan(self) -> tuple[Found, dict[Path, str]]:
+        """The records by key, and what cannot even be looked at."""
+        found: Found = {}
         problems: dict[Path, str] = {}
-        runs = str(self.store.runs)
         try:
-            keys = os.listdir(runs)
+            keys = os.listdir(self.store.runs)
         except (FileNotFoundError, NotADirectoryError):
-            return seen, problems
+            return found, problems
         except OSError as error:
-            return seen, {self.store.runs: str(error)}
+            return found, {self.store.runs: str(error)}
         for key in keys:
-            path = f"{runs}/{key}/{RECORD}"
+            folder = f"{self.store.runs}/{key}"
+            path = f"{folder}/{RECORD}"
             try:
                 facts = os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -170,81 +175,188 @@ class Index:
             except OSError as error:
                 problems[Path(path)] = str(error)
                 continue
-            if not stat.S_ISREG(facts.st_mode):  # to open a pipe would wait for ever
-                problems[Path(path)] = "not a run record: it is not a file"
-                continue
-            seen[key] = (_stamp(facts), os.path.exists(f"{runs}/{key}/timeline.json"))
-        return seen, problems
+            if stat.S_ISREG(facts.st_mode):
+                found[key] = _Seen(_stamp(facts), os.path.exists(f"{folder}/timeline.json"))
+            else:  # a pipe would keep its reader waiting
+                problems[Path(path)] = "not a run record: not a file"
+        return found, problems
 
-    def _read(
-        self,
-        wanted: list[str],
-        seen: dict[str, tuple[Stamp, bool]],
-        cache: _Cache,
-        until: float,
-    ) -> None:
-        """Make entries of `wanted`, from the cache or else from the records, until the time."""
-        shared: dict[str, str] = {}
+    def _forget(self, found: Found) -> list[str]:
+        """Drop what is gone or changed; returns the keys to read, the newest first."""
+        for key in self._entries.keys() - found.keys():
+            del self._entries[key]
+        wanted = []
+        for key, seen in found.items():
+            entry = self._entries.get(key)
+            if entry is None or entry.seen.stamp != seen.stamp:
+                self._entries.pop(key, None)
+                wanted.append(key)
+            elif not entry.settled:
+                wanted.append(key)
+            elif entry.seen != seen:
+                self._entries[key] = replace(entry, seen=seen)
+        return sorted(wanted, key=lambda key: found[key].stamp, reverse=True)
+
+    def _read(self, wanted: list[str], found: Found, cache: _Cache, until: float) -> None:
+        """Make the entries of `wanted`, from the cache or else from the records."""
         for start in range(0, len(wanted), AT_ONCE):
+            if start and time.monotonic() >= until:
+                return
             keys = wanted[start : start + AT_ONCE]
-            kept = cache.read({key: seen[key][0] for key in keys})
-            parsed = []
-            for number, key in enumerate(keys, start):
-                if number and time.monotonic() >= until:
-                    cache.write(parsed)
-                    return
-                stamp, timeline = seen[key]
-                entry = self._entry(kept[key], stamp, timeline, shared) if key in kept else None
+            cached = cache.read({key: found[key].stamp for key in keys})
+            parsed: dict[str, tuple[Stamp, bytes]] = {}
+            for key in keys:
+                entry = None
+                if key in cached:
+                    with suppress(*UNUSABLE):
+                        entry = self._entry(cached[key], found[key])
                 if entry is None:
-                    entry, text = self._parse(key, timeline, shared)
-                    if text is not None:
-                        parsed.append((key, entry.stamp, text))
-                if entry is None:  # gone, or being written: the next look sees what it is then
+                    entry, text = self._parse(key, found[key].timeline)
+                    if text and entry.settled and not entry.problem:
+                        parsed[key] = (entry.seen.stamp, text)
+                if entry is None:
                     self._entries.pop(key, None)
                 else:
                     self._entries[key] = entry
             cache.write(parsed)
-        if not self._pruned:
-            cache.keep_only(seen.keys())
-            self._pruned = True
+        if not self._tidied:
+            cache.keep_only(found)
+            self._tidied = True
 
-    def _entry(
-        self, text: bytes, stamp: Stamp, timeline: bool, shared: dict[str, str]
-    ) -> _Entry | None:
-        """The entry of a cached record, or None where this version makes nothing of it."""
-        try:
-            started, columns = _columns(text)
-        except UNREADABLE:
-            return None
-        names = tuple(columns)
-        values = (shared.setdefault(v, v) if type(v) is str else v for v in columns.values())
-        return _Entry(
-            stamp=stamp,
-            settled=True,
-            timeline=timeline,
-            started=started,
-            names=self._names.setdefault(names, names),
-            values=tuple(values),
-        )
+    def _parse(self, key: str, timeline: bool) -> tuple[_Entry | None, bytes]:
+        """The entry of a record.json, and what the cache may keep of it.
 
-    def _parse(
-        self, key: str, timeline: bool, shared: dict[str, str]
-    ) -> tuple[_Entry | None, bytes | None]:
-        """The entry of a record.json and, where it may be cached, the text for it."""
+        There is neither of a record that was removed or changed meanwhile: the next look will see.
+        """
         path = self.store.folder(key) / RECORD
+        text = b""
         try:
-            stamp = _stamp(path.stat())
-            settled = not 0 <= time.time_ns() - stamp[0] < SETTLED_NS
+            seen = _Seen(_stamp(path.stat()), timeline)
+            settled = not 0 <= time.time_ns() - seen.stamp[0] < SETTLED_NS
             try:
                 text = _without_series(read_record(path))
-                started, columns = _columns(text)
-            finally:
-                if _stamp(path.stat()) != stamp:
-                    return None, None
+                entry = replace(self._entry(text, seen), settled=settled)
+            except ValueError as error:
+                entry = _Entry(seen, settled, problem=str(error))
+            except UNUSABLE as error:
+                entry = _Entry(seen, settled, problem=f"not a run record: {error}")
+            return (entry, text) if _stamp(path.stat()) == seen.stamp else (None, b"")
         except FileNotFoundError:
-            return None, None
+            return None, b""
         except OSError as error:
-            return _Entry(stamp=None, settled=False, timeline=timeline, problem=str(error)), None
-        except UNREADABLE as error:
-            problem = str(error) or type(error).__name__
-            return _Entry(stamp=stamp, settled=settled, timeline=timeline, problem=problem), None
+            return _Entry(_Seen(None, timeline), settled=False, problem=str(error)), b""
+
+    def _entry(self, text: bytes, seen: _Seen) -> _Entry:
+        """The entry of a record without its series; raises one of UNUSABLE."""
+        data = json.loads(text)
+        record = RunRecord(**data.pop("record"))
+        columns = {name: v for name, v in row(record).items() if name not in SERIES} | data
+        names, share = tuple(columns), self._shared.setdefault
+        values = [share(v, v) if type(v) is str else v for v in columns.values()]
+        return _Entry(seen, True, str(record.started), share(names, names), tuple(values))
+
+
+class _Cache:
+    """The file between processes, open for one look. Whatever is wrong with it, nothing is raised.
+
+    Each write is one transaction. What a crash leaves half written is found by SQLite or by the
+    seals, so nothing waits for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._remade = False
+        self._db: sqlite3.Connection | None = None
+        self._open()
+
+    def read(self, wanted: dict[str, Stamp]) -> dict[str, bytes]:
+        """Key -> the text written for a record.json of exactly that stamp, where there is one."""
+        names = {os.fsencode(key): key for key in wanted}
+        marks = ",".join("?" * len(names))
+        query = f"SELECT key, seal, text FROM records WHERE key IN ({marks})"
+        return {
+            names[name]: text
+            for name, seal, text in self._do(query, names)
+            if isinstance(text, bytes) and seal == _seal(name, wanted[names[name]], text)
+        }
+
+    def write(self, parsed: dict[str, tuple[Stamp, bytes]]) -> None:
+        """Add or replace texts, all or none."""
+        values: list[bytes] = []
+        for key, (stamp, text) in parsed.items():
+            name = os.fsencode(key)
+            values += (name, _seal(name, stamp, text), text)
+        if parsed:
+            marks = ",".join(["(?, ?, ?)"] * len(parsed))
+            self._do(f"INSERT OR REPLACE INTO records VALUES {marks}", values)
+
+    def keep_only(self, keys: Iterable[str]) -> None:
+        """Drop the texts of folders that are gone."""
+        kept = {os.fsencode(key) for key in keys}
+        gone = [name for (name,) in self._do("SELECT key FROM records") if name not in kept]
+        for start in range(0, len(gone), 1000):  # SQLite counts the marks of a statement
+            some = gone[start : start + 1000]
+            self._do(f"DELETE FROM records WHERE key IN ({','.join('?' * len(some))})", some)
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _open(self) -> None:
+        if self._path.is_symlink():  # it would lead out of the results folder
+            return
+        try:
+            self._db = sqlite3.connect(self._path, timeout=WAIT_SECONDS, isolation_level=None)
+            self._db.execute("PRAGMA synchronous = OFF")
+            self._db.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
+            found = self._db.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
+            if found != [(TABLE,)]:  # nor any trigger, which would run with each write
+                raise sqlite3.DatabaseError("not the table of this index")
+        except sqlite3.Error as error:
+            self._fail(error)
+
+    def _do(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """The statement, which is a transaction; nothing where that does not work."""
+        try:
+            return self._db.execute(statement, list(values)).fetchall() if self._db else []
+        except sqlite3.Error as error:
+            self._fail(error)
+            return []
+
+    def _fail(self, error: sqlite3.Error) -> None:
+        """Go on without a cache, or with a new one where this one is no good, but only once."""
+        self.close()
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF not in NO_FAULT and not self._remade:
+            self._remade = True
+            with suppress(OSError):
+                self._path.unlink()
+                self._path.with_name(f"{CACHE}-journal").unlink(missing_ok=True)
+                self._open()
+
+
+def _stamp(facts: os.stat_result) -> Stamp:
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino
+
+
+def _seal(name: bytes, stamp: Stamp, text: bytes) -> bytes:
+    """What binds a text to its folder, to the record.json it is of, and to this format."""
+    bound = repr((FORMAT, SCHEMA, name, stamp)).encode()
+    return blake2b(bound + b"\n" + text, digest_size=16).digest()
+
+
+def _without_series(record: RunRecord) -> bytes:
+    """A record as JSON that makes the same row: of losses the last, of step times the steady one.
+
+    The last of one number and the median of one number are that number.
+    """
+    steady = steady_step_seconds(record.step_seconds)
+    short = {
+        "losses": record.losses[-1:],
+        "step_seconds": [] if steady is None else [steady],
+        "grad_norms": [],
+        "skipped_steps": [],
+    }
+    facts = {"steps_done": len(record.losses), "skipped_steps": len(record.skipped_steps)}
+    return json.dumps({"record": vars(record) | short, **facts}).encode()

@@ -97,7 +97,7 @@ class RunRecord:
         """Inverse of `to_json`; raises ValueError when the text is no record of a known schema."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not a run record: {error}") from None
         if not isinstance(data, dict) or "schema" not in data:
             raise ValueError("not a run record: it has no schema number")
@@ -109,6 +109,9 @@ class RunRecord:
         unknown = data.keys() - known
         if unknown:
             raise ValueError(f"not a run record: unknown field {sorted(unknown)[0]!r}")
+        for name, kind in (("spec", dict), ("started", str), ("provenance", dict)):
+            if not isinstance(data.get(name, kind()), kind):
+                raise ValueError(f"not a run record: {name} is {data[name]!r}")
         for name in ("losses", "step_seconds", "grad_norms"):
             data[name] = [_number(value) for value in data.get(name, [])]
         try:

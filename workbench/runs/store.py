@@ -76,8 +76,7 @@ class Store:
         """All usable records, oldest first."""
         if not self.runs.is_dir():
             return []
-        with os.scandir(self.runs) as entries:
-            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        folders = [self.runs / name for name in os.listdir(self.runs)]
         found = [record for folder in folders if (record := self._read(folder)) is not None]
         return sorted(found, key=lambda record: (record.started, record.key))
 
@@ -131,7 +130,7 @@ class Store:
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if path not in self._parsed or self._parsed[path][0] != stamp:
                 self._parsed[path] = (stamp, read_record(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             self.problems[path] = str(error)
@@ -166,6 +165,8 @@ class KeyLock:
 
 def read_record(path: Path) -> RunRecord:
     """Raises ValueError when it is no record, or not the record of the folder it lies in."""
+    if not path.is_file():
+        raise ValueError("not a run record: it is no file")
     try:
         record = RunRecord.from_json(path.read_text())
     except (TypeError, AttributeError, KeyError) as error:

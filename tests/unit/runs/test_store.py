@@ -183,3 +183,24 @@ def test_records_are_strict_json() -> None:
 
     assert json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert RunRecord.from_json(text).losses[1] == float("inf")
+
+
+def test_one_bad_folder_costs_one_record(store: Store) -> None:
+    """Whatever lies in the runs folder, the other records are read."""
+    good = RunRecord(key="good", method="fake", status="ok", spec={"model": {}})
+    store.write(good)
+    broken = {
+        "deep": "[" * 100_000,
+        "listed": '{"schema": 1, "key": "listed", "method": "x", "status": "ok", "spec": []}',
+        "undated": '{"schema": 1, "key": "undated", "method": "x", "status": "ok", "spec": {}, '
+        '"started": null}',
+    }
+    for key, text in broken.items():
+        (store.runs / key).mkdir()
+        (store.runs / key / "record.json").write_text(text)
+    (store.runs / "loop").symlink_to(store.runs / "loop")
+    (store.runs / "pipe").mkdir()
+    os.mkfifo(store.runs / "pipe" / "record.json")
+    (store.runs / "a file").write_text("")
+    assert store.table()["key"].tolist() == ["good"]
+    assert {path.parent.name for path in store.problems} == {*broken, "loop", "pipe"}
