@@ -1,0 +1,69 @@
+"""The timeline of a run as a widget: predicted above measured, at one scale, to zoom into.
+
+    from workbench.runs.store import Store
+    from workbench.ui.timeline import timeline_of
+
+    timeline_of(Store(), "0303d1c12d2f75e2")
+
+The script and the style travel inside the notebook's own connection: nothing is fetched, and
+nothing is sent back while somebody zooms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from workbench.runs.store import Store
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import Event
+from workbench.ui import timeline_page
+from workbench.ui.timeline_data import timeline_data
+from workbench.ui.timeline_run import run_timeline
+
+
+class Timeline(anywidget.AnyWidget):
+    """Events of one or two sources over time. Raises ValueError as `timeline_data` does."""
+
+    _esm = timeline_page.script()
+    _css = timeline_page.style()
+    data = traitlets.Dict().tag(sync=True)
+    """What `timeline_data` made; another value shows another run in the same place."""
+
+    def __init__(
+        self,
+        *,
+        measured: Iterable[Event] = (),
+        predicted: Iterable[Event] = (),
+        title: str = "",
+        schedule: Schedule | None = None,
+        layers: int | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        """`schedule` adds the memory of each tier, `layers` tells which units embed and end the
+        model. `data` is ready-made and takes the place of all others."""
+        if data is None:
+            data = timeline_data(
+                measured=measured,
+                predicted=predicted,
+                title=title,
+                schedule=schedule,
+                layers=layers,
+            )
+        super().__init__(data=data)
+
+    def save_html(self, path: str | Path) -> Path:
+        """The same view as one file that works offline; returns its path."""
+        return timeline_page.save_html(self.data, path)
+
+
+def timeline_of(store: Store, key: str) -> Timeline:
+    """The timeline of a run in the store, predicted above measured.
+
+    Raises ValueError, in one sentence, where the run kept no timeline.
+    """
+    return Timeline(data=run_timeline(store, key))
