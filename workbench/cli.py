@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] == ["doctor"]:
-            return import_module("workbench.doctor").main(words[1:])
+        if words[:1] in (["doctor"], ["page"]):
+            return import_module(f"workbench.{words[0]}").main(words[1:])
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:

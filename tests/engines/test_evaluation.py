@@ -1,0 +1,140 @@
+"""The evaluation of the claims with real, tiny runs, driven without a browser."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.runs.helpers import processes_of, wait_for
+from workbench.runs.store import Store
+from workbench.ui.evaluation import Evaluation
+from workbench.ui.evaluation_panel import EvaluationPanel
+
+pytestmark = pytest.mark.slow
+TICK_S = 0.03
+"""Of processor time, that a look at everything may take; a slider must answer meanwhile."""
+
+
+@pytest.fixture
+def panel(store: Store) -> Iterator[EvaluationPanel]:
+    panel = EvaluationPanel("tiny", store.root)
+    yield panel
+    for campaign in (panel.evaluation.tires, *(c.campaign for c in panel.evaluation.claims)):
+        if campaign.alive:
+            campaign.cancel()
+            wait_for(lambda campaign=campaign: not campaign.alive)
+    panel.close()
+
+
+def until(panel: EvaluationPanel, condition: Callable[[], object], patience_s: float = 120) -> None:
+    """Tick until it is so; no tick may hold the kernel up."""
+    slowest = 0.0
+
+    def look() -> object:
+        nonlocal slowest
+        begun = time.process_time()
+        panel.tick()
+        slowest = max(slowest, time.process_time() - begun)
+        return condition()
+
+    wait_for(look, patience_s)
+    assert slowest < TICK_S
+
+
+def section(panel: EvaluationPanel, name: str):
+    """The section of an exhibit, opened."""
+    (index,) = (i for i, s in enumerate(panel.sections) if s.claim.name == name)
+    panel.claims.selected_index = index
+    return panel.sections[index]
+
+
+def test_a_claim_from_preview_to_verdict(panel: EvaluationPanel, store: Store) -> None:
+    shown = section(panel, "fig8b")
+    until(panel, lambda: shown.preview.value and shown.verdict.value)
+    assert "Claim (VI.B" in shown.about.value
+    assert "2 to run" in shown.preview.value
+    assert "not run" in shown.verdict.value
+    assert (shown.run.disabled, shown.cancel.disabled) == (False, True)
+    before = shown.picture.value
+
+    shown.run.click()
+    until(panel, lambda: shown.claim.live)
+    assert (shown.run.disabled, shown.cancel.disabled) == (True, False)
+    until(panel, lambda: shown.claim.status.running)
+    assert "on the processors" in shown.state.value
+    until(panel, lambda: shown.claim.status.state == "done")
+    assert [record.status for record in store.records()] == ["ok", "ok"]
+    assert (shown.progress.value, shown.progress.max) == (2, 2)
+    until(panel, lambda: not shown.claim.stale and shown.claim.shown.done)
+    until(panel, lambda: "measured" in shown.verdict.value)
+    assert shown.picture.value != before
+    assert shown.picture.value[:4] == b"\x89PNG"
+
+    started = {record.started for record in store.records()}
+    shown.run.click()
+    until(panel, lambda: shown.claim.status.state == "done")
+    assert {record.started for record in store.records()} == started, "nothing is run again"
+
+
+def test_cancel_in_the_middle_and_go_on(panel: EvaluationPanel, store: Store) -> None:
+    shown = section(panel, "fig8a")
+    shown.run.click()
+    until(panel, lambda: shown.claim.status.counts.get("done"))
+    shown.cancel.click()
+    until(panel, lambda: shown.claim.status.state == "cancelled")
+    assert not processes_of(store.root)
+    done = {record.key: record.started for record in store.records() if record.status == "ok"}
+    assert done
+    shown.run.click()
+    until(panel, lambda: shown.claim.live)
+    until(panel, lambda: len([r for r in store.records() if r.status == "ok"]) > len(done))
+    now = {record.key: record.started for record in store.records() if record.status == "ok"}
+    assert done.items() <= now.items(), "what was finished stayed finished"
+
+
+def test_the_tires(panel: EvaluationPanel) -> None:
+    panel.kick.click()
+    until(panel, lambda: "running" in panel.kicked.value)
+    until(panel, lambda: "the losses agree" in panel.kicked.value)
+
+
+def test_another_page_finds_what_runs(panel: EvaluationPanel, store: Store) -> None:
+    mine = panel.evaluation.claim("8b")
+    panel.evaluation.start(mine)
+    other = Evaluation("tiny", store.root)
+    try:
+        theirs = other.claim("fig8b")
+        assert theirs in list(other.poll())
+        assert theirs.live
+        other.start(theirs)
+        assert theirs.campaign.status().pid == mine.campaign.status().pid
+    finally:
+        other.close()
+
+
+def test_committed_measurements_are_shown_and_nothing_runs(panel: EvaluationPanel) -> None:
+    shown = section(panel, "here_offload")
+    until(panel, lambda: shown.verdict.value)
+    assert "Nothing runs for this" in shown.about.value
+    assert shown.controls.layout.display == "none"
+    assert base64.b64encode(shown.picture.value).decode() == shown.claim.shown.value["png"]
+
+
+def test_one_button_makes_the_report(panel: EvaluationPanel, store: Store) -> None:
+    panel.report.click()
+    until(panel, lambda: "opens offline" in panel.reported.value)
+    assert (store.root / "reports" / "tiny" / "report.html").stat().st_size > 10_000
+
+
+def test_what_goes_wrong_is_a_sentence(panel: EvaluationPanel, store: Store) -> None:
+    shown = section(panel, "fig8b")
+    (store.root / "sweeps").parent.mkdir(parents=True, exist_ok=True)
+    (store.root / "sweeps").write_text("a file in the way")
+    shown.run.click()
+    assert "cannot be written" in shown.state.value
+    assert "Traceback" not in shown.state.value
+    with pytest.raises(ValueError, match="unknown size 'huge'"):
+        Evaluation("huge", store.root)

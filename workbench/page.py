@@ -1,0 +1,105 @@
+"""``workbench page``: the dashboard as a page without code, for a browser on this machine.
+
+Voila serves one notebook of one cell out of a folder that holds nothing else. It listens on
+loopback only, asks for a token, serves no files, and its answers forbid the browser to ask any
+other server for anything. When it ends, however it ends, its kernels end with it, and the runs they
+started, unless somebody wanted those to go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+
+HOST = "127.0.0.1"
+POLICY = (
+    "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; connect-src 'self'; frame-ancestors 'self'; "
+    "form-action 'self'; object-src 'none'"
+)
+"""JupyterLab's scripts need to evaluate; nothing comes from, or goes to, another server."""
+IDLE_S = 600
+"""A kernel whose page was closed ends after so long."""
+CELL = """from workbench.ui.dashboard import Dashboard
+
+Dashboard({results!r}, size={size!r}).widget"""
+
+
+def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Voila's settings, by class."""
+    return {
+        "Voila": {
+            "ip": HOST,
+            "port": port,
+            "port_retries": 0,
+            "token": token,
+            "open_browser": False,
+            "root_dir": str(folder),
+            "tornado_settings": {"headers": {"Content-Security-Policy": POLICY}},
+        },
+        "VoilaConfiguration": {
+            "file_allowlist": [],
+            "file_denylist": [".*"],
+            "show_tracebacks": False,
+            "theme": "light",
+        },
+        "MappingKernelManager": {"cull_idle_timeout": IDLE_S, "cull_interval": 30},
+    }
+
+
+def notebook(results: Path, size: str) -> Any:
+    """The page's notebook."""
+    import nbformat
+
+    code = CELL.format(results=str(results), size=size)
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    made.metadata["title"] = "Workbench"
+    return made
+
+
+def free_port(wanted: int) -> int:
+    """The port, or any free one for 0. Raises ValueError for one that is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise ValueError(
+                f"port {wanted} cannot be used ({error.strerror}); give another, or 0 for any"
+            ) from None
+        return probe.getsockname()[1]
+
+
+def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = print) -> None:
+    """Serve the page until it is interrupted. Raises ValueError for a port that is taken."""
+    import nbformat
+    from traitlets.config import Config
+    from voila.app import Voila
+
+    port, token = free_port(port), secrets.token_urlsafe(24)
+    with tempfile.TemporaryDirectory(prefix="workbench-page-") as folder:
+        path = Path(folder) / "workbench.ipynb"
+        nbformat.write(notebook(results, size), path)
+        server = Voila(config=Config(configuration(port, token, Path(folder))))
+        server.initialize([str(path)])
+        echo(f"http://{HOST}:{port}/?token={token}")
+        server.start()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 when it was interrupted."""
+    parser = argparse.ArgumentParser(prog="workbench page", description=__doc__.split("\n")[0])
+    parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
+    parser.add_argument("--size", default="smoke", choices=("smoke", "small", "paper"))
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="0: any that is free")
+    options = parser.parse_args(argv)
+    serve(Store(options.results).root, size=options.size, port=options.port)
+    return 0

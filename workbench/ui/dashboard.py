@@ -1,0 +1,72 @@
+"""Everything interactive on one page: plan, sweep, results, evaluation.
+
+    Dashboard().widget
+
+A tab is made when it is first opened, so that the page opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+import ipywidgets as widgets
+
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.ui import html
+
+
+class Dashboard:
+    """Tabs of panels over one results folder."""
+
+    def __init__(self, results: str | Path = REPOSITORY_RESULTS, *, size: str = "smoke") -> None:
+        """`size`: of the evaluation's exhibits."""
+        self.store, self._size = Store(results), size
+        self.panels: dict[str, object] = {}
+        """By title, those that were opened."""
+        self._make: dict[str, Callable[[], object]] = {
+            "Results": self._results,
+            "Plan": self._plan,
+            "Sweep": self._sweep,
+            "Evaluate": self._evaluate,
+        }
+        self.tabs = widgets.Tab(
+            [widgets.VBox() for _ in self._make], titles=list(self._make), selected_index=0
+        )
+        self.tabs.observe(lambda _: self.open(), "selected_index")
+        where = f"<div class='wb soft'>Results folder: {escape(self.store.root.name)}</div>"
+        self.widget = widgets.VBox([widgets.HTML(html.STYLE + where), self.tabs])
+        self.open()
+
+    def open(self, title: str | None = None) -> None:
+        """Show a tab, by default the one that is chosen; its panel is made the first time."""
+        titles = list(self._make)
+        index = self.tabs.selected_index if title is None else titles.index(title)
+        if index is None:
+            return
+        if titles[index] not in self.panels:
+            panel = self.panels[titles[index]] = self._make[titles[index]]()
+            self.tabs.children[index].children = [panel.widget]
+        if self.tabs.selected_index != index:
+            self.tabs.selected_index = index
+
+    def _results(self) -> object:
+        from workbench.ui.board_panel import BoardPanel
+
+        return BoardPanel(self.store)
+
+    def _plan(self) -> object:
+        from workbench.ui.talk_panel import TalkPanel
+
+        return TalkPanel(self.store)
+
+    def _sweep(self) -> object:
+        from workbench.ui.sweep_panel import SweepPanel
+
+        return SweepPanel(self.store)
+
+    def _evaluate(self) -> object:
+        from workbench.ui.evaluation_panel import EvaluationPanel
+
+        return EvaluationPanel(self._size, self.store.root)
