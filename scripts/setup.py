@@ -194,6 +194,14 @@ def install_packages(gpu, torch_version):
     )
 
 
+def settle_jupyterlab():
+    """JupyterLab asks its users whether to fetch news; here nothing asks anybody outside."""
+    folder = VENV / "share" / "jupyter" / "lab" / "settings"
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
+    (folder / "overrides.json").write_text(json.dumps(quiet, indent=1) + "\n")
+
+
 def build_ops():
     """Compile DeepSpeed's operators, which reports on itself; return whether none failed."""
     say("checking DeepSpeed's native operators; compiling them takes 1 to 4 minutes, once")
@@ -273,6 +281,7 @@ def set_up(options):
         create_venv()
         LOG.write_text("")
         install_packages(gpu, install_torch(gpu, options.torch))
+        settle_jupyterlab()
         write_stamp(packages=packages)
         stamp = {"packages": packages}
     if stamp.get("ops") != ops and not options.no_ops and build_ops():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator
 
@@ -71,7 +70,7 @@ def test_a_claim_from_preview_to_verdict(panel: EvaluationPanel, store: Store) -
     until(panel, lambda: not shown.claim.stale and shown.claim.shown.done)
     until(panel, lambda: "measured" in shown.verdict.value)
     assert shown.picture.value != before
-    assert shown.picture.value[:4] == b"\x89PNG"
+    assert 'alt="fig8b: ' in shown.picture.value
 
     started = {record.started for record in store.records()}
     shown.run.click()
@@ -120,7 +119,7 @@ def test_committed_measurements_are_shown_and_nothing_runs(panel: EvaluationPane
     until(panel, lambda: shown.verdict.value)
     assert "Nothing runs for this" in shown.about.value
     assert shown.controls.layout.display == "none"
-    assert base64.b64encode(shown.picture.value).decode() == shown.claim.shown.value["png"]
+    assert shown.claim.shown.value["png"] in shown.picture.value
 
 
 def test_one_button_makes_the_report(panel: EvaluationPanel, store: Store) -> None:

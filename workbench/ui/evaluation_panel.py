@@ -7,7 +7,6 @@ Whatever a button does can be done from code: ``panel.evaluation.start(claim)``,
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +45,7 @@ class ClaimSection:
         )
         self.progress = widgets.IntProgress(value=0, max=1, description="finished")
         self.state, self.log = widgets.HTML(html.told("")), widgets.HTML()
-        self.picture = widgets.Image(format="png", layout={"display": "none"})
+        self.picture = widgets.HTML()
         self.verdict = widgets.HTML()
         self.controls = widgets.HBox(
             [self.run, self.cancel, self.retry, self.keep], layout={"flex_flow": "row wrap"}
@@ -99,9 +98,8 @@ class ClaimSection:
             self.verdict.value = html.paragraph(shown.error, "bad")
             return
         told = shown.value
-        self.picture.value = base64.b64decode(told["png"])
-        self.picture.layout = {"display": "block", "max_width": "100%", "width": "auto"}
-        self.picture.alt = f"{self.claim.name}: {self.claim.about.value['claim']}"
+        words = f"{self.claim.name}: {(self.claim.about.value or {}).get('claim', '')}"
+        self.picture.value = html.picture(told["png"], words)
         sources = ", ".join(f"{n} {source}" for source, n in told["sources"].items())
         files = ", ".join(told["files"])
         self.verdict.value = "".join(

@@ -81,7 +81,8 @@ def report(size: str, results: str) -> str:
 def _published(rows: Any) -> list[dict[str, Any]]:
     shown = rows[[name for name in PUBLISHED if rows[name].notna().any()]].copy()
     shown["value"] = [
-        f"{value:.4g} {unit}" for value, unit in zip(rows["value"], rows["unit"], strict=True)
+        f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+        for value, unit in zip(rows["value"], rows["unit"], strict=True)
     ]
     if "x" in rows and rows["x"].nunique() > 1 and "window" not in shown:
         shown.insert(1, "at", rows["x"])

@@ -43,6 +43,11 @@ def log(text: str, label: str) -> str:
     )
 
 
+def picture(png: str, words: str) -> str:
+    """A picture from base64, as wide as there is room, with the words that stand for it."""
+    return f'<img alt="{escape(words)}" src="data:image/png;base64,{png}" style="max-width: 100%">'
+
+
 def table(rows: Iterable[Mapping[str, Any]], caption: str) -> str:
     """Rows with the same keys as a table with a caption; nothing where there are none."""
     rows = list(rows)

@@ -1,0 +1,121 @@
+"""The evaluation in JupyterLab, as a newcomer meets it: open, run all, press buttons."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from tests.browser.servers import ROOT, TOKEN, Server, jupyter_lab
+from tests.runs.helpers import left_behind, role, wait_for
+from workbench.runs.campaign import Campaign
+from workbench.runs.store import Store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from tests.browser.conftest import Open
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+NOTEBOOK = "artifact_evaluation.ipynb"
+FIRST_PICTURE_S = 90
+"""From opening the notebook; a newcomer has three minutes from `make lab`."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "results")
+    yield store
+    assert left_behind(store.root, patience_s=10) == []
+
+
+@pytest.fixture
+def lab(tmp_path: Path, store: Store) -> Iterator[Server]:
+    """JupyterLab over a copy of the notebook, at the tiny size."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    notebook = nbformat.read(ROOT / "notebooks" / NOTEBOOK, as_version=4)
+    (parameters,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", ()))
+    parameters.source = f'size = "tiny"\nresults = {str(store.root)!r}'
+    nbformat.write(notebook, folder / NOTEBOOK)
+    with jupyter_lab(folder) as server:
+        yield server
+
+
+def opened(open_page: Open, lab: Server, **context: str) -> Page:
+    watched = open_page(f"{lab.origin}/lab/tree/{NOTEBOOK}?token={TOKEN}&reset", **context)
+    page = watched.page
+    page.wait_for_selector(".jp-Notebook .jp-Cell")
+    page.get_by_text(re.compile(r"\| Idle")).wait_for()
+    return page
+
+
+def run_all(page: Page) -> None:
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name=re.compile("^Run All Cells")).click()
+
+
+def restart_and_run_all(page: Page) -> None:
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name=re.compile("^Restart Kernel and Run All Cells")).click()
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+
+
+def click(page: Page, name: str) -> None:
+    button = page.get_by_role("button", name=name, exact=True).locator("visible=true")
+    button.first.scroll_into_view_if_needed()
+    button.first.click()
+
+
+def test_from_opening_the_notebook_to_the_first_figure(
+    open_page: Open, lab: Server, store: Store, shots: Path
+) -> None:
+    begun = time.monotonic()
+    page = opened(open_page, lab)
+    run_all(page)
+    page.get_by_text("fig8b: Scaling with depth").click()
+    page.get_by_role("img", name=re.compile("^fig8b: ")).wait_for()
+    assert time.monotonic() - begun < FIRST_PICTURE_S
+    page.screenshot(path=shots / "first.png")
+
+
+def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store) -> None:
+    page = opened(open_page, lab)
+    run_all(page)
+    page.get_by_text("fig8a: Throughput on one model").click()
+    click(page, "Run")
+    page.get_by_text(re.compile("running; .*on the processors")).wait_for()
+    campaign = Campaign(store, "fig8a-tiny")
+    wait_for(lambda: role("worker", store.root), patience_s=60)
+
+    restart_and_run_all(page)  # in the middle: what runs ends with the kernel
+    wait_for(lambda: campaign.status().state == "interrupted", patience_s=30)
+    assert left_behind(store.root, patience_s=10) == []
+    page.get_by_text("fig8a: Throughput on one model").wait_for()
+    page.get_by_text("fig8a: Throughput on one model").click()
+    page.get_by_text("it goes on with what is left").locator("visible=true").first.wait_for()
+
+    click(page, "Run")
+    wait_for(lambda: campaign.status().state == "running", patience_s=60)
+    click(page, "Cancel")
+    page.get_by_text("it was cancelled").locator("visible=true").first.wait_for()
+    assert campaign.status().state == "cancelled"
+
+
+def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: Store) -> None:
+    page = opened(open_page, lab)
+    run_all(page)
+    page.get_by_text("fig8a: Throughput on one model").click()
+    click(page, "Run")
+    wait_for(lambda: role("worker", store.root), patience_s=60)
+    family = lab.family()
+    lab.kill()
+    begun = time.monotonic()
+    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], 20)
+    assert time.monotonic() - begun < 20

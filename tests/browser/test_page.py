@@ -1,0 +1,92 @@
+"""The dashboard as a page without code: a token, no files, nothing from outside, and buttons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.browser.servers import Server, page, status_of
+from tests.runs.helpers import left_behind, role, wait_for
+from workbench.runs.campaign import Campaign
+from workbench.runs.store import Store
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import Open
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "results")
+    yield store
+    assert left_behind(store.root, patience_s=10) == []
+
+
+@pytest.fixture
+def server(store: Store) -> Iterator[Server]:
+    with page(store.root) as server:
+        yield server
+
+
+def test_it_listens_to_this_machine_asks_for_a_token_and_serves_no_files(server: Server) -> None:
+    listening = {
+        connection.laddr.ip
+        for process in [psutil.Process(server.process.pid), *server.family()]
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+    for path in ("/", "/api/kernels", "/voila/render/workbench.ipynb"):
+        assert "/login" in status_of(server.origin + path)[1], "without the token"
+    token = server.url.partition("?")[2]
+    for path in ("workbench.ipynb", "../../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd"):
+        code, where = status_of(f"{server.origin}/voila/files/{path}?{token}")
+        assert code in (403, 404) or "/login" in where, path
+        code, where = status_of(f"{server.origin}/api/contents/{path}?{token}")
+        assert code in (403, 404) or "/login" in where, path
+
+
+def test_run_and_cancel_from_two_tabs(
+    open_page: Open, server: Server, store: Store, shots: Path
+) -> None:
+    watched = open_page(server.url)
+    tab = watched.page
+    tab.get_by_role("tab", name="Evaluate").click()
+    tab.get_by_text("fig8a: Throughput on one model").click()
+    tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
+    tab.get_by_text(re.compile("running; .*on the processors")).wait_for()
+    campaign = Campaign(store, "fig8a-tiny")
+    pid = campaign.status().pid
+
+    other = open_page(server.url).page
+    other.get_by_role("tab", name="Evaluate").click()
+    other.get_by_text("fig8a: Throughput on one model").click()
+    other.get_by_text(re.compile("running; .*on the processors")).wait_for()
+    run = other.get_by_role("button", name="Run", exact=True).locator("visible=true").first
+    assert run.is_disabled(), "it is not started twice"
+    other.screenshot(path=shots / "second-tab.png")
+    other.get_by_role("button", name="Cancel", exact=True).locator("visible=true").first.click()
+    tab.get_by_text("it was cancelled").locator("visible=true").first.wait_for()
+    assert campaign.status().pid == pid
+    assert campaign.status().state == "cancelled"
+    assert watched.errors == []
+    assert [url for url in watched.left if "fontawesome" not in url] == []
+
+
+def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store: Store) -> None:
+    tab = open_page(server.url).page
+    tab.get_by_role("tab", name="Evaluate").click()
+    tab.get_by_text("fig8a: Throughput on one model").click()
+    tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
+    wait_for(lambda: role("worker", store.root), patience_s=60)
+    server.kill()
+    campaign = Campaign(store, "fig8a-tiny")
+    wait_for(lambda: not campaign.alive, patience_s=10)
+    assert left_behind(store.root, patience_s=1) == []
+    assert campaign.status().state == "interrupted"
