@@ -1,4 +1,4 @@
-"""The command line: ``workbench run | plan | sweep | doctor | figure | reproduce | report``.
+"""The command line: ``workbench run | plan | sweep | doctor | page | figure | reproduce | report``.
 
 It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
 adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing
@@ -101,8 +101,9 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="say what would run")
     sweep.set_defaults(handler=_sweep)
 
-    # Its flags are the doctor's business; `main` hands them over before they come here.
+    # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
+    verbs.add_parser("page", help="the dashboard in a browser on this machine")
 
     reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
     reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help="e.g. fig8a")
