@@ -1,0 +1,103 @@
+"""What a board has done in the process beside the kernel (aside.py): drawing, planning, writing.
+
+Arguments and answers are plain data. Nothing is kept between two questions.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from workbench.figures.style import save, styled
+from workbench.runs.store import Store
+from workbench.ui.board import Board
+from workbench.ui.board_compare import Comparison
+from workbench.ui.board_draw import draw
+from workbench.ui.board_files import export, write_csv
+from workbench.ui.board_plot import Plot
+from workbench.ui.board_query import Query
+
+SCREEN_DPI = 150
+"""A page-wide figure is then 1050 pixels wide: sharp at 1280 x 720 and on a projector."""
+
+
+def picture(order: str) -> str:
+    """A plot as PNG, in base 64, of its order as JSON."""
+    return _png(draw(json.loads(order)))
+
+
+def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
+    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
+    return save_figure(store, draw(order), order["rows"], name)
+
+
+def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
+    """A figure as PDF and PNG, and a table as CSV beside it; returns their paths.
+
+    Raises ValueError for a bad name, and StoreError.
+    """
+
+    def write(stem: Path) -> None:
+        # A suffix put behind the name: `with_suffix` would replace what follows a dot in it.
+        save(figure, stem.with_name(f"{stem.name}.pdf"))
+        write_csv(stem.with_name(f"{stem.name}.csv"), list(rows[0]) if rows else ["key"], rows)
+
+    return export(store, name, write)
+
+
+def save_plot(root: str, plot: dict[str, Any], query: dict[str, Any], name: str) -> list[str]:
+    """`Board.save` by the folder's path; returns file names."""
+    return [path.name for path in _board(root).save(Plot(**plot), name, _query(query))]
+
+
+def save_table(root: str, query: dict[str, Any], name: str) -> list[str]:
+    """The rows of a query as CSV; returns the file's name."""
+    return [_board(root).export_csv(name, _query(query)).name]
+
+
+def compared(root: str, key_a: str, key_b: str) -> dict[str, Any]:
+    """Everything of a `Comparison`, and its figure."""
+    pair = Comparison(Store(root), key_a, key_b)
+    return {
+        "names": list(pair.names),
+        "notes": pair.notes(),
+        "settings": pair.settings(),
+        "results": pair.results(),
+        "bytes": pair.bytes_moved(),
+        "lanes": pair.lanes(),
+        "png": _png(pair.figure()),
+    }
+
+
+def save_compared(root: str, key_a: str, key_b: str, name: str) -> list[str]:
+    """A comparison's figure and table as files; returns their names."""
+    return [path.name for path in Comparison(Store(root), key_a, key_b).save(name)]
+
+
+def timeline(root: str, key: str) -> dict[str, Any]:
+    """What the timeline of a run shows; raises ValueError where it kept none."""
+    from workbench.ui.timeline_run import run_timeline
+
+    return run_timeline(Store(root), key)
+
+
+def _board(root: str) -> Board:
+    board = Board(Store(root))
+    board.refresh()
+    return board
+
+
+def _query(data: dict[str, Any]) -> Query:
+    return Query(**{**data, "columns": tuple(data["columns"])})
+
+
+def _png(figure: Figure) -> str:
+    data = BytesIO()
+    with styled():
+        figure.savefig(data, format="png", dpi=SCREEN_DPI, metadata={"Software": None})
+    return base64.b64encode(data.getvalue()).decode()

@@ -1,0 +1,55 @@
+"""The points of a sweep as pages name them: which run is which, by what sets it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from workbench.runs import machine, methods
+from workbench.runs.runner import resolve
+from workbench.runs.spec import RunSpec
+from workbench.ui.axis import format_value
+
+ALWAYS = ("method", "layers")
+"""Named even where all runs of a sweep have the same."""
+
+
+class Keys:
+    """Keys of many specs on this machine; the code of each method is looked at once."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, str] = {}
+
+    def of(self, spec: RunSpec) -> str:
+        """As `runner.key_of`. Raises ValueError for an unknown method or device."""
+        spec = resolve(spec)
+        if spec.method not in self._versions:
+            self._versions[spec.method] = methods.code_version(spec.method)
+        return spec.key(self._versions[spec.method], machine.device_class(spec.device))
+
+
+def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:
+    """Of each spec the fields in which the specs differ, as text; method and layers always."""
+    rows = [_flat(spec) for spec in specs]
+    if not rows:
+        return []
+    differing = [name for name in rows[0] if len({row[name] for row in rows}) > 1]
+    names = [*ALWAYS, *(name for name in differing if name not in ALWAYS)]
+    return [{name: format_value(name, row[name]) for name in names} for row in rows]
+
+
+def in_words(changes: dict[str, str]) -> str:
+    """One line: ``stronghold, 8 layers, batch 4``.
+
+    >>> in_words({"method": "l2l", "layers": "8", "batch": "4"})
+    'l2l, 8 layers, batch 4'
+    """
+    rest = [
+        f"{name.replace('_', ' ')} {text}" for name, text in changes.items() if name not in ALWAYS
+    ]
+    return ", ".join([changes["method"], f"{changes['layers']} layers", *rest])
+
+
+def _flat(spec: RunSpec) -> dict[str, Any]:
+    data = spec.to_dict()
+    return data | data.pop("model")
