@@ -29,7 +29,7 @@ IDLE_S = 600
 """A kernel whose page was closed ends after so long."""
 CELL = """from workbench.ui.dashboard import Dashboard
 
-Dashboard({results!r}, size={size!r}).widget"""
+Dashboard({results!r}, size={size!r}, confined=True).widget"""
 
 
 def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, Any]]:

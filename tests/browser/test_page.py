@@ -90,3 +90,32 @@ def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store
     wait_for(lambda: not campaign.alive, patience_s=10)
     assert left_behind(store.root, patience_s=1) == []
     assert campaign.status().state == "interrupted"
+
+
+def test_a_sweep_from_the_form_to_the_plot(
+    open_page: Open, server: Server, store: Store, shots: Path
+) -> None:
+    watched = open_page(server.url)
+    tab = watched.page
+    tab.get_by_role("tab", name="Sweep").click()
+    fields = {
+        "layers": "2, 3", "hidden": "32", "heads": "2", "seq": "16", "vocab": "256", "batch": "2",
+        "steps": "4",
+    }  # fmt: skip
+    methods = tab.get_by_label("method", exact=True).locator("visible=true")
+    methods.select_option(label="plain torch: everything on the device, in torch alone")
+    for name, text in fields.items():
+        field = tab.get_by_label(name, exact=True).locator("visible=true").first
+        field.fill(text)
+        field.press("Tab")
+    tab.screenshot(path=shots / "form.png", full_page=True)
+    tab.get_by_role("button", name="Start", exact=True).locator("visible=true").first.click()
+    wait_for(lambda: Campaign.all(store), patience_s=30)
+    (campaign,) = Campaign.all(store)
+    wait_for(lambda: campaign.status().state == "done", patience_s=90)
+    assert [record.status for record in store.records()] == ["ok", "ok"]
+    tab.get_by_role("tab", name="Results").click()
+    tab.get_by_role("table").locator("visible=true").first.wait_for()
+    tab.get_by_role("img").locator("visible=true").first.wait_for()
+    tab.screenshot(path=shots / "results.png", full_page=True)
+    assert watched.errors == []

@@ -20,9 +20,16 @@ from workbench.ui import html
 class Dashboard:
     """Tabs of panels over one results folder."""
 
-    def __init__(self, results: str | Path = REPOSITORY_RESULTS, *, size: str = "smoke") -> None:
-        """`size`: of the evaluation's exhibits."""
-        self.store, self._size = Store(results), size
+    def __init__(
+        self,
+        results: str | Path = REPOSITORY_RESULTS,
+        *,
+        size: str = "smoke",
+        confined: bool = False,
+    ) -> None:
+        """`size`: of the evaluation's exhibits. `confined`: no file outside the results folder is
+        read for anybody who only has the page."""
+        self.store, self._size, self._confined = Store(results), size, confined
         self.panels: dict[str, object] = {}
         """By title, those that were opened."""
         self._make: dict[str, Callable[[], object]] = {
@@ -64,7 +71,7 @@ class Dashboard:
     def _sweep(self) -> object:
         from workbench.ui.sweep_panel import SweepPanel
 
-        return SweepPanel(self.store)
+        return SweepPanel(self.store, confined=self._confined)
 
     def _evaluate(self) -> object:
         from workbench.ui.evaluation_panel import EvaluationPanel

@@ -1,0 +1,394 @@
+"""The page of sweeps, driven without a browser: values are set, buttons clicked, ticks made by
+hand, and sweeps really run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from io import StringIO
+from pathlib import Path
+
+import ipywidgets as widgets
+import jupytext
+import pytest
+from papermill.inspection import inspect_notebook
+
+from tests.runs.helpers import HERE, left_behind, role, wait_for
+from tests.runs.in_process import InProcess
+from workbench.runs import campaign as campaigns
+from workbench.runs.campaign import Campaign
+from workbench.runs.store import Store
+from workbench.ui import sweep_control, sweep_html
+from workbench.ui.sweep_batch import run_to_end
+from workbench.ui.sweep_panel import SweepPanel
+from workbench.ui.watch import Tail, WatchedPoint
+
+
+@pytest.fixture(autouse=True)
+def fake_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, str(HERE / "conductor_driver.py"))
+    monkeypatch.setattr(campaigns, "COMMAND", command)
+    monkeypatch.setattr(sweep_control, "TYPING_S", 0.0)
+
+
+@pytest.fixture
+def opened(store: Store) -> Iterator[Callable[..., SweepPanel]]:
+    """Opens pages on the store; at the end no sweep runs."""
+    panels = []
+
+    def opened(**more: object) -> SweepPanel:
+        panels.append(SweepPanel(store, aside=InProcess(), **more))
+        return panels[-1]
+
+    yield opened
+    for panel in panels:
+        panel.close()
+    for campaign in Campaign.all(store):
+        if campaign.alive:
+            campaign.cancel()
+            wait_for(lambda campaign=campaign: not campaign.alive)
+
+
+@pytest.fixture
+def panel(opened: Callable[..., SweepPanel]) -> SweepPanel:
+    return opened()
+
+
+def text(widget: widgets.HTML) -> str:
+    """What is read, without markup."""
+    return unescape(" ".join(re.sub(r"<[^>]*>", " ", widget.value).split()))
+
+
+def fill(panel: SweepPanel, **values: str) -> None:
+    for name, value in values.items():
+        panel.fields.fields[name].value = (value,) if name == "method" else value
+
+
+def make(panel: SweepPanel, text: str = "steps 0.05", seeds: str = "0..1", **more: str) -> None:
+    fill(panel, method="fake", text=text, steps="5", seed=seeds, name="mine", **more)
+
+
+def tick_until(panel: SweepPanel, condition: Callable[[], object], patience_s: float = 30) -> None:
+    wait_for(lambda: panel.tick() and condition(), patience_s=patience_s)
+
+
+def state(panel: SweepPanel) -> str:
+    sweep = panel.control.shown
+    return "" if sweep is None or panel.control.starting else sweep.status.state
+
+
+def enabled(panel: SweepPanel) -> set[str]:
+    return {action for action, button in panel.buttons.items() if not button.disabled}
+
+
+def test_a_sweep_from_the_first_click_to_the_last_row(panel: SweepPanel, store: Store) -> None:
+    assert enabled(panel) == set()
+    assert "no method is chosen" in panel.buttons["start"].tooltip
+    make(panel, text="steps 0.1")
+    assert enabled(panel) == {"start"}
+    tick_until(panel, lambda: "2 runs: 0 done already, 2 to run" in text(panel.preview))
+    panel.buttons["start"].click()
+    assert "being started" in text(panel.state)
+    assert enabled(panel) == set()
+    tick_until(panel, lambda: state(panel) == "running")
+    assert enabled(panel) == {"pause", "cancel"}
+    tick_until(panel, lambda: re.search(r"▶ running the processors [1-5] of 5", text(panel.points)))
+    tick_until(panel, lambda: "left" in text(panel.state))
+    tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 2)
+    assert (panel.progress.value, panel.progress.max) == (2, 2)
+    assert "2 runs: 2 done" in text(panel.state)
+    assert enabled(panel) == set()
+    assert "all its runs have ended" in panel.buttons["start"].tooltip
+    assert list(panel.table()["status"]) == ["ok", "ok"]
+    commands = text(panel.repeat)
+    assert f"workbench sweep {store.root}/sweeps/mine/sweep.json" in commands
+    assert "papermill notebooks/sweep.ipynb" in commands
+    fill(panel, seed="0..2")
+    assert enabled(panel) == {"start"}
+    panel.buttons["start"].click()
+    assert text(panel.refusal) == (
+        "there is another sweep named 'mine'; give this one a name of its own, such as mine-2"
+    )
+    fill(panel, name="mine-2")
+    tick_until(panel, lambda: "3 runs: 2 done already, 1 to run" in text(panel.preview))
+    panel.buttons["start"].click()
+    assert text(panel.refusal) == ""
+    tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 3)
+    assert len(store.records()) == 3, "what was there was not run again"
+
+
+def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store) -> None:
+    make(panel, text="steps 0.1", seeds="0..2")
+    panel.start()
+    panel.buttons["pause"].click()
+    tick_until(panel, lambda: state(panel) == "paused" and not panel.control.shown.status.running)
+    assert enabled(panel) == {"go_on", "cancel"}
+    assert "1 done, 2 pending" in text(panel.state).replace(
+        "2 pending, 1 done", "1 done, 2 pending"
+    )
+    panel.buttons["go_on"].click()
+    tick_until(panel, lambda: state(panel) == "running")
+    panel.buttons["cancel"].click()
+    tick_until(panel, lambda: state(panel) == "cancelled")
+    assert left_behind(store.root, patience_s=2) == []
+    assert enabled(panel) == {"go_on"}
+    assert "press Go on" in panel.buttons["start"].tooltip
+    panel.buttons["go_on"].click()
+    tick_until(panel, lambda: state(panel) == "done")
+
+
+def test_what_failed_says_why_and_runs_again_when_asked(panel: SweepPanel, store: Store) -> None:
+    make(panel, text="bug", seeds="0")
+    panel.start()
+    tick_until(panel, lambda: state(panel) == "done" and "KeyError" in text(panel.tail))
+    assert "✗ failed" in text(panel.points)
+    assert "Traceback" not in text(panel.tail)
+    assert enabled(panel) == {"retry"}
+    before = store.records()[0].started
+    panel.buttons["retry"].click()
+    tick_until(panel, lambda: state(panel) == "done" and store.records()[0].started != before)
+
+
+def test_a_page_opened_again_finds_what_runs(
+    panel: SweepPanel, opened: Callable[..., SweepPanel], store: Store
+) -> None:
+    make(panel, text="steps 0.2", seeds="0..2")
+    panel.start()
+    wait_for(lambda: role("worker", store.root))
+    other = opened()
+    assert state(other) == "running"
+    assert other.form.text("seed") == "0, 1, 2"
+    assert other.chosen.value == "mine"
+    other.control.start()
+    assert other.control.shown.status.pid == panel.control.shown.campaign.status().pid
+    assert len(role("worker", store.root)) == 1
+    other.buttons["cancel"].click()
+    tick_until(panel, lambda: state(panel) == "cancelled")
+    assert state(opened()) == "", "nothing runs and nothing was interrupted"
+
+
+def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
+    opened: Callable[..., SweepPanel], store: Store
+) -> None:
+    code = (
+        "import sys; from workbench.runs import campaign as c; from workbench.runs.store import "
+        "Store; c.COMMAND = (sys.executable, sys.argv[1]); c.Campaign(Store(sys.argv[2]), 'mine')"
+        ".start(); print('on', flush=True); sys.stdin.read()"
+    )
+    data = {"name": "mine", "base": {"method": "fake", "text": "steps 0.1", "steps": 5}}
+    Campaign.create(store, data)
+    words = [str(HERE / "conductor_driver.py"), str(store.root)]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as kernel:  # fmt: skip
+        assert kernel.stdout.readline() == b"on\n"
+        kernel.kill()
+    wait_for(lambda: Campaign(store, "mine").status().state == "interrupted")
+    panel = opened()
+    assert state(panel) == "interrupted"
+    assert enabled(panel) == {"go_on"}
+    assert "start it again" in text(panel.state)
+    panel.buttons["go_on"].click()
+    tick_until(panel, lambda: state(panel) == "done")
+
+
+def test_two_sweeps_that_want_one_place_say_so(
+    panel: SweepPanel, opened: Callable[..., SweepPanel]
+) -> None:
+    make(panel, text="steps 0.3", seeds="0")
+    panel.start()
+    tick_until(panel, lambda: panel.control.shown.status.running)
+    other = opened()
+    other.chosen.value = ""
+    make(other, seeds="7")
+    fill(other, name="second")
+    other.buttons["start"].click()
+    tick_until(other, lambda: state(other) == "waiting")
+    assert "it waits for the processors (taken by the sweep mine" in text(other.state)
+    assert enabled(other) == {"pause", "cancel"}
+    tick_until(other, lambda: state(other) == "done")
+
+
+def test_the_checkbox_is_what_detaches(panel: SweepPanel) -> None:
+    make(panel, text="steps 0.1", seeds="0")
+    panel.keep.value = True
+    panel.start()
+    assert panel.control.shown.status.detached
+    assert "it goes on when who started it ends" in text(panel.state)
+
+
+def test_ticks_are_cheap_while_a_sweep_runs(panel: SweepPanel) -> None:
+    make(panel, text="steps 0.02", seeds="0..3")
+    fill(panel, steps="20")
+    panel.start()
+    spent = []
+    while state(panel) != "done":
+        began = time.process_time()
+        panel.tick()
+        spent.append(time.process_time() - began)
+        time.sleep(0.05)
+    assert len(spent) > 20
+    assert sorted(spent)[int(0.95 * len(spent))] < 0.02
+
+
+def test_a_click_does_not_wait_for_the_process_it_starts(
+    panel: SweepPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(panel, seeds="0")
+    slow = lambda self, detached: time.sleep(1.0) or True  # noqa: E731
+    monkeypatch.setattr(Campaign, "start", slow)
+    began = time.monotonic()
+    panel.buttons["start"].click()
+    panel.buttons["start"].click()
+    assert time.monotonic() - began < 0.5
+    assert panel.control.starting
+    tick_until(panel, lambda: not panel.control.starting)
+
+
+def test_bad_input_is_one_sentence_and_breaks_nothing(
+    panel: SweepPanel, store: Store, tmp_path: Path
+) -> None:
+    make(panel, seeds="9..1")
+    assert text(panel.fields.told).startswith("seed is '9..1'; the end is below the start")
+    assert "wb-refused" in panel.fields.fields["seed"]._dom_classes
+    assert enabled(panel) == set()
+    assert "the end is below" in panel.buttons["start"].tooltip
+    fill(panel, seed="1")
+    assert text(panel.fields.told) == ""
+    assert "wb-refused" not in panel.fields.fields["seed"]._dom_classes
+    fill(panel, window="8", layers="4")
+    panel.buttons["start"].click()
+    assert "a window of 8 layers is out of range" in text(panel.refusal)
+    for content, words in (("{", "not JSON"), ('{"a": 1}', "unknown field"), (None, "cannot be")):
+        path = tmp_path / f"{words}.json"
+        if content is not None:
+            path.write_text(content)
+        panel.path.value = str(path)
+        panel.load_file.click()
+        assert words in text(panel.refusal)
+    assert panel.form.text("seed") == "1"
+    fill(panel, window="")
+    store.root.write_text("a file, not a folder")
+    panel.buttons["start"].click()
+    assert "the results folder" in text(panel.refusal)
+    store.root.unlink()
+    panel.buttons["start"].click()
+    tick_until(panel, lambda: state(panel) == "done")
+
+
+def test_a_damaged_sweep_is_shown_with_its_reason(
+    opened: Callable[..., SweepPanel], store: Store
+) -> None:
+    folder = store.root / "sweeps" / "torn"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text('{"base": ')
+    panel = opened()
+    panel.chosen.value = "torn"
+    assert "not JSON" in text(panel.refusal)
+    assert "not JSON" in text(panel.state)
+    assert "start" not in enabled(panel)
+
+
+def test_a_confined_page_reads_nothing_outside(
+    opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
+) -> None:
+    panel = opened(confined=True)
+    outside = tmp_path / "outside.json"
+    outside.write_text('{"base": {"method": "fake"}}')
+    for path in (outside, store.root / ".." / "outside.json"):
+        panel.path.value = str(path)
+        panel.load_file.click()
+        assert "here it must lie in the results folder" in text(panel.refusal)
+    make(panel, text="/etc/passwd")
+    panel.buttons["start"].click()
+    assert "text is '/etc/passwd'; here it must lie in the results folder" in text(panel.refusal)
+    assert Campaign.all(store) == []
+
+
+EVIL = '<img src=x onerror="alert(1)">&amp;'
+
+
+def test_text_of_logs_specs_and_records_is_escaped(panel: SweepPanel) -> None:
+    point = WatchedPoint(what=EVIL, key="k", state="failed", message=EVIL, where=EVIL)
+    shown = [
+        sweep_html.points_table([point]),
+        sweep_html.tail_html(Tail("k", EVIL, EVIL, (EVIL,))),
+    ]
+    panel.control.message = EVIL
+    make(panel, text=EVIL)
+    fill(panel, layers=EVIL)
+    panel.show()
+    shown += [panel.refusal.value, panel.fields.told.value, panel.preview.value]
+    for html in shown:
+        assert "<img" not in html
+    assert sum("&lt;img" in html for html in shown) >= 4
+
+
+def controls(widget: widgets.Widget) -> Iterator[widgets.Widget]:
+    for child in getattr(widget, "children", ()):
+        yield from controls(child)
+    if isinstance(widget, widgets.Button | widgets.ValueWidget) and not isinstance(
+        widget, widgets.HTML
+    ):
+        yield widget
+
+
+def test_every_control_says_what_it_is(panel: SweepPanel) -> None:
+    found = list(controls(panel.widget))
+    assert len(found) > 45
+    for control in found:
+        assert control.description, control
+        assert control.tooltip, control.description
+    live = [panel.state, panel.refusal, panel.fields.told]
+    assert all('role="status"' in region.value for region in live)
+
+
+def test_many_runs_are_a_short_table() -> None:
+    points = [WatchedPoint(what=f"run {n}", key=str(n), state="done") for n in range(3000)]
+    points[2500].state = "running"
+    html = sweep_html.points_table(points)
+    assert html.count("<tr>") == sweep_html.MOST_ROWS + 1
+    assert html.index("run 2500") < html.index("run 1<")
+    assert "100 of 3,000 runs" in html
+
+
+def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "batch.json"
+    base = {"method": "fake", "text": "steps 0.02", "steps": 3}
+    path.write_text(json.dumps({"base": base, "runs": [{"seed": 1}, {"text": "bug"}]}))
+    stream = StringIO()
+    sweep = run_to_end(store, path, stream)
+    assert sweep.status.counts == {"done": 1, "failed": 1}
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("[1/2] fake, 16 layers, text steps 0.02, seed 1: ok")
+    assert lines[1].startswith("[2/2] fake, 16 layers, text bug, seed 1234: error: KeyError")
+    assert lines[-1] == "batch: done; 1 done, 1 failed"
+    again = StringIO()
+    run_to_end(store, path, again)
+    assert again.getvalue() == "batch: done; 1 done, 1 failed\n", "nothing ran again"
+
+
+def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> None:
+    notebook = jupytext.read(root / "notebooks" / "sweep.py")
+    parameters, *rest = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    known = inspect_notebook(notebook)
+    assert {name: p["default"] for name, p in known.items()} == {
+        "sweep": '""',
+        "results": '"results"',
+    }
+    assert all(p["help"] for p in known.values())
+    assert max(len(source.splitlines()) for source in rest) <= 10
+    names: dict[str, object] = {}
+    for source in (parameters, f"results = {str(tmp_path)!r}", *rest):
+        exec(source, names)
+    assert names["panel"].store.root == tmp_path
+    assert list(names["panel"].table()) == ["sweep", "state", "runs"]
+    names["panel"].close()

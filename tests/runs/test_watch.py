@@ -1,0 +1,213 @@
+"""What a page sees of sweeps: states, runs, time left, the end of a log, and only what changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs.helpers import HERE, wait_for
+from tests.runs.in_process import InProcess
+from workbench.runs import campaign as campaigns
+from workbench.runs.campaign import Campaign
+from workbench.runs.store import Store
+from workbench.ui import watch as watching
+from workbench.ui.log_tail import last_lines, printable, without_tracebacks
+from workbench.ui.watch import SweepWatch, Watch
+
+Make = Callable[..., Campaign]
+
+
+@pytest.fixture(autouse=True)
+def fake_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, str(HERE / "conductor_driver.py"))
+    monkeypatch.setattr(campaigns, "COMMAND", command)
+
+
+@pytest.fixture
+def make(store: Store) -> Iterator[Make]:
+    made = []
+
+    def make(name: str = "mine", text: str = "steps 0.05", seeds: int = 2, **more) -> Campaign:
+        base = {"method": "fake", "text": text, "steps": 5, **more}
+        data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
+        made.append(Campaign.create(store, data))
+        return made[-1]
+
+    yield make
+    for campaign in made:
+        if campaign.alive:
+            campaign.cancel()
+            wait_for(lambda campaign=campaign: not campaign.alive)
+
+
+@pytest.fixture
+def watch(store: Store) -> Watch:
+    return Watch(store, InProcess())
+
+
+def follow(watch: Watch, name: str = "mine") -> SweepWatch:
+    watch.follow(name)
+    watch.look()
+    watch.look()
+    return watch.sweeps[name]
+
+
+def until(watch: Watch, state: str, name: str = "mine") -> SweepWatch:
+    wait_for(lambda: watch.look() is not None and watch.sweeps[name].status.state == state)
+    watch.look()
+    return watch.sweeps[name]
+
+
+def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch) -> None:
+    campaign = make(text="steps 0.3", batch=8)
+    sweep = follow(watch)
+    assert [(p.what, p.state) for p in sweep.points] == [
+        ("fake, 16 layers, seed 0", "pending"),
+        ("fake, 16 layers, seed 1", "pending"),
+    ]
+    campaign.start()
+    seen = []
+
+    def look() -> bool:
+        watch.look()
+        seen.extend((p.where, p.step, p.steps, p.loss, p.seconds_left) for p in sweep.running())
+        return sweep.status.state == "done"
+
+    wait_for(look, patience_s=30)
+    assert {where for where, *_ in seen} == {"the processors"}
+    assert {steps for *_, steps, _, _ in seen if steps} == {5}
+    lefts = [left for *_, left in seen if left is not None]
+    assert 0.25 < max(lefts) < 0.3 * 5 * 1.5
+    assert max(step for _, step, *_ in seen) >= 1
+    watch.look()
+    assert sweep.counts() == {"done": 2}
+    assert [(p.status, p.loss) for p in sweep.points] == [("ok", pytest.approx(0.2))] * 2
+    assert all(p.seconds > 1.4 and p.where == "" for p in sweep.points)
+    events = [event["event"] for event in sweep.new_events()]
+    assert events.count("point_ended") == 2
+    assert sweep.new_events() == []
+    again = follow(Watch(watch.store, InProcess()))
+    assert [p.status for p in again.points] == ["ok", "ok"]
+
+
+def test_a_failed_run_shows_its_cause_and_its_last_lines(make: Make, watch: Watch) -> None:
+    make(text="bug", seeds=1).start()
+    sweep = follow(watch)
+    until(watch, "done")
+    assert sweep.counts() == {"failed": 1}
+    assert sweep.tail.cause.startswith("KeyError")
+    assert "\n" not in sweep.tail.cause
+    text = "\n".join(sweep.tail.lines)
+    assert "KeyError" in text
+    assert "Traceback" not in text
+    assert 'File "' not in text
+
+
+def test_a_look_reads_only_what_changed(
+    make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        make(f"old-{number}", seed=number)
+    make(text="steps 0.01").start()
+    sweep = follow(watch)
+    until(watch, "done")
+    while watch.look():
+        pass
+    reads: list[str] = []
+    monkeypatch.setattr(Campaign, "status", lambda self: reads.append(self.name))
+    monkeypatch.setattr(watching, "last_lines", lambda path: reads.append(str(path)) or [])
+    monkeypatch.setattr(watching, "read_record", lambda path: reads.append(str(path)))
+    asked = len(watch.aside.asked)
+    began = time.process_time()
+    for _ in range(20):
+        assert watch.look() == set()
+    assert (time.process_time() - began) / 20 < 0.01
+    assert reads == []
+    assert len(watch.aside.asked) == asked
+    log = watch.store.folder(sweep.points[1].key) / "log.txt"
+    log.write_text("more\n")
+    assert watch.look() == {"mine"}
+    assert reads == [str(log)]
+
+
+def test_a_killed_sweep_is_interrupted_and_none_of_its_runs_runs(make: Make, watch: Watch) -> None:
+    campaign = make(text="steps 0.2")
+    campaign.start()
+    sweep = follow(watch)
+    wait_for(lambda: watch.look() is not None and sweep.running())
+    psutil.Process(campaign.status().pid).kill()
+    until(watch, "interrupted")
+    assert [p.state for p in sweep.points] == ["pending", "pending"]
+    assert Watch(watch.store, InProcess()).look() == {"mine"}
+    other = Watch(watch.store, InProcess())
+    other.look()
+    assert other.wanted() == "mine"
+
+
+def test_changed_code_is_said(make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(text="steps 0").start()
+    until(watch, "done")
+    monkeypatch.setattr("workbench.runs.methods.code_version", lambda name: "newer code")
+    sweep = follow(watch)
+    assert sweep.counts() == {"done": 2}
+    assert sweep.outdated == 2
+
+
+def test_damaged_files_are_one_sentence_each(make: Make, watch: Watch) -> None:
+    make(text="steps 0", seeds=1).start()
+    until(watch, "done")
+    (record,) = watch.store.runs.glob("*/record.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": 99}))
+    (watch.store.root / "sweeps" / "mine" / "events.jsonl").write_text('{"torn": \n]\n')
+    sweep = follow(watch)
+    assert sweep.points[0].state == "pending"
+    assert "schema 99" in sweep.points[0].message
+    (watch.store.root / "sweeps" / "mine" / "sweep.json").write_text("{")
+    watch.look()
+    assert "not JSON" in sweep.problem
+    assert "\n" not in sweep.problem
+
+
+def test_logs_are_plain_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_bytes(
+        b"step 1\rstep 2\r\n\x1b[31mred\x1b[0m <b>bold</b>\x07\n\xff\xfe\n\n"
+        b"right\xe2\x80\xaeleft\n" + b"long " * 200 + b"\nlast"
+    )
+    lines = last_lines(log)
+    assert lines[:2] == ["step 2", "red <b>bold</b>"]
+    assert lines[3] == "rightleft"
+    assert len(lines[4]) == 240
+    assert lines[-1] == "last"
+    assert all(line.isprintable() for line in lines)
+    assert last_lines(tmp_path / "none") == []
+    log.write_text("line\n" * 100_000 + "end\n")
+    assert last_lines(log, 2) == ["line", "end"]
+    assert printable("\x1b]0;title\x07text") == "text"
+
+
+def test_a_traceback_is_one_line() -> None:
+    wall = [
+        "before",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "    g()",
+        "    ~^^",
+        "ValueError: one",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "b.py", line 2',
+        "KeyError: two",
+        "after",
+    ]
+    kept = [line for line in without_tracebacks(wall) if line]
+    assert kept == ["before", "ValueError: one", "KeyError: two", "after"]
+    assert without_tracebacks(wall[2:6]) == ["ValueError: one"]

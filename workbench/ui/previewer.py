@@ -1,0 +1,146 @@
+"""What the preview of a sweep asks of the process beside the page (aside.py).
+
+Planning a point takes up to seconds of pure Python, so it happens there, in questions of a limited
+length each, the cheap ones first: which runs there are and which are done, which fit, and only then
+memory and time. Everything goes in and comes out as plain data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+from workbench.runs.index import Index
+from workbench.runs.planning import answer
+from workbench.runs.planning import fits as fits_quickly
+from workbench.runs.record import RESULTS
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.runs.sweep import SweepFile
+from workbench.ui.points import Keys, in_words, varied
+
+GENTLE = 10
+"""Niceness: a run that is measured meanwhile comes first."""
+
+Line = dict[str, Any]
+
+
+def points(data: Line, root: str) -> list[Line]:
+    """The runs of a sweep: what, key, and state (done, failed, pending) in the results folder.
+
+    Raises ValueError for a sweep that is malformed, or a method or device that is not there.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, GENTLE)
+    _specs.cache_clear()  # the methods' code may have changed, and the keys with it
+    index = index_of(root)
+    index.refresh()
+    ended = {row["key"]: row["status"] for row in index.rows()}
+    specs, found = _specs(json.dumps(data)), []
+    for (key, _), changes in zip(specs, varied(spec for _, spec in specs), strict=True):
+        status = ended.get(key, "cancelled")  # a cancelled run is one that nobody let finish
+        state = "pending" if status == "cancelled" else "done" if status in RESULTS else "failed"
+        found.append({"what": in_words(changes), "key": key, "state": state})
+    return found
+
+
+def listed(data: Line, root: str) -> list[Line]:
+    """The same with what the records say, as `watch.WatchedPoint` has it."""
+    found = points(data, root)
+    index = index_of(root)
+    rows = {row["key"]: row for row in index.rows()}
+    problems = {path.parent.name: why for path, why in index.problems.items()}
+    for point in found:
+        row = rows.get(point["key"], {})
+        point |= {
+            "status": row.get("status", ""),
+            "message": row.get("message", "") or problems.get(point["key"], ""),
+            "loss": row.get("final_loss"),
+            "seconds": row.get("seconds"),
+            "samples_per_second": row.get("samples_per_second"),
+        }
+    return found
+
+
+def fits(data: Line, root: str, indices: list[int], limit_seconds: float) -> list[Line]:
+    """Whether the runs `indices` fit, and why not, for the first of them that the time allows.
+
+    `fits` is None where the planner has no answer.
+    """
+    store = Store(root)
+
+    def one(spec: RunSpec) -> Line:
+        try:
+            if fits_quickly(spec, store):
+                return {"fits": True}
+            return {"fits": False, "why": answer(spec, store).plan.binding}
+        except ValueError as error:
+            return {"fits": None, "why": str(error)}
+
+    return _in_time(one, data, indices, limit_seconds)
+
+
+def plans(data: Line, root: str, indices: list[int], limit_seconds: float) -> list[Line]:
+    """Peak bytes, expected seconds and the hardware behind them; which of `indices` as in `fits`.
+
+    Seconds are None while this machine or the method has not been timed.
+    """
+    store = Store(root)
+    beside = _beside(root)
+
+    def one(spec: RunSpec) -> Line:
+        try:
+            planned = answer(spec, store)
+        except ValueError as error:
+            return {"fits": None, "why": str(error)}
+        plan = planned.plan
+        if not plan.fits:  # the quick answer looks at the smallest layout alone
+            return {"fits": False, "why": plan.binding}
+        measured = planned.source == "measured"
+        seconds = None
+        if measured and plan.step_seconds and spec.method in beside:
+            seconds = beside[spec.method] + plan.step_seconds * spec.steps
+        hardware = "" if measured else planned.hardware
+        return {"peak": plan.peak_bytes, "seconds": seconds, "published": hardware}
+
+    return _in_time(one, data, indices, limit_seconds)
+
+
+def _in_time(
+    one: Callable[[RunSpec], Line], data: Line, indices: list[int], limit_seconds: float
+) -> list[Line]:
+    """At least one answer, and no more after the time is over."""
+    specs, until, found = _specs(json.dumps(data)), time.monotonic() + limit_seconds, []
+    for index in indices:
+        found.append({"index": index, **one(specs[index][1])})
+        if time.monotonic() >= until:
+            break
+    return found
+
+
+@lru_cache(maxsize=2)
+def _specs(text: str) -> list[tuple[str, RunSpec]]:
+    """Keys and specs of a sweep, equal ones once."""
+    keys = Keys()
+    specs = SweepFile.parse(json.loads(text), "this sweep").specs
+    return list({keys.of(spec): spec for spec in specs}.items())
+
+
+@lru_cache(maxsize=1)
+def index_of(root: str) -> Index:
+    """The records of a results folder; refresh it."""
+    return Index(Store(root))
+
+
+def _beside(root: str) -> dict[str, float]:
+    """Method -> seconds that its runs needed here beside their steps."""
+    found: dict[str, list[float]] = {}
+    for row in index_of(root).rows():
+        if row["status"] == "ok" and row["seconds"] and row["step_seconds"]:
+            steps = row["step_seconds"] * row["steps_done"]
+            found.setdefault(row["method"], []).append(max(0.0, row["seconds"] - steps))
+    return {method: median(seconds) for method, seconds in found.items()}
