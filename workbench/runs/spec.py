@@ -31,8 +31,11 @@ class RunSpec:
     microbatches: int = 1
     """Equal parts the batch is computed in; gradients accumulate over them."""
     steps: int = 10
+    """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
+    """Of weights, data order and dropout; the same in every method."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
+    """Where it computes; ``auto`` is a GPU where there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Working weights, activations and gradients; AdamW states are fp32 always."""
     window: int | Auto = "auto"
@@ -62,19 +65,29 @@ class RunSpec:
     clip: float | None = 1.0
     """Global gradient-norm clipping, exact in every method; None for no clipping."""
     lr: float = 1.5e-4
+    """AdamW's learning rate after the warm-up."""
     min_lr: float = 1e-5
+    """Where it decays to."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Decay from lr to min_lr over `lr_decay_steps`, after `warmup_steps` of linear growth."""
     warmup_steps: int = 0
+    """Steps in which the learning rate grows to `lr`."""
     lr_decay_steps: int | None = None
     """None: the run's own number of steps."""
     weight_decay: float = 0.01
+    """AdamW's decoupled weight decay."""
     beta1: float = 0.9
+    """AdamW's decay of the mean of gradients."""
     beta2: float = 0.999
+    """AdamW's decay of the mean of their squares."""
     eps: float = 1e-8
+    """Added to the root of the latter."""
     device_memory: int | None = None
+    """Budget of the device, enforced."""
     host_memory: int | None = None
+    """Budget of the host's memory, enforced."""
     disk_memory: int | None = None
+    """Budget of the disk tier; without one, nothing but what is asked for goes there."""
     link_bytes_per_s: float | None = None
     """Emulate a slower link between host and device, each way; None for the machine's own. Without
     a GPU only: it recreates the scarcity of the papers' machines where copies cost little."""
