@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.methods.stronghold.planner import fits, plan
+from workbench.methods.stronghold.planner import Planner, fits, plan
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 
-__all__ = ["fits", "plan", "train"]
+__all__ = ["Planner", "fits", "plan", "train"]
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

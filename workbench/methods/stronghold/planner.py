@@ -34,33 +34,36 @@ element, with one snapshot of the learning rate, and clipping is by the global n
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan, evaluate
 from workbench.methods.plan import Plan
+from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.quick import Before, QuickSearch
 from workbench.methods.stronghold.search import Search
+from workbench.methods.stronghold.trials import Trials, go_on
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
 from workbench.schedule.simulate import simulate
 
-__all__ = ["CLIPPED", "Choice", "fits", "layout_of", "plan"]
+__all__ = ["CLIPPED", "Choice", "Planner", "fits", "layout_of", "plan"]
 
 CLIPPED = "step_seconds_where_clipped"
+RECENT = 8
+"""Questions whose trials are kept."""
+SKETCH_STEPS = 3
+"""Simulated steps of a plan that is shown until a better one is known."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The fastest choice within the budgets; the smallest window where times are equal."""
     budgets = Budgets.of(spec, profile, allocated=True)
     choice = Search(spec, profile, budgets).run()
-    return as_plan(
-        _candidate(spec, profile, budgets, choice),
-        budgets,
-        method="stronghold",
-        window=choice.window,
-        resident=choice.resident,
-        whole=choice.resident == spec.model.layers,
-    )
+    return _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
 
 
 def fits(spec: RunSpec, profile: Profile) -> bool:
@@ -68,10 +71,121 @@ def fits(spec: RunSpec, profile: Profile) -> bool:
     return Search(spec, profile, Budgets.of(spec, profile, allocated=True)).fits()
 
 
+class Planner:
+    """Plans one question after the other, and is quick where a question is close to the last one.
+
+    What was tried is kept: a question that was left in the middle goes on when it is asked again,
+    and one that differs from an earlier one in its budgets alone starts with all that is known.
+    """
+
+    def __init__(self, *, check: Callable[[], None] = go_on) -> None:
+        """`check` is called before every schedule that is built, and may raise to end the work."""
+        self._check = check
+        self._recent: deque[tuple[RunSpec, Trials]] = deque(maxlen=RECENT)
+        self._asked: tuple[RunSpec, Profile] | None = None
+        self._before: Before | None = None
+        self._chosen: Before | None = None
+        self._sketches: dict[Choice, Plan] = {}
+
+    def plans(self, spec: RunSpec, profile: Profile) -> Iterator[Plan]:
+        """Plans for one question, each to take the place of the one before: one at once, a good one
+        in a fifth of a second, and the one that `plan` finds.
+
+        The first ones fit and are simulated, but not checked by all rules.
+        """
+        budgets = Budgets.of(spec, profile, allocated=True)
+        if self._asked != (spec, profile):
+            self._begin(spec, profile, budgets)
+        shown = None
+        for choice in self._quick.choices():
+            if choice == shown:
+                continue
+            shown = self._choose(choice, spec)
+            if choice not in self._sketches:
+                sketch = _sketch(spec, profile, budgets, choice, self._quick.trials)
+                self._sketches[choice] = _plan(sketch, budgets, choice)
+            yield self._sketches[choice]
+        choice = self._choose(self._full.run(), spec)
+        self._check()
+        yield _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
+
+    def _begin(self, spec: RunSpec, profile: Profile, budgets: Budgets) -> None:
+        trials = self._known(spec, profile)
+        if trials is None:
+            trials = Trials(spec, profile, check=self._check)
+            self._recent.append((_without_budgets(spec), trials))
+        self._asked = spec, profile
+        self._before, self._chosen, self._sketches = self._chosen or self._before, None, {}
+        self._quick = QuickSearch(spec, profile, budgets, trials, before=self._before)
+        self._full = Search(spec, profile, budgets, trials)
+
+    def fits(self, spec: RunSpec, profile: Profile) -> bool:
+        """What the function of that name says, with what is known already."""
+        trials = self._known(spec, profile) or Trials(spec, profile)  # not kept: not interrupted
+        return Search(spec, profile, Budgets.of(spec, profile, allocated=True), trials).fits()
+
+    def _choose(self, choice: Choice, spec: RunSpec) -> Choice:
+        self._chosen = Before(choice=choice, layers=spec.model.layers)
+        return choice
+
+    def _known(self, spec: RunSpec, profile: Profile) -> Trials | None:
+        """The trials of an earlier question that differed in nothing but its budgets."""
+        asked = _without_budgets(spec)
+        for known, trials in self._recent:
+            if known == asked and trials.profile == profile:
+                return trials
+        return None
+
+
+def _without_budgets(spec: RunSpec) -> RunSpec:
+    return spec.with_(device_memory=None, host_memory=None, disk_memory=None)
+
+
+def _plan(candidate: Candidate, budgets: Budgets, choice: Choice) -> Plan:
+    return as_plan(
+        candidate,
+        budgets,
+        method="stronghold",
+        window=choice.window,
+        resident=choice.resident,
+        whole=choice.resident == candidate.schedule.num_units - 2,
+    )
+
+
 def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice) -> Candidate:
     """The choice, checked by all rules and simulated with its events."""
     layout = layout_of(spec, profile, choice)
-    settings = {
+    settings = _settings(layout, choice)
+    found = evaluate(layout, profile, budgets, settings)
+    if not (layout.clipped and layout.eager):
+        return found
+    clips = simulate(found.schedule, ProfileCosts(profile, clips=True), steps=STEPS).step_seconds
+    settings[CLIPPED] = clips
+    return replace(found, schedule=replace(found.schedule, settings=settings))
+
+
+def _sketch(
+    spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice, trials: Trials
+) -> Candidate:
+    """The choice, simulated with its events, and with the memory that its trial proved."""
+    layout, limits = layout_of(spec, profile, choice), budgets.to_dict()
+    settings = _settings(layout, choice)
+    if layout.clipped and layout.eager:
+        stands, clips = trials.step_seconds(choice)
+        settings[CLIPPED] = stands if clips is None else clips
+    peak = trials.peaks(choice, limits)
+    within = budgets.lacking(peak) is None
+    schedule = build(layout, profile, budgets=limits if within else None, settings=settings)
+    return Candidate(
+        layout=layout,
+        schedule=schedule,
+        peak=peak,
+        simulation=simulate(schedule, ProfileCosts(profile), steps=SKETCH_STEPS),
+    )
+
+
+def _settings(layout: Layout, choice: Choice) -> dict[str, int | float | str | bool | None]:
+    return {
         "slots": layout.slots,
         "pulled_layers": choice.pulled,
         "kept_layers": choice.kept,
@@ -80,9 +194,3 @@ def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice
         "disk_layers": len(layout.on_disk),
         "host_workers": layout.host_workers,
     }
-    found = evaluate(layout, profile, budgets, settings)
-    if not (layout.clipped and layout.eager):
-        return found
-    clips = simulate(found.schedule, ProfileCosts(profile, clips=True), steps=STEPS).step_seconds
-    settings[CLIPPED] = clips
-    return replace(found, schedule=replace(found.schedule, settings=settings))

@@ -26,24 +26,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workbench.methods.evaluate import Budgets
-from workbench.methods.program import build
-from workbench.methods.stronghold.choice import Choice, layout_of
-from workbench.methods.stronghold.memory import device_bytes
-from workbench.profile.profile import Profile, ProfileCosts
+from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.trials import Trials
+from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
-from workbench.schedule.graph import unroll
-from workbench.schedule.order import Order
-from workbench.schedule.peak import worst_case
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS, Schedule
-from workbench.schedule.simulate import step_seconds
+from workbench.schedule.schedule import DISK, HOST_TIER
 
 TOLERANCE = 0.01
 """A smaller window is preferred when it costs no more than this share of the step time."""
 FIRST_WINDOW = 2
 """The window with which the other choices are made, before windows are compared: the smallest, for
 what fits with any fits with it."""
-STEPS, PROOF_STEPS = 2, 3
-"""Of every schedule that is tried: the second step is like all later ones within a thousandth."""
 STRAIGHT_TRIES = 6
 FINE = 2
 """The stride from which on the search looks in all directions."""
@@ -76,19 +69,23 @@ def objective(spec: RunSpec, stands: float, clips: float | None) -> float:
 
 
 class Search:
-    """One spec's search; it remembers what it has tried."""
+    """One spec's search. It remembers what it has tried, so that one which was interrupted can be
+    run again and is soon where it was."""
 
-    def __init__(self, spec: RunSpec, profile: Profile, budgets: Budgets) -> None:
+    def __init__(
+        self, spec: RunSpec, profile: Profile, budgets: Budgets, trials: Trials | None = None
+    ) -> None:
+        """`trials` are those of an earlier question that differed in nothing but its budgets."""
         self.spec, self.profile, self.budgets = spec, profile, budgets
         self.layers = spec.model.layers
-        self.costs = {clips: ProfileCosts(profile, clips=clips) for clips in (False, True)}
+        self.trials = Trials(spec, profile) if trials is None else trials
         self.axes = {
             "pulled": {spec.resident, spec.window, spec.pulled} == {"auto"},
             "kept": spec.activations == "auto" and spec.kept == "auto",
         }
         """What is searched, besides the resident layers."""
         self.tried: dict[Choice, Trial] = {}
-        self._bytes: dict[Choice, int] = {}
+        self._asked: dict[tuple[Choice, tuple[str, ...]], Trial] = {}
 
     def run(self) -> Choice:
         """The fastest choice within the budgets, with the smallest window where times are equal;
@@ -111,13 +108,17 @@ class Search:
 
     def fits(self) -> bool:
         """Whether any choice is within the budgets; much quicker than the search."""
-        return not self._least().lacking
+        return any(not self._placed(self._settled(choice))[1] for choice in self._smallest())
 
     def _least(self) -> Trial:
-        """The choice with the smallest needs: nothing kept, and as many layers resident as fit, for
+        """The choice with the smallest needs."""
+        trials = (self._trial(choice, fill=()) for choice in self._smallest())
+        return min(trials, key=lambda trial: trial.rank)
+
+    def _smallest(self) -> list[Choice]:
+        """Candidates for the smallest needs: nothing kept, and as many layers resident as fit, for
         what stays on the device the host need not hold."""
-        choices = (replace(self._start(), stash=stash) for stash in self._stashes())
-        return min((self._trial(c, fill=()) for c in choices), key=lambda trial: trial.rank)
+        return [replace(self._start(), stash=stash) for stash in self._stashes()]
 
     def _stashes(self) -> tuple[bool, ...]:
         return {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
@@ -190,13 +191,16 @@ class Search:
         """The choice with as many resident layers as asked for, or as fit (up to the window if that
         is given); then with more layers of the kinds in `fill`, as far as they fit beside those.
         """
-        choice = self._settled(choice)
-        for kind in fill:
-            if self.axes[kind]:
-                choice = self._filled(choice, kind)
-        if choice not in self.tried:
-            self.tried[choice] = self._tried(choice)
-        return self.tried[choice]
+        key = choice, fill
+        if key not in self._asked:
+            choice = self._settled(choice)
+            for kind in fill:
+                if self.axes[kind]:
+                    choice = self._filled(choice, kind)
+            if choice not in self.tried:
+                self.tried[choice] = self._tried(choice)
+            self._asked[key] = self.tried[choice]
+        return self._asked[key]
 
     def _spilled(self, choice: Choice, nbytes: int) -> Choice:
         """The choice with more layers on the disk, where the planner may, so that the host needs so
@@ -250,45 +254,29 @@ class Search:
         return replace(choice, **{kind: low})
 
     def _device_bytes(self, choice: Choice) -> int:
-        """What the choice needs of the device; which layers are on the disk makes no difference."""
-        key = replace(choice, on_disk=0)
-        if key not in self._bytes:
-            self._bytes[key] = device_bytes(layout_of(self.spec, self.profile, key), self.profile)
-        return self._bytes[key]
+        return self.trials.device_bytes(choice)
 
     def _tried(self, choice: Choice) -> Trial:
-        layout = layout_of(self.spec, self.profile, choice)
-        schedule = build(layout, self.profile)
-        lacking = self._lacking(schedule, self._device_bytes(choice))
+        choice, lacking = self._placed(choice)
+        seconds = objective(self.spec, *self._step_seconds(choice))
+        return Trial(choice=choice, lacking=lacking, seconds=seconds)
+
+    def _step_seconds(self, choice: Choice) -> tuple[float, float | None]:
+        return self.trials.step_seconds(choice)
+
+    def _placed(self, choice: Choice) -> tuple[Choice, int]:
+        """The choice with more updates eager or more layers on the disk, where the host has no room
+        and the planner may; and the bytes by which it exceeds the budgets."""
+        lacking = self._lacking(choice)
         over = lacking.get(HOST_TIER, 0)
         if over > 0 and self.spec.clip is None and choice.eager == "some":
-            return self._tried(replace(choice, eager="all"))
+            return self._placed(replace(choice, eager="all"))
         if over > 0 and (more := self._spilled(choice, over)) != choice:
-            return self._tried(more)
-        graph = unroll(schedule, STEPS)
-        stands, clips = step_seconds(graph, self.costs[False]), None
-        if layout.clipped and layout.eager and self.spec.clipping != "speculate":
-            clips = step_seconds(graph, self.costs[True])
-        return Trial(
-            choice=choice,
-            lacking=sum(lacking.values()),
-            seconds=objective(self.spec, stands, clips),
-        )
+            return self._placed(more)
+        return choice, sum(lacking.values())
 
-    def _lacking(self, schedule: Schedule, device: int) -> dict[str, int]:
-        """Tier -> bytes by which the schedule exceeds its budget.
-
-        The sum of all buffers of a tier is more than is ever there, and quickly known; only where
-        it exceeds the budget is there something to prove.
-        """
+    def _lacking(self, choice: Choice) -> dict[str, int]:
+        """Tier -> bytes by which the choice exceeds its budget."""
         limits = self.budgets.to_dict()
-        peak = dict.fromkeys(TIERS, 0)
-        for buffer in schedule.buffers.values():
-            peak[buffer.tier] += buffer.nbytes
-        peak[DEVICE] = device
-        tight = [t for t in limits if t != DEVICE and peak[t] > limits[t]]
-        if tight:
-            graph = unroll(schedule, PROOF_STEPS)
-            order = Order(graph)
-            peak |= {tier: worst_case(graph, order, tier).nbytes for tier in tight}
-        return {t: peak[t] - limit for t, limit in limits.items() if peak[t] > limit}
+        peaks = self.trials.peaks(choice, limits)
+        return {t: peaks[t] - limit for t, limit in limits.items() if peaks[t] > limit}

@@ -1,0 +1,104 @@
+"""What a choice costs, whatever the budgets: bytes of every tier, and seconds of a step.
+
+A search asks the same of many choices, and several searches may ask of one model on one machine
+under different budgets: what was found once is kept. Memory is known first, and cheaply; a choice
+is simulated only where somebody asks for its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from workbench.methods.draft import Layout
+from workbench.methods.program import build
+from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.memory import device_bytes
+from workbench.profile.profile import Profile, ProfileCosts
+from workbench.runs.spec import RunSpec
+from workbench.schedule.graph import unroll
+from workbench.schedule.order import Order
+from workbench.schedule.peak import worst_case
+from workbench.schedule.schedule import DEVICE, TIERS, Schedule
+from workbench.schedule.simulate import step_seconds
+
+STEPS, PROOF_STEPS = 2, 3
+"""Of every schedule that is tried: the second step is like all later ones within a thousandth."""
+
+
+def go_on() -> None:
+    """Nobody wants the work to stop."""
+
+
+class Trials:
+    """Bytes and seconds of choices for one spec, its budgets aside, on one machine."""
+
+    def __init__(
+        self, spec: RunSpec, profile: Profile, *, check: Callable[[], None] = go_on
+    ) -> None:
+        """`check` is called before every schedule that is built, and may raise to end the work."""
+        self.spec, self.profile, self._check = spec, profile, check
+        self._costs = {clips: ProfileCosts(profile, clips=clips) for clips in (False, True)}
+        self._device: dict[Choice, int] = {}
+        self._sums: dict[Choice, dict[str, int]] = {}
+        self._proved: dict[tuple[Choice, str], int] = {}
+        self._seconds: dict[Choice, tuple[float, float | None]] = {}
+        self._built: tuple[Choice, Schedule] | None = None
+
+    def known(self) -> frozenset[Choice]:
+        """Choices whose time is known: asking for it again costs nothing."""
+        return frozenset(self._seconds)
+
+    def device_bytes(self, choice: Choice) -> int:
+        """What the choice needs of the device; which layers are on the disk makes no difference."""
+        key = _anywhere(choice)
+        if key not in self._device:
+            layout = layout_of(self.spec, self.profile, key)
+            self._device[key] = device_bytes(layout, self.profile)
+        return self._device[key]
+
+    def peaks(self, choice: Choice, limits: Mapping[str, int]) -> dict[str, int]:
+        """Tier -> bytes that no execution exceeds.
+
+        The sum of all buffers of a tier is more than is ever there, and quickly known; only where
+        it exceeds its limit is there something to prove.
+        """
+        if choice not in self._sums:
+            sums = dict.fromkeys(TIERS, 0)
+            for buffer in self._schedule(choice).buffers.values():
+                sums[buffer.tier] += buffer.nbytes
+            self._sums[choice] = sums
+        peaks = self._sums[choice] | {DEVICE: self.device_bytes(choice)}
+        tight = [t for t, limit in limits.items() if t != DEVICE and peaks[t] > limit]
+        if any((choice, tier) not in self._proved for tier in tight):
+            graph = unroll(self._schedule(choice), PROOF_STEPS)
+            order = Order(graph)
+            for tier in tight:
+                self._proved[choice, tier] = worst_case(graph, order, tier).nbytes
+        return peaks | {tier: self._proved[choice, tier] for tier in tight}
+
+    def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
+        """Seconds of a step whose gradients are not clipped, and of one whose are: None where that
+        makes no difference, or the user is sure that it does not happen."""
+        if choice not in self._seconds:
+            layout, graph = self._layout(choice), unroll(self._schedule(choice), STEPS)
+            stands, clips = step_seconds(graph, self._costs[False]), None
+            if layout.clipped and layout.eager and self.spec.clipping != "speculate":
+                clips = step_seconds(graph, self._costs[True])
+            self._seconds[choice] = stands, clips
+        return self._seconds[choice]
+
+    def _schedule(self, choice: Choice) -> Schedule:
+        """Kept until another is asked for: memory and time of a choice want the same one."""
+        if self._built is None or self._built[0] != choice:
+            self._check()
+            self._built = choice, build(self._layout(choice), self.profile)
+        return self._built[1]
+
+    def _layout(self, choice: Choice) -> Layout:
+        return layout_of(self.spec, self.profile, choice)
+
+
+def _anywhere(choice: Choice) -> Choice:
+    """The choice without what makes no difference to the device."""
+    return replace(choice, on_disk=0)

@@ -1,0 +1,277 @@
+"""The planner as a conversation: a question, an answer at once, and better ones while nobody asks
+anew.
+
+    talk = Conversation(store)
+    talk.answer(Question.of(layers=100, device_memory="24GiB", host_memory="90GiB"))
+
+A question is never waited for. `ask` hands it to a process beside this one (aside.py) and returns;
+`poll` says what has come back since. Only the newest question counts: the process works in slices
+of less than a tenth of a second, so that an old question is left in the middle. The first answer to
+a question comes from a quick search near the last one (methods/stronghold/quick.py); it is
+replaced, step by step, by what `workbench plan` answers.
+
+Nothing here knows widgets; what the process does is in talk_work.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from workbench.runs import methods
+from workbench.runs.overrides import make_spec
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.ui.aside import Answer, Aside
+from workbench.units import FACTORS
+
+ANY = "any"
+"""Instead of a method: whichever is the fastest that fits."""
+WORK = "workbench.ui.talk_work:think"
+SLICE_S = 0.06
+"""Of work between two looks at whether somebody asked something else."""
+LOOK_S = 0.005
+PATIENCE_S = 120.0
+FLAGS = (
+    "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "window", "resident",
+    "activations", "pulled", "kept", "clipping", "optimizer_tier", "disk_layers", "host_workers",
+    "device", "dtype", "compile", "device_memory", "host_memory", "disk_memory", "clip",
+)  # fmt: skip
+"""Fields of a spec that a plan depends on and that `workbench plan` has a flag for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What somebody wants to know. Make one with `of`."""
+
+    spec: RunSpec
+    """Model, budgets and settings; its method is of no matter where `method` is any."""
+    method: str = ANY
+    machine: str | None = None
+    """A published machine; None is this one."""
+
+    @classmethod
+    def of(cls, *, method: str = ANY, machine: str | None = None, **changes: Any) -> Question:
+        """A question about the default model, changed. Amounts of memory may be text, ``24GiB``.
+
+        Activations are left to planners that can choose. Raises ValueError, in one sentence, for an
+        unknown field or method and for a value out of range.
+        """
+        name = methods.find("stronghold" if method == ANY else method).name
+        spec = make_spec({"method": name, "activations": "auto"}, changes)
+        return cls(spec=spec, method=method, machine=machine)
+
+    def with_(self, **changes: Any) -> Question:
+        """The same question with other fields of the spec, or another method or machine."""
+        method, machine = changes.pop("method", self.method), changes.pop("machine", self.machine)
+        name = methods.find(self.spec.method if method == ANY else method).name
+        spec = make_spec(self.spec.to_dict(), changes, {"method": name})
+        return Question(spec=spec, method=method, machine=machine)
+
+    def specs(self) -> list[RunSpec]:
+        """One a method that is compared: the paper's, and the one that is asked for."""
+        names = dict.fromkeys((*methods.METHODS, self.spec.method))
+        return [self.spec.with_(method=name) for name in names]
+
+    def command(self, results: Path = REPOSITORY_RESULTS) -> str:
+        """The command line that asks the same."""
+        default, words = RunSpec(method=""), ["workbench", "plan"]
+        words += [] if self.method == ANY else ["-m", self.method]
+        if self.spec.model.family != default.model.family:
+            words += ["--hf-config", self.spec.model.family]
+        for name in FLAGS:
+            value, usual = _value(self.spec, name), _value(default, name)
+            if value != usual:
+                words += [f"--{name.replace('_', '-')}", _text(name, value)]
+        for name in ("link_bytes_per_s", "tied"):
+            value = _value(self.spec, name)
+            if value != _value(default, name):
+                words += ["--set", f"{name}={_text(name, value)}"]
+        words += [] if self.machine is None else ["--machine", self.machine]
+        words += [] if results == REPOSITORY_RESULTS else ["--results", str(results)]
+        return shlex.join(words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"spec": self.spec.to_dict(), "method": self.method, "machine": self.machine}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Question:
+        """Inverse of `to_dict`."""
+        return cls(**{**data, "spec": RunSpec.from_dict(data["spec"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one method says."""
+
+    method: str
+    label: str
+    stage: str = ""
+    """Empty while it has not been asked; ``first`` and ``better`` are plans of a quick search,
+    ``full`` is the planner's."""
+    fits: bool = False
+    step_seconds: float | None = None
+    clipped_seconds: float | None = None
+    """Of a step whose gradients are clipped, where that takes another time."""
+    samples_per_second: float | None = None
+    peak: dict[str, int] = field(default_factory=dict)
+    """Tier -> bytes; where it does not fit, what the smallest layout needs."""
+    parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Tier -> what the peak is made of, in bytes."""
+    binding: str = ""
+    """What decides, in words; why, where it does not fit."""
+    lacking: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """window, resident, pulled_layers, kept_layers, stashed_inputs, disk_layers, ... as planned."""
+    notes: tuple[str, ...] = ()
+    largest_layers: int | None = None
+    """The most layers that fit under the same budgets; None while unknown."""
+    largest_parameters: int | None = None
+    largest_open: bool = False
+    """Whether even more may fit than were asked about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """All that is known so far of one question."""
+
+    question: Question
+    problem: str = ""
+    """One sentence, where there is no answer."""
+    done: bool = False
+    """Whether no more follows."""
+    chosen: str = ""
+    """The method that the answer is about: the one asked for, or the fastest that fits."""
+    rows: tuple[Row, ...] = ()
+    """One a method that is compared."""
+    hardware: str = ""
+    source: str = ""
+    """``measured`` on this machine, or ``published`` constants."""
+    device: str = ""
+    """``cuda`` or ``cpu``."""
+    note: str = ""
+    """What a reader of the times should know."""
+    parameters: int = 0
+    budgets: dict[str, int] = field(default_factory=dict)
+    """Tier -> bytes: what was asked for, else what the machine has; no disk unless asked for."""
+    capacity: dict[str, int] = field(default_factory=dict)
+    """Tier -> bytes: what the machine has."""
+    link_bytes_per_s: float = 0.0
+    """Each way, as it was asked about."""
+    own_link_bytes_per_s: float = 0.0
+    helps: tuple[dict[str, int], ...] = ()
+    """Where nothing fits: each entry is a change that would help. device, host, disk: more bytes;
+    layers: how many fit; microbatches: in how many parts."""
+    timeline: dict[str, Any] | None = None
+    """What timeline_data.py makes of the predicted events."""
+
+    @property
+    def refining(self) -> bool:
+        """Whether a better answer is on its way."""
+        return self.row is not None and self.row.stage != "full"
+
+    @property
+    def row(self) -> Row | None:
+        """That of the chosen method."""
+        return next((row for row in self.rows if row.method == self.chosen and row.stage), None)
+
+    def run_spec(self) -> RunSpec:
+        """The spec of a run like this answer: of its method, and without a slower link where that
+        cannot be had."""
+        spec = self.question.spec.with_(method=self.chosen)
+        return spec if self.device == "cpu" else spec.with_(link_bytes_per_s=None)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], question: Question) -> Reply:
+        """From the plain data of talk_work.py."""
+        rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in data["rows"])
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
+        values |= {"rows": rows, "helps": tuple(data["helps"]), "question": question}
+        return cls(**values)
+
+
+class Conversation:
+    """Questions and answers over one results folder. Close it, or let it end with this process."""
+
+    def __init__(self, store: Store, *, aside: Aside | None = None) -> None:
+        """Starts nothing. `aside` should be this conversation's own: a question waits for what was
+        asked there before."""
+        self.store = store
+        self._aside = Aside() if aside is None else aside
+        self._wanted: Question | None = None
+        self._sent: Question | None = None
+        self._answer: Answer | None = None
+        self.reply: Reply | None = None
+        """The last one."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to come."""
+        return self._answer is not None
+
+    def ask(self, question: Question) -> None:
+        """From now on only this question counts. Returns at once."""
+        self._wanted = question
+        if self._answer is None:
+            self._send(0.0)
+
+    def poll(self) -> Reply | None:
+        """What is new about the last question, if anything is. Takes no time."""
+        if self._answer is None or not self._answer.done:
+            return None
+        answer, self._answer = self._answer, None
+        if self._sent != self._wanted:
+            self._send(0.0)
+            return None
+        if answer.error:
+            self.reply = Reply(question=self._sent, problem=answer.error, done=True)
+            return self.reply
+        self.reply = Reply.from_dict(answer.value, self._sent)
+        if not self.reply.done:
+            self._send(SLICE_S)
+        return self.reply
+
+    def answer(self, question: Question, *, full: bool = False) -> Reply:
+        """Ask, and wait for the first answer, which takes a tenth of a second; or, with `full`, for
+        all there is to say, which takes a few. For scripts: a page polls.
+        """
+        self.ask(question)
+        until = time.monotonic() + PATIENCE_S
+        while self.busy and time.monotonic() < until:
+            reply = self.poll()
+            if reply is not None and (reply.done or not full):
+                return reply
+            time.sleep(LOOK_S)
+        raise ValueError(f"the planner did not answer within {PATIENCE_S:g} s")
+
+    def close(self) -> None:
+        """End the process that works for this conversation."""
+        self._answer = None
+        self._aside.close()
+
+    def _send(self, seconds: float) -> None:
+        """Have the process work on the question for about so long, or until a first answer."""
+        self._sent = self._wanted
+        self._answer = self._aside.ask(
+            WORK, question=self._sent.to_dict(), root=str(self.store.root), seconds=seconds
+        )
+
+
+def _value(spec: RunSpec, name: str) -> Any:
+    return getattr(spec if hasattr(spec, name) else spec.model, name)
+
+
+def _text(name: str, value: Any) -> str:
+    """A value as the command line takes it."""
+    if value is None:
+        return "none"
+    if name.endswith("_memory"):
+        unit = next(u for u in ("gib", "mib", "kib", "b") if value % FACTORS[u] == 0)
+        return f"{value // FACTORS[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
