@@ -149,7 +149,7 @@ def _summary(
         parts.append(verdicts)
     verdicts = pd.concat(parts, ignore_index=True)
     counts = verdicts["verdict"].value_counts()
-    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in CLASSES if verdict in counts)
+    words = ", ".join(f"{verdict} {counts[verdict]}" for verdict in CLASSES if verdict in counts)
     failed = [
         tag("li", f"{words_of(figure)}: {outcome.message}")
         for figure, outcome in outcomes.items()
