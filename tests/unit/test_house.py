@@ -218,7 +218,11 @@ def test_only_panels_know_widgets() -> None:
         if {"ipywidgets", "anywidget"} & {name.partition(".")[0] for name in _all_imports(path)}
     }
     assert knows
-    odd = {stem for stem in knows if not stem.endswith("_panel")} - {"dashboard", "timeline", "talk_dial"}
+    odd = {stem for stem in knows if not stem.endswith("_panel")} - {
+        "dashboard",
+        "timeline",
+        "talk_dial",
+    }
     assert not odd, "controllers are driven and tested without widgets"
 
 

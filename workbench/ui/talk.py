@@ -32,7 +32,7 @@ from workbench.units import FACTORS
 ANY = "any"
 """Instead of a method: whichever is the fastest that fits."""
 WORK = "workbench.ui.talk_work:think"
-SLICE_S = 0.06
+SLICE_S = 0.05
 """Of work between two looks at whether somebody asked something else."""
 LOOK_S = 0.005
 PATIENCE_S = 120.0
@@ -61,15 +61,13 @@ class Question:
         Activations are left to planners that can choose. Raises ValueError, in one sentence, for an
         unknown field or method and for a value out of range.
         """
-        name = methods.find("stronghold" if method == ANY else method).name
-        spec = make_spec({"method": name, "activations": "auto"}, changes)
+        spec = make_spec({"method": _named(method), "activations": "auto"}, changes)
         return cls(spec=spec, method=method, machine=machine)
 
     def with_(self, **changes: Any) -> Question:
         """The same question with other fields of the spec, or another method or machine."""
         method, machine = changes.pop("method", self.method), changes.pop("machine", self.machine)
-        name = methods.find(self.spec.method if method == ANY else method).name
-        spec = make_spec(self.spec.to_dict(), changes, {"method": name})
+        spec = make_spec(self.spec.to_dict(), changes, {"method": _named(method)})
         return Question(spec=spec, method=method, machine=machine)
 
     def specs(self) -> list[RunSpec]:
@@ -263,6 +261,11 @@ class Conversation:
         )
 
 
+def _named(method: str) -> str:
+    """The method of a question's spec; raises ValueError for one that is not known."""
+    return methods.find("stronghold" if method == ANY else method).name
+
+
 def _value(spec: RunSpec, name: str) -> Any:
     return getattr(spec if hasattr(spec, name) else spec.model, name)
 
@@ -274,4 +277,4 @@ def _text(name: str, value: Any) -> str:
     if name.endswith("_memory"):
         unit = next(u for u in ("gib", "mib", "kib", "b") if value % FACTORS[u] == 0)
         return f"{value // FACTORS[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return str(value).lower()

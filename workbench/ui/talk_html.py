@@ -19,6 +19,8 @@ COLORS = {
     "activations and scratch": "#CC79A7",
     "libraries and tokens": "#8C8C8C",
 }
+SEEN = 1 / 300
+"""Parts smaller than this share of a bar are not named."""
 STYLE = """<style>
 .wb-tier {margin: 0.5em 0; max-width: 60em}
 .wb-bar {display: flex; height: 18px; margin: 2px 0; position: relative;
@@ -33,6 +35,8 @@ STYLE = """<style>
 .wb-parts {margin: 0; padding: 0; list-style: none; font-size: 12px}
 .wb-parts li {display: inline-block; margin-right: 1em}
 .wb-answer {font-size: 16px; font-weight: 600}
+.wb-talk p {margin: 0.2em 0}
+.wb-talk td:not(:last-child) {white-space: nowrap}
 </style>"""
 """Once on a page."""
 
@@ -65,12 +69,12 @@ def bar(tier: str, row: Row, budget: int | None) -> str:
     if over:
         spans += f'<div class="wb-over" style="width: {100 * over / whole:.2f}%"></div>'
         spans += f'<i style="left: {100 * budget / whole:.2f}%"></i>'
-    made_of = "; ".join(f"{name} {format_bytes(n)}" for name, n in parts.items() if name)
+    seen = {name: nbytes for name, nbytes in parts.items() if name and nbytes >= SEEN * whole}
+    made_of = "; ".join(f"{name} {format_bytes(n)}" for name, n in seen.items())
     keys = "".join(
         f'<li><span class="wb-key" style="background: {COLORS.get(name, "#8C8C8C")}"></span>'
         f"{escape(name)} {escape(format_bytes(nbytes))}</li>"
-        for name, nbytes in parts.items()
-        if name
+        for name, nbytes in seen.items()
     )
     label = escape(f"{words}{': ' + made_of if made_of else ''}")
     return (

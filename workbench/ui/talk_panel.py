@@ -157,6 +157,8 @@ class TalkPanel:
         )
         self.use.on_click(lambda _: self._use())
         self.timeline_box = widgets.VBox()
+        for made in (self.details, self.table, self.command):
+            made.add_class("wb-talk")
         asked = [self.method, self.machine, *first, self.shape, self.refused]
         answered = [self.answer, self.details, self.bars, self.table]
         handed = [self.command, self.use, self.used]

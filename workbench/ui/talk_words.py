@@ -20,7 +20,11 @@ def headline(reply: Reply) -> str:
     layers = reply.question.spec.model.layers
     model = f"{_count(layers, 'layer')}, {parameters(reply.parameters)}"
     if row.fits:
-        who = f"{row.label} fits" if reply.question.method != ANY else f"Best: {row.label}"
+        who = (
+            f"{row.label} fits"
+            if reply.question.method != ANY
+            else f"Fastest that fits: {row.label}"
+        )
         return f"{who}. {model} at {speed(row)}."
     who = f"{row.label} does not fit" if reply.question.method != ANY else "No method fits"
     return f"{who} with {model}: {_sentence(row.binding)}"
@@ -133,13 +137,14 @@ def table(reply: Reply) -> list[dict[str, Any]]:
 
 def _line(row: Row, reply: Reply) -> dict[str, str]:
     line = dict.fromkeys(
-        ("method", "fits", "samples/s", "step", "device", "host", "disk", "largest", "why"), ""
+        ("method", "fits", "samples/s", "step", "device", "host", "disk", "largest", "bound by"), ""
     )
     line["method"] = row.label + (" (this answer)" if row.method == reply.chosen else "")
     if not row.stage:
         return line | {"fits": "..."}
     line |= {tier: format_bytes(n) for tier, n in row.peak.items()}
-    line |= {"fits": "yes" if row.fits else "no", "why": _sentence(row.binding)}
+    why = row.binding.partition(";")[0]
+    line |= {"fits": "yes" if row.fits else "no", "bound by": why[:1].upper() + why[1:]}
     if row.fits and row.step_seconds is not None:
         line["samples/s"] = f"{row.samples_per_second:.3g}"
         line["step"] = f"{row.step_seconds:.3g} s"

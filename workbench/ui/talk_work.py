@@ -41,7 +41,8 @@ WARM_UP, SHOWN = 1, 2
 """Simulated steps before those of a timeline, and its own."""
 FINENESS, MOST = 32, 2048
 """What would help is counted in units of about this part of a budget, up to so many of them."""
-FIRST, BETTER, FULL = "first", "better", "full"
+STAGES = ("", "first", "better", "full")
+_, FIRST, BETTER, FULL = STAGES
 
 
 class TimeUp(Exception):
@@ -155,12 +156,14 @@ class Thinker:
 
     def _plan(self, method: str, enough: tuple[str, ...] = (FIRST, BETTER, FULL)) -> None:
         """Plan with a method until its plan is good enough."""
-        if self._rows[method].stage in enough:
+        known = self._rows[method].stage
+        if known in enough:
             return
         spec = self._question.spec.with_(method=method)
         try:
             for stage, plan in self._planned(spec):
-                self._take(method, stage, plan)
+                if STAGES.index(stage) > STAGES.index(known):  # others are gone through once more
+                    self._take(method, stage, plan)
                 if stage in enough:
                     return
         except ValueError as refusal:

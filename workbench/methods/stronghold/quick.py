@@ -83,7 +83,8 @@ class QuickSearch(Search):
         self.simulations = max(WINDOW_TRIALS, WORK // actions)
         """As many at the most."""
         self._limit, self._free = self.simulations, self.trials.known()
-        self._counted: set[Choice] = set()
+        self._counted: dict[Choice, int] = {}
+        """Choice -> its place in the order of simulations."""
         self._best: Trial | None = None
 
     def run(self) -> Choice:
@@ -221,9 +222,10 @@ class QuickSearch(Search):
             self._best = trial
         return trial
 
-    def _step_seconds(self, choice: Choice) -> tuple[float, float | None]:
-        if choice not in self._free and choice not in self._counted:
-            if len(self._counted) >= self._limit:
+    def _tried(self, choice: Choice) -> Trial:
+        if choice not in self._free:
+            place = self._counted.get(choice, len(self._counted))
+            if place >= self._limit:
                 raise Enough
-            self._counted.add(choice)
-        return super()._step_seconds(choice)
+            self._counted[choice] = place
+        return super()._tried(choice)

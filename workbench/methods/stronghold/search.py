@@ -258,11 +258,8 @@ class Search:
 
     def _tried(self, choice: Choice) -> Trial:
         choice, lacking = self._placed(choice)
-        seconds = objective(self.spec, *self._step_seconds(choice))
+        seconds = objective(self.spec, *self.trials.step_seconds(choice))
         return Trial(choice=choice, lacking=lacking, seconds=seconds)
-
-    def _step_seconds(self, choice: Choice) -> tuple[float, float | None]:
-        return self.trials.step_seconds(choice)
 
     def _placed(self, choice: Choice) -> tuple[Choice, int]:
         """The choice with more updates eager or more layers on the disk, where the host has no room
