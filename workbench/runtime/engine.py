@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,8 @@ from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
 
 PASSING_BYTES = 1 << 15
+WRITERS = 4
+"""Units whose initial weights are written at a time; each takes its fp32 weights in memory."""
 
 
 class Engine:
@@ -117,16 +121,24 @@ class Engine:
     # -- set-up ---------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Write initial weights, one unit at a time, and point the resident units' modules."""
+        """Write initial weights, and point the resident units' modules.
+
+        One unit is made at a time, for random numbers may be drawn from one generator; what is made
+        is written beside that, for a disk takes longer than the draws.
+        """
         memory = self.memory
+        written: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(WRITERS) as writers:
+            for unit, flat in enumerate(self._flats):
+                built = self.model.build(unit, seed=self.spec.seed)
+                master = torch.empty(flat.numel)
+                flat.copy_in(built, master)
+                written.append(writers.submit(memory.seed, unit, master))
+                while len(written) > WRITERS:
+                    written.popleft().result()
+            for last in written:
+                last.result()
         for unit, flat in enumerate(self._flats):
-            built = self.model.build(unit, seed=self.spec.seed)
-            master = torch.empty(flat.numel)
-            flat.copy_in(built, master)
-            if memory.on_disk(unit):
-                memory.seed_disk(unit, master)
-            else:
-                memory.states(unit).set_master(master)
             slab = self._gradient_slab(unit)
             if slab is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]

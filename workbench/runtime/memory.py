@@ -9,6 +9,7 @@ ordinary memory that the device meter counts.
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -70,6 +71,8 @@ class Memory:
         """All states of a unit in one piece of host memory: where those that visit the device live,
         and what those on the disk pass through."""
         self._state_slots: dict[str, Tensor] = {}
+        self._seeding: dict[str, Lock] = {}
+        """Of units that pass through the same staging, one is seeded at a time."""
         try:
             self._lay_out_host(disk_budget, disk_folder)
             self._lay_out_device()
@@ -171,6 +174,7 @@ class Memory:
             slot = self._schedule.buffers[name.host_states(unit)].slot
             slots[slot] = max(slots.get(slot, 0), self._state_bytes(unit))
         staging = self._host("disk staging slots", slots, torch.uint8, apart=True)
+        self._seeding = {slot: Lock() for slot in slots}
         for unit in sorted(self._disk_units):
             slot = self._schedule.buffers[name.host_states(unit)].slot
             whole = self._whole[unit] = staging[slot][: self._state_bytes(unit)]
@@ -248,11 +252,18 @@ class Memory:
     def on_disk(self, unit: int) -> bool:
         return unit in self._disk_units
 
-    def seed_disk(self, unit: int, master: Tensor) -> None:
-        """Write the first states of a unit on the disk: zero moments and its fp32 weights."""
-        self._whole[unit].zero_()
-        self.states(unit).set_master(master)
-        self.write_states(unit)
+    def seed(self, unit: int, master: Tensor) -> None:
+        """Write the first states of a unit: its fp32 weights, and zero moments. Units may be seeded
+        at the same time.
+        """
+        if unit not in self._disk_units:
+            self._states[unit].set_master(master)
+            return
+        staging = self._whole[unit]
+        with self._seeding[self._schedule.buffers[name.host_states(unit)].slot]:
+            staging.zero_()
+            self._states[unit].set_master(master)
+            self.write_states(unit)
 
     def read_states(self, unit: int) -> int:
         """Disk to staging; returns the bytes read."""
