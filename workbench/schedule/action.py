@@ -60,6 +60,13 @@ class Kind(StrEnum):
     """Optimizer states from the host to the disk."""
 
 
+MEETING = {
+    Kind.SEND: "message",
+    Kind.RECV: "message",
+    **{kind: kind.value for kind in (Kind.REDUCE, Kind.GATHER, Kind.RESHARD)},
+}
+"""Kinds that several ranks do together -> what they meet for. All who take part begin at once."""
+
 COMPUTE, H2D, D2H, HOST = "compute", "h2d", "d2h", "host"
 VISIT = "visit"
 """Device updates of states that visit it, beside the compute lane: they wait for the link."""
@@ -161,6 +168,9 @@ class Action:
     """Further buffers that must be occupied while it runs."""
     frees: tuple[str, ...] = ()
     """Buffers that become free when it ends."""
+    samples: tuple[int, int] | None = None
+    """First sample of the minibatch that it works on, and the one after its last. None where all
+    passes divide the minibatch alike, so that `microbatch` says it."""
 
     def __post_init__(self) -> None:
         kind, dot, number = self.lane.partition(".")
@@ -174,6 +184,14 @@ class Action:
             raise ValueError(
                 f"{self.name}: unit, micro-batch, turn, rank and nbytes must not be negative"
             )
+        if self.samples is not None and not 0 <= self.samples[0] < self.samples[1]:
+            raise ValueError(f"{self.name}: samples {self.samples} are none; give first and end")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and end of what it works on: samples, or micro-batches where it names none."""
+        micro = self.microbatch or 0
+        return self.samples or (micro, micro + 1)
 
     @property
     def name(self) -> str:

@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.serialize import LISTS, action_from, made
 
-ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees")
-BUFFER_COLUMNS = ("name", "tier", "nbytes", "rank", "slot", "permanent")
+ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees", "samples")
+BUFFER_COLUMNS = ("name", "tier", "nbytes", "rank", "slot", "offset", "permanent")
 
 
 def to_csv(schedule: Schedule) -> tuple[str, str]:
@@ -43,11 +43,20 @@ def to_csv(schedule: Schedule) -> tuple[str, str]:
             " ".join(a.after),
             a.nbytes or "",
             *(" ".join(n) for n in (a.takes, a.uses, a.frees)),
+            " ".join(map(str, a.samples or ())),
         ]
         for a in schedule.actions
     ]
     buffers = [
-        [name, b.tier, b.nbytes, b.rank or "", b.slot or "", "yes" if b.permanent else ""]
+        [
+            name,
+            b.tier,
+            b.nbytes,
+            b.rank or "",
+            b.slot or "",
+            b.offset or "",
+            "yes" if b.permanent else "",
+        ]
         for name, b in schedule.buffers.items()
     ]
     return _table(ACTION_COLUMNS, actions), _table(BUFFER_COLUMNS, buffers)
@@ -74,7 +83,10 @@ def from_csv(
     read = []
     for where, row in _rows(actions, ACTION_COLUMNS, required=("name", "lane")):
         fields = {"name": row["name"], "lane": row["lane"], "nbytes": _int(where, row, "nbytes")}
-        read.append(action_from(where, fields | {key: row.get(key, "").split() for key in LISTS}))
+        fields |= {key: row.get(key, "").split() for key in LISTS}
+        if samples := row.get("samples", "").split():
+            fields["samples"] = [_whole(where, "samples", number) for number in samples]
+        read.append(action_from(where, fields))
     memory: dict[str, Buffer] = {}
     for where, row in _rows(buffers, BUFFER_COLUMNS, required=("name", "tier", "nbytes")):
         if row["name"] in memory:
@@ -89,6 +101,7 @@ def from_csv(
             nbytes=_int(where, row, "nbytes"),
             rank=_int(where, row, "rank"),
             slot=row.get("slot") or None,
+            offset=_int(where, row, "offset"),
             permanent=permanent == "yes",
         )
     if not read:
@@ -135,7 +148,10 @@ def _rows(
 
 
 def _int(where: str, row: dict[str, str], column: str) -> int:
-    cell = row.get(column) or "0"
+    return _whole(where, column, row.get(column) or "0")
+
+
+def _whole(where: str, column: str, cell: str) -> int:
     if not (cell.isascii() and cell.isdigit()):
         raise ValueError(f"{where}: {column} is {cell!r}; it must be a whole number, not negative")
     return int(cell)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from workbench.schedule.action import Action, format_name, parse_name
+from workbench.schedule.action import MEETING, Action, format_name, parse_name
 from workbench.schedule.schedule import Schedule
 
 
@@ -33,7 +33,8 @@ class Graph:
     lane_actions: list[list[int]]
     """Lane number -> its actions in order."""
     references: list[tuple[tuple[int, int], ...]]
-    """Action -> what it waits for, as (step relative to its own, action); no lane predecessor."""
+    """Action -> what it waits for, as (step relative to its own, action); no lane predecessor.
+    Those that meet wait for what each of them waits for."""
 
     @property
     def num_nodes(self) -> int:
@@ -119,17 +120,46 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
     lane_actions: list[list[int]] = [[] for _ in lane_number]
     for i, lane in enumerate(lane_of):
         lane_actions[lane].append(i)
+    references = [
+        tuple(_resolve(action, text, index) for text in action.after) for action in schedule.actions
+    ]
+    if schedule.num_ranks > 1:
+        _meet(schedule, lane_of, lane_actions, references)
     return Graph(
         schedule=schedule,
         steps=steps,
         lane_keys=list(lane_number),
         lane_of=lane_of,
         lane_actions=lane_actions,
-        references=[
-            tuple(_resolve(action, text, index) for text in action.after)
-            for action in schedule.actions
-        ],
+        references=references,
     )
+
+
+def _meet(
+    schedule: Schedule,
+    lane_of: list[int],
+    lane_actions: list[list[int]],
+    references: list[tuple[tuple[int, int], ...]],
+) -> None:
+    """A message, and a collective, begins when all who take part are there: each of them waits for
+    what the others wait for, and for what the others' lanes do before.
+    """
+    groups: dict[tuple, list[int]] = {}
+    for i, action in enumerate(schedule.actions):
+        if action.kind in MEETING:
+            key = (MEETING[action.kind], action.unit, action.microbatch, action.turn)
+            groups.setdefault(key, []).append(i)
+    predecessor = {
+        i: (0, before) if before is not None else (-1, actions[-1])
+        for actions in lane_actions
+        for before, i in zip([None, *actions], actions, strict=False)
+    }
+    for group in groups.values():
+        among = {(0, i) for i in group}
+        own = {i: [wait for wait in references[i] if wait not in among] for i in group}
+        for i in group:
+            others = [w for other in group if other != i for w in (*own[other], predecessor[other])]
+            references[i] = tuple(dict.fromkeys([*own[i], *others]))
 
 
 def _resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int]:

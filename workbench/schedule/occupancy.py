@@ -73,10 +73,11 @@ def _ends(schedule: Schedule) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> None:
-    """Buffers of one slot follow one another, within a step and from step to step.
+    """Buffers of one slot whose bytes overlap follow one another, within a step and from step to
+    step.
 
-    Neighbours in one possible order suffice: what is surely before a neighbour is before all later
-    ones.
+    Where all begin together, neighbours in one possible order suffice: what is surely before a
+    neighbour is before all later ones.
     """
     rank_of = {node: place for place, node in enumerate(proof.order.topological)}
     users: dict[tuple, list[str]] = defaultdict(list)
@@ -86,6 +87,27 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
             users[buffer.tier, buffer.rank, buffer.slot].append(name)
     for (_, _, slot), names in users.items():
         names.sort(key=lambda name: rank_of[takes[name]])
+        why = f"both use slot {slot!r}"
+        if any(proof.schedule.buffers[name].offset for name in names):
+            _check_side_by_side(proof, names, takes, frees, why)
+            continue
         for name, following in zip(names, names[1:], strict=False):
-            proof.require(frees[name], takes[following], f"both use slot {slot!r}")
-        proof.require(frees[names[-1]], takes[names[0]], f"both use slot {slot!r}", next_step=True)
+            proof.require(frees[name], takes[following], why)
+        proof.require(frees[names[-1]], takes[names[0]], why, next_step=True)
+
+
+def _check_side_by_side(
+    proof: Proof, names: list[str], takes: dict[str, int], frees: dict[str, int], why: str
+) -> None:
+    """The same of buffers with places in a slot, each against those it overlaps."""
+    ends = {
+        name: (buffer.offset, buffer.offset + buffer.nbytes)
+        for name in names
+        for buffer in [proof.schedule.buffers[name]]
+    }
+    for place, name in enumerate(names):
+        first, end = ends[name]
+        for following in names[place + 1 :]:
+            if first < ends[following][1] and ends[following][0] < end:
+                proof.require(frees[name], takes[following], why)
+                proof.require(frees[following], takes[name], why, next_step=True)

@@ -8,106 +8,57 @@ they are read.
 
 from __future__ import annotations
 
-from workbench.schedule.action import COMPUTE, GUESS, VERDICT, VISIT, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, GUESS, HOST, VERDICT, VISIT, Kind, lane_kind
 from workbench.schedule.graph import ScheduleError
+from workbench.schedule.passes import COMPUTING, Passes, R
 from workbench.schedule.proof import Proof
-
-F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
-I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letters
-COMPUTING = (F, R, B, I, W)
-
-
-class Passes:
-    """Where each (unit, micro-batch) is computed; ScheduleError when it is not exactly once."""
-
-    def __init__(self, proof: Proof) -> None:
-        self.proof = proof
-        self._done: dict[tuple[Kind, int, int], int] = {}
-        for i, action in enumerate(proof.schedule.actions):
-            if action.kind in COMPUTING and action.microbatch is None:
-                raise ScheduleError(f"{action.name} names no micro-batch")
-            if action.kind in COMPUTING and action.kind is not R:
-                key = (action.kind, action.unit, action.microbatch)
-                if key in self._done:
-                    raise ScheduleError(
-                        f"{action.name} computes what {proof.name(self._done[key])} computes"
-                    )
-                self._done[key] = i
-        for unit in range(proof.schedule.num_units):
-            for micro in range(proof.schedule.num_microbatches):
-                self._check_present(unit, micro)
-
-    def _check_present(self, unit: int, micro: int) -> None:
-        place = f"{unit}.{micro}"
-        if (F, unit, micro) not in self._done:
-            raise ScheduleError(f"F{place} is missing")
-        halves = [kind for kind in (I, W) if (kind, unit, micro) in self._done]
-        if (B, unit, micro) in self._done:
-            if halves:
-                raise ScheduleError(f"{halves[0].value}{place} computes what B{place} computes")
-        elif not halves:
-            raise ScheduleError(f"B{place} is missing")
-        elif W not in halves or (unit and I not in halves):
-            absent = W if W not in halves else I
-            raise ScheduleError(f"{absent.value}{place}, the other half of B{place}, is missing")
-
-    def forward(self, unit: int, micro: int) -> int:
-        return self._done[F, unit, micro]
-
-    def backward(self, unit: int, micro: int) -> list[int]:
-        """The backward pass, or its halves."""
-        found = (self._done.get((kind, unit, micro)) for kind in (B, I, W))
-        return [i for i in found if i is not None]
-
-    def input_gradient(self, unit: int, micro: int) -> int:
-        """What makes the gradient of the unit's input (unit 0 need not)."""
-        return self.backward(unit, micro)[0]
-
-    def weight_gradients(self, unit: int) -> list[int]:
-        """What makes the gradients of the unit's weights."""
-        micros = range(self.proof.schedule.num_microbatches)
-        return [self.backward(unit, micro)[-1] for micro in micros]
 
 
 def check_passes(proof: Proof, passes: Passes) -> None:
     """Forward, recomputation and backward run in the model's order, each on what it needs."""
     for unit in range(proof.schedule.num_units):
-        for micro in range(proof.schedule.num_microbatches):
-            forward = passes.forward(unit, micro)
-            if unit:
-                previous = passes.forward(unit - 1, micro)
-                proof.require(previous, forward, "its input may be missing")
-            for backward in passes.backward(unit, micro):
+        if unit:
+            for forward in passes.forwards(unit):
+                for previous in passes.forward(unit - 1, forward):
+                    proof.require(previous, forward, "its input may be missing")
+        for backward in passes.backwards(unit):
+            for forward in passes.forward(unit, backward):
                 proof.require(forward, backward, "there is nothing to go back through")
-                if unit + 1 < proof.schedule.num_units:
-                    following = passes.input_gradient(unit + 1, micro)
+            if unit + 1 < proof.schedule.num_units:
+                for following in passes.input_gradients(unit + 1, backward):
                     proof.require(following, backward, "its output gradient may be missing")
         for again in proof.find(R, unit):
-            micro = proof.schedule.actions[again].microbatch
-            proof.require(passes.forward(unit, micro), again, "there is nothing to recompute yet")
-            for backward in passes.backward(unit, micro):
+            for forward in passes.forward(unit, again):
+                proof.require(forward, again, "there is nothing to recompute yet")
+            for backward in passes.backward(unit, again):
                 proof.require(again, backward, "its recomputed activations may be missing")
 
 
 def check_stashes(proof: Proof, passes: Passes) -> None:
     """A stashed input comes back before the unit's backward visit."""
-    actions = proof.schedule.actions
     for unit in range(proof.schedule.num_units):
-        stashes = {actions[i].microbatch: i for i in proof.find(Kind.STASH, unit)}
-        fetches = {actions[i].microbatch: i for i in proof.find(Kind.FETCH, unit)}
-        for micro, stash in stashes.items():
-            if unit and micro is not None:
-                previous = passes.forward(unit - 1, micro)
-                proof.require(previous, stash, "there is no activation yet")
-            if micro not in fetches:
+        stashes, fetches = proof.find(Kind.STASH, unit), proof.find(Kind.FETCH, unit)
+        for stash in stashes:
+            if unit and proof.schedule.actions[stash].microbatch is not None:
+                for previous in passes.forward(unit - 1, stash):
+                    proof.require(previous, stash, "there is no activation yet")
+            if not _sharing(proof, fetches, stash):
                 raise ScheduleError(f"what {proof.name(stash)} stashes never comes back")
-        for micro, fetch in fetches.items():
-            if micro not in stashes:
+        for fetch in fetches:
+            sources = _sharing(proof, stashes, fetch)
+            if not sources:
                 raise ScheduleError(f"{proof.name(fetch)} fetches what nobody stashes")
-            proof.require(stashes[micro], fetch, "the activation may not be there yet")
-            visits = [i for i in proof.find(R, unit) if actions[i].microbatch == micro]
-            for visit in visits or passes.backward(unit, micro):
+            for stash in sources:
+                proof.require(stash, fetch, "the activation may not be there yet")
+            visits = _sharing(proof, proof.find(R, unit), fetch)
+            for visit in visits or passes.backward(unit, fetch):
                 proof.require(fetch, visit, "its input may be missing")
+
+
+def _sharing(proof: Proof, among: list[int], like: int) -> list[int]:
+    """The actions that share samples with the action `like`."""
+    first, end = proof.schedule.actions[like].span
+    return [i for i in among for a, b in [proof.schedule.actions[i].span] if a < end and first < b]
 
 
 def check_updates(proof: Proof, passes: Passes) -> None:
@@ -129,8 +80,7 @@ def check_updates(proof: Proof, passes: Passes) -> None:
                 )
             ranks[rank] = update
             _require_gradients(proof, passes, unit, update, "its gradients may be incomplete")
-        for micro in range(proof.schedule.num_microbatches):
-            forward = passes.forward(unit, micro)
+        for forward in passes.forwards(unit):
             for update in final_updates(proof, unit, actions[forward].rank):
                 proof.require(update, forward, "its weights may be stale", next_step=True)
 
@@ -139,10 +89,11 @@ def check_gradients_out(proof: Proof, passes: Passes) -> None:
     """Gradients leave the device when they are complete: for the unit, or for one micro-batch."""
     for unit in range(proof.schedule.num_units):
         for leaving in proof.find(Kind.GRAD_OUT, unit):
-            micro = proof.schedule.actions[leaving].microbatch
-            for weight_gradient in passes.weight_gradients(unit):
-                if micro in (None, proof.schedule.actions[weight_gradient].microbatch):
-                    proof.require(weight_gradient, leaving, "the gradients may be incomplete")
+            wanted = passes.weight_gradients(unit)
+            if proof.schedule.actions[leaving].microbatch is not None:
+                wanted = _sharing(proof, wanted, leaving)
+            for weight_gradient in wanted:
+                proof.require(weight_gradient, leaving, "the gradients may be incomplete")
 
 
 def check_norm(proof: Proof, passes: Passes) -> None:
@@ -175,18 +126,45 @@ def check_settled(proof: Proof) -> None:
 
 def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why: str) -> None:
     """All gradients of a unit are there when `reader` starts: on the host, where it runs there."""
+    actions = proof.schedule.actions
     for weight_gradient in passes.weight_gradients(unit):
         proof.require(weight_gradient, reader, why)
-    if lane_kind(proof.schedule.actions[reader].lane) not in (COMPUTE, VISIT):
-        for leaving in proof.find(Kind.GRAD_OUT, unit):
-            proof.require(leaving, reader, why)
+    if lane_kind(actions[reader].lane) not in (COMPUTE, VISIT):
+        leaving = proof.find(Kind.GRAD_OUT, unit)
+        if len(proof.find(Kind.UPDATE, unit)) > 1:  # each rank has its share of them
+            leaving = [i for i in leaving if actions[i].rank == actions[reader].rank] or leaving
+        for i in leaving:
+            proof.require(i, reader, why)
+
+
+def check_reduced(proof: Proof, passes: Passes) -> None:
+    """Gradients that several ranks have a part of leave a device, or update it, after they have
+    been added up."""
+    actions = proof.schedule.actions
+    for unit in range(proof.schedule.num_units):
+        if len({actions[i].rank for i in passes.weight_gradients(unit)}) < 2:
+            continue
+        on_device = [i for i in proof.find(Kind.UPDATE, unit) if actions[i].lane == COMPUTE]
+        for reader in [*proof.find(Kind.GRAD_OUT, unit), *on_device]:
+            sums = [
+                i for i in proof.find(Kind.REDUCE, unit) if actions[i].rank == actions[reader].rank
+            ]
+            if not any(proof.before(i, reader) for i in sums):
+                raise ScheduleError(
+                    f"{proof.name(reader)} may start before the gradients of all ranks are added up"
+                )
+            for i in sums:
+                for weight_gradient in passes.weight_gradients(unit):
+                    proof.require(weight_gradient, i, "it adds up gradients that may be incomplete")
 
 
 def updates_for(proof: Proof, unit: int, rank: int) -> list[int]:
-    """The updates a rank depends on: its own, or all where it has none of its own."""
+    """The updates a rank depends on: its own, or all where it has none of its own, and all on the
+    host, whose memory is one: several of them update a share each."""
     updates = proof.find(Kind.UPDATE, unit)
     own = [i for i in updates if proof.schedule.actions[i].rank == rank]
-    return own or updates
+    shares = all(lane_kind(proof.schedule.actions[i].lane) == HOST for i in updates)
+    return updates if shares else own or updates
 
 
 def final_updates(proof: Proof, unit: int, rank: int) -> list[int]:
@@ -276,7 +254,7 @@ def _check_states_of(proof: Proof, unit: int, reads: list[int], spills: list[int
 
 
 def check_transport(proof: Proof) -> None:
-    """Sends and receives match, and are in the same order between any two ranks."""
+    """Sends and receives match. So does their order, for what meets in another order deadlocks."""
     actions = proof.schedule.actions
     sends: dict[tuple, int] = {}
     receives: dict[tuple, int] = {}
@@ -290,7 +268,6 @@ def check_transport(proof: Proof) -> None:
     for key, i in [*sends.items(), *receives.items()]:
         if key not in sends or key not in receives:
             raise ScheduleError(f"{proof.name(i)} has no partner")
-    latest: dict[tuple[int, int], int] = {}
     for key, i in sends.items():
         send, receive = actions[i], actions[receives[key]]
         if send.rank == receive.rank:
@@ -299,10 +276,3 @@ def check_transport(proof: Proof) -> None:
             raise ScheduleError(
                 f"{send.name} sends {send.nbytes} bytes, {receive.name} receives {receive.nbytes}"
             )
-        proof.require(i, receives[key], "what it receives may not have been sent")
-        overtaken = latest.get((send.rank, receive.rank), -1)
-        if receives[key] < overtaken:
-            raise ScheduleError(
-                f"{proof.name(overtaken)} is received after {receive.name}, but sent before it"
-            )
-        latest[send.rank, receive.rank] = receives[key]

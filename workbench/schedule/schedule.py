@@ -6,8 +6,8 @@ of its rank and lane), and steps repeat: step k+1's lanes continue step k's, hel
 dependencies, so work of one step may overlap the next exactly where that is allowed.
 
 Memory: a buffer is either permanent (`Buffer.permanent`) or is taken once and freed once in each
-step. Buffers that name a `slot` share one piece of memory in turn; the others are allocated when
-taken.
+step. Buffers that name a `slot` share one piece of memory in turn, or lie side by side in it; the
+others are allocated when taken.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Buffer:
     rank: int = 0
     slot: str | None = None
     """Buffers of one slot share memory; None for memory of its own."""
+    offset: int = 0
+    """Bytes from the start of its slot; two that do not overlap there may be there at once."""
     permanent: bool = False
     """Occupied for the whole run, never taken or freed."""
 
@@ -40,6 +42,8 @@ class Buffer:
             raise ValueError(f"a buffer of {self.nbytes} bytes: the size must not be negative")
         if self.permanent and self.slot is not None:
             raise ValueError(f"a permanent buffer has no slot, this one has {self.slot!r}")
+        if self.offset and (self.slot is None or self.offset < 0):
+            raise ValueError(f"offset {self.offset} is for a place in a slot, and not negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +85,14 @@ class Schedule:
         return {key: tuple(actions) for key, actions in lanes.items()}
 
     def static_bytes(self, tier: str, rank: int = 0) -> int:
-        """Bytes held for the whole run: permanent buffers, and each slot at its largest buffer."""
+        """Bytes held for the whole run: permanent buffers, and each slot to its farthest end."""
         total, slots = 0, {}
         for buffer in self.buffers.values():
             if (buffer.tier, buffer.rank) != (tier, rank):
                 continue
             if buffer.slot is not None:
-                slots[buffer.slot] = max(slots.get(buffer.slot, 0), buffer.nbytes)
+                end = buffer.offset + buffer.nbytes
+                slots[buffer.slot] = max(slots.get(buffer.slot, 0), end)
             elif buffer.permanent:
                 total += buffer.nbytes
         return total + sum(slots.values())

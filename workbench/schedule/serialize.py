@@ -31,12 +31,14 @@ ACTION_FIELDS: dict[str, type] = {
     "lane": str,
     "nbytes": int,
     **dict.fromkeys(LISTS, list),
+    "samples": list,
 }
 BUFFER_FIELDS: dict[str, type] = {
     "tier": str,
     "nbytes": int,
     "rank": int,
     "slot": str,
+    "offset": int,
     "permanent": bool,
 }
 SCHEDULE_FIELDS: dict[str, type] = {
@@ -94,6 +96,8 @@ def _action_data(action: Action) -> dict[str, Any]:
     data: dict[str, Any] = {"name": action.name, "lane": action.lane}
     if action.nbytes:
         data["nbytes"] = action.nbytes
+    if action.samples is not None:
+        data["samples"] = list(action.samples)
     return data | {key: list(getattr(action, key)) for key in LISTS if getattr(action, key)}
 
 
@@ -103,6 +107,8 @@ def _buffer_data(buffer: Buffer) -> dict[str, Any]:
         data["rank"] = buffer.rank
     if buffer.slot is not None:
         data["slot"] = buffer.slot
+    if buffer.offset:
+        data["offset"] = buffer.offset
     if buffer.permanent:
         data["permanent"] = True
     return data
@@ -192,6 +198,9 @@ def action_from(where: str, fields: Any) -> Action:
             parse_name(text)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    samples = fields.get("samples")
+    if samples is not None and not (len(samples) == 2 and all(type(n) is int for n in samples)):
+        raise ValueError(f"{where}: samples is {samples!r}; it must be the first and the end")
     if parsed.step:
         raise ValueError(f"{where}: {name!r} names a step; only references to actions do")
     action = made(
@@ -204,6 +213,7 @@ def action_from(where: str, fields: Any) -> Action:
         rank=parsed.rank,
         lane=fields["lane"],
         nbytes=fields.get("nbytes", 0),
+        samples=None if samples is None else tuple(samples),
         **{key: tuple(fields.get(key, ())) for key in LISTS},
     )
     if action.name != name:

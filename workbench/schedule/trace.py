@@ -144,6 +144,8 @@ def _arrows(
                 continue
             # An arrow leaves from within the action it starts at, so just before that ends.
             leaves = max(_ns(source.start_s), _ns(source.end_s) - 1)
+            if leaves > _ns(event.start_s):  # those that meet begin together: nobody waits
+                continue
             flow = {"name": "waits for", "cat": "dependency", "id": len(rows) // 2}
             rows.append(
                 {

@@ -43,6 +43,7 @@ from workbench.schedule.action import (
 from workbench.schedule.graph import Graph, ScheduleError, unroll
 from workbench.schedule.occupancy import check_buffers
 from workbench.schedule.order import Order
+from workbench.schedule.passes import COMPUTING, Passes
 from workbench.schedule.peak import Peak, worst_case
 from workbench.schedule.proof import Proof
 from workbench.schedule.schedule import TIERS, Schedule
@@ -51,7 +52,7 @@ STEPS = 3
 """Three repetitions show every relation between a step, the next, and the one after it."""
 
 LANES_OF = {
-    **dict.fromkeys(rules.COMPUTING, (COMPUTE,)),
+    **dict.fromkeys(COMPUTING, (COMPUTE,)),
     **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL), (H2D,)),
     **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH), (D2H,)),
     Kind.NORM: (COMPUTE, HOST),
@@ -81,12 +82,13 @@ def validate(schedule: Schedule) -> Validation:
     _check_crossings(graph)
     order = Order(graph)
     proof = Proof(schedule, order)
-    passes = rules.Passes(proof)
+    passes = Passes(proof)
     rules.check_transport(proof)
     rules.check_passes(proof, passes)
     rules.check_stashes(proof, passes)
     rules.check_gradients_out(proof, passes)
     rules.check_updates(proof, passes)
+    rules.check_reduced(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
     rules.check_weights(proof)

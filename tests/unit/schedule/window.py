@@ -150,11 +150,11 @@ def pipeline():
         actions += [
             act(Kind.FORWARD, 0, "compute", m),
             act(Kind.SEND, 0, "net-out", m, (f"F0.{m}",), 8),
-            act(Kind.RECV, 0, "net-in", m, (f"SEND0.{m}",), 8),
+            act(Kind.RECV, 0, "net-in", m, (), 8),
             act(Kind.FORWARD, 1, "compute", m, (f"1:RECV0.{m}",)),
             act(Kind.BACKWARD, 1, "compute", m),
             act(Kind.SEND, 1, "net-out", m, (f"1:B1.{m}",), 8),
-            act(Kind.RECV, 1, "net-in", m, (f"1:SEND1.{m}",), 8),
+            act(Kind.RECV, 1, "net-in", m, (), 8),
         ]
     actions += [act(Kind.BACKWARD, 0, "compute", m, (f"RECV1.{m}",)) for m in (0, 1)]
     actions += [act(Kind.UPDATE, 0, "compute"), act(Kind.UPDATE, 1, "compute")]
