@@ -69,3 +69,33 @@ def host_activation(unit: int, micro: int) -> str:
 def disk_states(unit: int) -> str:
     """Optimizer states of a unit on the disk."""
     return f"do{unit}"
+
+
+def output(unit: int, micro: int) -> str:
+    """Output of a unit on the device, on its way to the rank of the next one."""
+    return f"y{unit}.{micro}"
+
+
+def input_gradient(unit: int, micro: int) -> str:
+    """Gradient of a unit's input on the device, on its way to the rank of the unit before."""
+    return f"e{unit}.{micro}"
+
+
+def inputs(unit: int) -> str:
+    """Inputs of a unit for all samples of a rank, on the device."""
+    return f"xs{unit}"
+
+
+def output_gradients(unit: int) -> str:
+    """Gradients of a unit's output for all samples of a rank, on the device."""
+    return f"ds{unit}"
+
+
+def host_inputs(unit: int) -> str:
+    """Stashed inputs of a unit for all samples, on the host."""
+    return f"hxs{unit}"
+
+
+def on_rank(rank: int, label: str) -> str:
+    """The same on another rank than the first."""
+    return f"{rank}:{label}" if rank else label

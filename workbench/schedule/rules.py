@@ -28,8 +28,10 @@ def check_passes(proof: Proof, passes: Passes) -> None:
                 for following in passes.input_gradients(unit + 1, backward):
                     proof.require(following, backward, "its output gradient may be missing")
         for again in proof.find(R, unit):
-            for forward in passes.forward(unit, again):
-                proof.require(forward, again, "there is nothing to recompute yet")
+            inputs = _sharing(proof, proof.find(R, unit - 1), again) if unit else []
+            if unit and not (inputs and all(proof.before(i, again) for i in inputs)):
+                for previous in passes.forward(unit - 1, again):
+                    proof.require(previous, again, "there is nothing to recompute yet")
             for backward in passes.backward(unit, again):
                 proof.require(again, backward, "its recomputed activations may be missing")
 

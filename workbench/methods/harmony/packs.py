@@ -1,0 +1,142 @@
+"""What Harmony chooses (VLDB'22, section 4): packs of layers and sizes of micro-batches, per pass.
+
+Backward packs cover the model; forward packs cover what lies before the last backward pack, whose
+forward pass is part of its backward visit (jit-compute). Harmony-PP deals the packs out to the
+ranks in turn, and each runs all samples of the minibatch (input-batch grouping); Harmony-DP gives
+every rank all packs and its share of the samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+DP, PP = "dp", "pp"
+MODES = (DP, PP)
+Samples = tuple[int, int]
+"""First sample, and the one after the last."""
+
+
+def divide(span: Samples, size: int) -> list[Samples]:
+    """Micro-batches of a size; the last one may be smaller.
+
+    >>> divide((4, 9), 2)
+    [(4, 6), (6, 8), (8, 9)]
+    """
+    first, end = span
+    return [(at, min(at + size, end)) for at in range(first, end, size)]
+
+
+def packs_of(sizes: list[int]) -> tuple[range, ...]:
+    """Packs of so many consecutive units, from the first one.
+
+    >>> packs_of([2, 1])
+    (range(0, 2), range(2, 3))
+    """
+    starts = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
+    return tuple(range(a, b) for a, b in pairwise(starts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packs:
+    """The four choices, and for whom."""
+
+    mode: str
+    """``pp`` or ``dp``."""
+    ranks: int
+    minibatch: int
+    """Samples of a step, over all ranks."""
+    forward_size: int
+    """Samples of a forward micro-batch (the paper's U_F)."""
+    backward_size: int
+    """Samples of a backward micro-batch (U_B)."""
+    forward: tuple[range, ...]
+    """Units of each forward pack, in order (P_F); none where one backward pack is the model."""
+    backward: tuple[range, ...]
+    """Units of each backward pack, in the model's order (P_B)."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode {self.mode!r} is unknown; modes are {', '.join(MODES)}")
+        for what in ("ranks", "minibatch", "forward_size", "backward_size"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}; at least 1 is needed")
+        if self.mode == DP and self.minibatch < self.ranks:
+            raise ValueError(
+                f"a minibatch of {self.minibatch} samples leaves some of {self.ranks} ranks without"
+            )
+        if not self.backward:
+            raise ValueError("there are no backward packs; one at least must hold the model")
+        _check_cover(self.backward, "backward", self.num_units)
+        _check_cover(self.forward, "forward", self.backward[-1].start)
+
+    @property
+    def num_units(self) -> int:
+        return self.backward[-1].stop
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task of a step in the order in which each rank does its own."""
+        if self.mode == DP:
+            return tuple(task for rank in range(self.ranks) for task in self._of(rank))
+        return tuple(self._of(None))
+
+    def _of(self, only: int | None) -> list[Task]:
+        """The tasks of one rank that has all packs, or of all ranks that take turns."""
+        share = self.share(only)
+        tasks: list[Task] = []
+        backward = self.backward[::-1]
+        for number, units in enumerate([*self.forward, *backward]):
+            forward = number < len(self.forward)
+            tasks.append(
+                Task(
+                    number=number,
+                    rank=number % self.ranks if only is None else only,
+                    units=units,
+                    forward=forward,
+                    fused=number == len(self.forward),
+                    micros=divide(share, self.forward_size if forward else self.backward_size),
+                )
+            )
+        return tasks
+
+    def share_of(self, task: Task) -> Samples:
+        """The samples that pass a task."""
+        return task.micros[0][0], task.micros[-1][1]
+
+    def share(self, rank: int | None) -> Samples:
+        """The samples of a rank in DP mode, the first ones getting what does not divide; all of
+        them for None."""
+        if rank is None:
+            return 0, self.minibatch
+        each, more = divmod(self.minibatch, self.ranks)
+        first = rank * each + min(rank, more)
+        return first, first + each + (rank < more)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """One pack on one rank: forward, or recomputation and backward, of all its micro-batches."""
+
+    number: int
+    """Its place in a step; equal on all ranks in DP mode."""
+    rank: int
+    units: range
+    forward: bool
+    fused: bool
+    """The last backward pack, which makes its own forward pass."""
+    micros: list[Samples]
+
+
+def _check_cover(packs: tuple[range, ...], what: str, end: int) -> None:
+    at = 0
+    for pack in packs:
+        if pack.start != at or len(pack) == 0 or pack.step != 1:
+            raise ValueError(
+                f"{what} packs must follow one another from unit 0 and not be empty; after unit "
+                f"{at - 1} comes units {pack.start} to {pack.stop - 1}"
+            )
+        at = pack.stop
+    if at != end:
+        raise ValueError(f"{what} packs end before unit {at}, they should end before unit {end}")
