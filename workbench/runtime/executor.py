@@ -8,7 +8,9 @@ so that copies, compute and host updates overlap exactly as far as the dependenc
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
-* host and disk lanes are plain threads; their work releases the interpreter lock.
+* host and disk lanes are plain threads; their work releases the interpreter lock;
+* of several ranks, each process walks its own lanes. What another rank does is waited for on the
+  board (board.py), messages and collectives by themselves.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
@@ -31,12 +33,25 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.runtime.board import Board, Failed
 from workbench.runtime.threads import use_lane_thread
-from workbench.schedule.action import COMPUTE, D2H, H2D, VISIT, Action, lane_kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    H2D,
+    MEETING,
+    NET_IN,
+    NET_OUT,
+    VISIT,
+    Action,
+    lane_kind,
+)
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
 
+STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
+"""Kinds of lanes that have a stream each on CUDA."""
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 
@@ -67,7 +82,7 @@ class _Timing:
     end: float | torch.cuda.Event
 
 
-class Stopped(RuntimeError):
+class Stopped(Failed):
     """Another lane failed, or the run was cancelled; the cause is raised in the caller."""
 
 
@@ -83,13 +98,16 @@ class Executor:
         perturb: Perturb | None = None,
         on_step_end: Callable[[int, float], None] | None = None,
         record_from: int = 0,
+        board: Board | None = None,
     ) -> None:
-        if schedule.num_ranks != 1:
+        if (schedule.num_ranks != 1) != (board is not None):
             raise ValueError(
-                f"this executor runs one rank, the schedule {schedule.name!r} has "
-                f"{schedule.num_ranks}"
+                f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
+                "board, and one needs none"
             )
         self.schedule = schedule
+        self._board = board
+        self._rank = board.rank if board else 0
         self.events: list[Event] = []
         self.step_numbers: list[int] = []
         """Steps executed so far."""
@@ -99,17 +117,24 @@ class Executor:
         self._on_step_end = on_step_end
         self._record_from = record_from
         self._streams: dict[str, torch.cuda.Stream] = {}
+        self._lanes: dict[str, list[int]] = {}
+        for index, action in enumerate(schedule.actions):
+            if action.rank == self._rank:
+                self._lanes.setdefault(action.lane, []).append(index)
+        self._lanes.setdefault(COMPUTE, [])
         if device.type == "cuda":
-            kinds = (COMPUTE, VISIT, H2D, D2H)
-            self._streams = {kind: torch.cuda.Stream(device) for kind in kinds}
-        self._waits = unroll(schedule).references
+            lanes = [lane for lane in self._lanes if lane_kind(lane) in STREAMS]
+            self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
+        self._waits, self._remote = self._divide(unroll(schedule).references)
+        self._published = {
+            other
+            for i, waits in enumerate(self._remote)
+            for _, other in waits
+            if schedule.actions[other].rank == self._rank != schedule.actions[i].rank
+        }
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._lanes: dict[str, list[int]] = {}
-        for index, action in enumerate(schedule.actions):
-            self._lanes.setdefault(action.lane, []).append(index)
-        self._lanes.setdefault(COMPUTE, [])
         self._tokens: dict[int, list[Token]] = {}
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
@@ -192,6 +217,19 @@ class Executor:
             self._fail(error)
             self._drain()
 
+    def _divide(
+        self, references: list[tuple[tuple[int, int], ...]]
+    ) -> tuple[list[tuple[tuple[int, int], ...]], list[tuple[tuple[int, int], ...]]]:
+        """Of each action, what it waits for on its own rank, and what on others."""
+        actions = self.schedule.actions
+        own, remote = [], []
+        for i, waits in enumerate(references):
+            mine = [w for w in waits if actions[w[1]].rank == actions[i].rank]
+            own.append(tuple(mine))
+            meets = actions[i].kind in MEETING  # they wait for each other by themselves
+            remote.append(() if meets else tuple(w for w in waits if w not in mine))
+        return own, remote
+
     def _make_tokens(self) -> list[Token]:
         return [Token() for _ in self.schedule.actions]
 
@@ -207,7 +245,7 @@ class Executor:
 
     def _walk(self, lane: str, steps: range) -> None:
         """All of one lane's work; a failure stops the others."""
-        stream = self._streams.get(lane_kind(lane))
+        stream = self._streams.get(lane)
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 for step in steps:
@@ -246,8 +284,12 @@ class Executor:
                     stream.wait_event(token.cuda)
                 else:
                     token.cuda.synchronize()
+        for back, other in self._remote[index]:
+            self._board.wait(other, step + back, lambda: self._stop)
         if self._stop:
             raise Stopped
+        if self._board is not None:
+            self._board.begin(index, step)
         if self._perturb is not None:
             self._perturb(action, step)
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
@@ -259,6 +301,10 @@ class Executor:
         token = self._tokens[step][index]
         token.cuda = end if stream is not None else None
         token.issued.set()
+        if index in self._published:
+            if stream is not None:
+                end.synchronize()
+            self._board.publish(index, step)
         if recorded:
             self._timings.append(_Timing(action, step, start, end))
 
@@ -278,9 +324,11 @@ class Executor:
         return event
 
     def _fail(self, error: BaseException) -> None:
+        if self._board is not None:
+            self._board.fail()
         with self._lock:
             if self._failure is None or (
-                isinstance(self._failure, Stopped) and not isinstance(error, Stopped)
+                isinstance(self._failure, Failed) and not isinstance(error, Failed)
             ):
                 self._failure = error
             self._stop = True

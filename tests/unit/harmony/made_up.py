@@ -17,8 +17,8 @@ class Layers:
 
     library_bytes = 0
 
-    def __init__(self, parameters: list[int]) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: list[int], tied: dict[int, int] | None = None) -> None:
+        self.parameters, self.tied = parameters, tied or {}
 
     def cost(self, unit: int, samples: int) -> UnitCost:
         return UnitCost(
@@ -36,6 +36,14 @@ class Layers:
 
     def weight_bytes(self, unit: int) -> int:
         return 4 * self.parameters[unit]
+
+    def visit_bytes(self, unit: int) -> int:
+        return self.weight_bytes(unit) + (
+            self.weight_bytes(self.tied[unit]) if unit in self.tied else 0
+        )
+
+    def owner(self, unit: int) -> int:
+        return self.tied.get(unit, unit)
 
     def state_bytes(self, unit: int) -> int:
         return 8 * self.parameters[unit]
@@ -90,6 +98,6 @@ def drawn(rng: random.Random, **fixed) -> Packs:
 def largest_pack(packs: Packs, layers: Layers) -> int:
     """Bytes of the weights of the largest pack in a ring."""
     return max(
-        sum(aligned(layers.weight_bytes(unit)) for unit in pack)
+        sum(aligned(layers.visit_bytes(unit)) for unit in pack)
         for pack in (*packs.forward, *packs.backward)
     )

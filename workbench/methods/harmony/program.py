@@ -63,7 +63,7 @@ def _load(sheet: Sheet, task: Task) -> None:
         visit = sheet.weights(task, unit)
         if visit.first is not task:  # pinned
             continue
-        nbytes = sheet.sizes.weight_bytes(unit)
+        nbytes = sheet.sizes.visit_bytes(unit)
         text = name.weights(unit, visit.turn)
         after = [sheet.last_use(step, other) for step, other in visit.behind]
         sheet.add(
@@ -184,7 +184,7 @@ def _backward(
             act(Kind.GRAD_OUT, other.unit, rank=rank, step=step) for step, other in visit.behind
         ]
         takes.append(sheet.buffer(
-            rank, name.gradients(unit), DEVICE, sheet.sizes.weight_bytes(unit), slot="gradients",
+            rank, name.gradients(unit), DEVICE, sheet.sizes.visit_bytes(unit), slot="gradients",
             offset=visit.offset,
         ))  # fmt: skip
     for label in (sheet.source(task, unit, micro), sheet.gradient_source(task, unit, micro)):
@@ -239,13 +239,13 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
 def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
     """A layer's gradients, complete over the micro-batches, to the host; in DP mode a share."""
     rank, ranks, label = task.rank, sheet.packs.ranks, sheet.gradients_label(task, unit)
-    nbytes = sheet.sizes.weight_bytes(unit)
+    nbytes = sheet.sizes.visit_bytes(unit)
     after = act(B, unit, len(task.micros) - 1, rank=rank)
     if sheet.packs.mode == DP and ranks > 1:
         after = sheet.add(
             Kind.REDUCE, unit, NET_OUT, rank, after=[after], nbytes=nbytes, uses=[label]
         )
-        nbytes = -(-nbytes // ranks)
+        nbytes = sheet.share_bytes(nbytes)
     sheet.add(
         Kind.GRAD_OUT, unit, D2H, rank, after=[after], nbytes=nbytes,
         uses=[sheet.host_gradients(rank, unit)], frees=[label],
@@ -255,14 +255,18 @@ def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
 def _update(sheet: Sheet, clipped: bool) -> None:
     """As gradients arrive, or where they wait for the norm in the order of the next loads."""
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
-    gone = {(task, unit): act(Kind.GRAD_OUT, unit, rank=task.rank) for task, unit in made}
+    gone = [(task.rank, unit, act(Kind.GRAD_OUT, unit, rank=task.rank)) for task, unit in made]
     if clipped:
-        norm = sheet.add(Kind.NORM, 0, HOST, 0, after=[*gone.values()])
-        gone = dict.fromkeys(gone, norm)
+        norm = sheet.add(Kind.NORM, 0, HOST, 0, after=[left for _, _, left in gone])
         made.reverse()
     for task, unit in made:
+        lenders = [u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit]
         sheet.add(
-            Kind.UPDATE, unit, HOST, task.rank, after=[gone[task, unit]],
+            Kind.UPDATE, unit, HOST, task.rank,
+            after=[norm] if clipped else [
+                left for rank, lender, left in gone
+                if lender in lenders and (lender != unit or rank == task.rank)
+            ],
             uses=[
                 name.host_weights(unit), name.host_states(unit),
                 sheet.host_gradients(task.rank, unit),

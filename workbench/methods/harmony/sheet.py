@@ -22,6 +22,8 @@ AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
 FETCHES = H2D + ".1"
 """Stashed inputs come beside the weights of the next pack, not behind them."""
+SHARE_ALIGNMENT = 64
+"""Bytes that a share of gradients is a multiple of: whole elements of any type."""
 GRADIENT = 1
 """Turn of messages that carry gradients."""
 
@@ -33,7 +35,15 @@ class Sizes(Protocol):
 
     def cost(self, unit: int, samples: int) -> UnitCost: ...
 
-    def weight_bytes(self, unit: int) -> int: ...
+    def weight_bytes(self, unit: int) -> int:
+        """Of the weights the unit owns."""
+
+    def visit_bytes(self, unit: int) -> int:
+        """The same with those it borrows of another unit (a tied embedding), as they come to a
+        device; of its gradients, too."""
+
+    def owner(self, unit: int) -> int:
+        """The unit whose weights it borrows; itself where it borrows none."""
 
     def state_bytes(self, unit: int) -> int: ...
 
@@ -98,12 +108,17 @@ class Sheet:
             self._place_gradients(rank, gradient_ring)
         for unit in range(packs.num_units):
             weight, state = sizes.weight_bytes(unit), sizes.state_bytes(unit)
+            visit = sizes.visit_bytes(unit)
             self.buffer(0, name.host_weights(unit), HOST_TIER, weight, permanent=True)
             self.buffer(0, name.host_states(unit), HOST_TIER, state, permanent=True)
             for rank in range(packs.ranks if packs.mode == DP else 1):
-                share = -(-weight // packs.ranks) if packs.mode == DP else weight
+                share = self.share_bytes(visit) if packs.mode == DP else visit
                 label = self.label(rank, name.host_gradients(unit))
                 self.buffers[label] = Buffer(tier=HOST_TIER, nbytes=share, permanent=True)
+
+    def share_bytes(self, nbytes: int) -> int:
+        """A rank's share of some gradients; the last one may end in padding."""
+        return -(-nbytes // (SHARE_ALIGNMENT * self.packs.ranks)) * SHARE_ALIGNMENT
 
     def _samples(self, rank: int) -> int:
         first, end = self.packs.share(rank if self.packs.mode == DP else None)
@@ -136,7 +151,7 @@ class Sheet:
         if before is None or not before.forward or task.forward:
             return set()
         both = {*before.units} | {*task.units}
-        needed = sum(aligned(self.sizes.weight_bytes(unit)) for unit in both)
+        needed = sum(aligned(self.sizes.visit_bytes(unit)) for unit in both)
         return {*before.units} & {*task.units} if needed <= capacity else set()
 
     def _place_gradients(self, rank: int, capacity: int) -> None:
@@ -153,7 +168,7 @@ class Sheet:
 
     def _put(self, groups: list[list[Visit]], capacity: int) -> None:
         visits = [visit for group in groups for visit in group]
-        sizes = [[self.sizes.weight_bytes(visit.unit) for visit in group] for group in groups]
+        sizes = [[self.sizes.visit_bytes(visit.unit) for visit in group] for group in groups]
         for visit, place in zip(visits, ring(sizes, capacity), strict=True):
             visit.offset = place.offset
             visit.behind = [(step, visits[other]) for step, other in place.behind]
@@ -251,12 +266,18 @@ class Sheet:
         return act(Kind.LOAD, unit, turn=visit.turn, rank=visit.rank)
 
     def updated(self, unit: int) -> list[str]:
-        """What makes a layer's weights those of this step."""
+        """What makes a layer's weights those of this step, borrowed ones too."""
+        units = {unit, self.sizes.owner(unit)}
         if self.packs.mode == DP:
-            ranks = range(self.packs.ranks)
+            made = [(owner, rank) for owner in units for rank in range(self.packs.ranks)]
         else:
-            ranks = [t.rank for t in self.packs.tasks if not t.forward and unit in t.units]
-        return [act(Kind.UPDATE, unit, rank=rank, step=-1) for rank in ranks]
+            made = [
+                (owner, task.rank)
+                for task in self.packs.tasks
+                if not task.forward
+                for owner in units & {*task.units}
+            ]
+        return [act(Kind.UPDATE, owner, rank=rank, step=-1) for owner, rank in sorted(made)]
 
     def gradients(self, task: Task, unit: int) -> Visit:
         """A layer's gradients in its backward task."""

@@ -1,0 +1,121 @@
+"""What the ranks of one machine tell each other: which actions are done, and who has failed.
+
+Each rank walks its own lanes (executor.py). Where one waits for what another does to shared host
+memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
+processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
+and a reader needs no lock. Messages and collectives need no board, for whoever takes part waits in
+them.
+
+The board also knows when each rank did something last and what it waits for, so that a rank that
+hangs can be named, and the first failure, so that nobody waits for a rank that is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+NAP_S = 2e-5
+"""Sleep between two looks at the board."""
+NOBODY = -1
+KEPT = 64
+"""Steps whose ends are kept, for whoever reports them."""
+
+
+class Failed(RuntimeError):
+    """Another rank failed, or the run was stopped; its own cause is told by that rank."""
+
+
+class Board:
+    """Shared counts, one an action; `path` is a file that `make` made."""
+
+    def __init__(self, path: Path, *, actions: int, ranks: int, units: int, rank: int) -> None:
+        self.rank = rank
+        file = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(file, _nbytes(actions, ranks, units))
+        finally:
+            os.close(file)
+        counts = np.frombuffer(self._map, np.int64, 1 + actions + 3 * ranks)
+        self._failed, self._done = counts[:1], counts[1 : 1 + actions]
+        self._steps = counts[1 + actions : 1 + actions + ranks]
+        self._doing = counts[1 + actions + ranks :].reshape(ranks, 2)
+        floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
+        self._seen, floats = floats[:ranks], floats[ranks:]
+        self._ends = floats[: 2 * KEPT * ranks].reshape(KEPT, ranks, 2)
+        floats = floats[2 * KEPT * ranks :]
+        self.norms = floats[: ranks * units].reshape(ranks, units)
+        """[ranks, units]: the square of the norm of a rank's gradients, of the step whose norm is
+        taken next."""
+        self.total = floats[ranks * units :]
+        """The global norm of the last step that has one, and how many updates were made by then."""
+
+    @staticmethod
+    def make(path: Path, *, actions: int, ranks: int, units: int) -> None:
+        """A new board on which nothing is done."""
+        with path.open("wb") as file:
+            file.truncate(_nbytes(actions, ranks, units))
+            file.write(np.int64(NOBODY).tobytes())
+
+    def publish(self, action: int, step: int) -> None:
+        """This rank has done an action of a step, and all can see what it did."""
+        self._done[action] = step + 1
+
+    def wait(self, action: int, step: int, stopped: Callable[[], bool]) -> None:
+        """Until another rank has done an action of a step. Raises Failed when it never will."""
+        if step < 0:
+            return
+        while self._done[action] <= step:
+            if stopped():
+                raise Failed("the run was stopped")
+            if self._failed[0] != NOBODY and self._failed[0] != self.rank:
+                raise Failed(f"rank {self._failed[0]} failed")
+            time.sleep(NAP_S)
+
+    def begin(self, action: int, step: int) -> None:
+        """This rank turns to an action: for whoever looks who hangs."""
+        self._doing[self.rank] = action, step
+        self._seen[self.rank] = time.time()
+
+    def doing(self, rank: int) -> tuple[int, int, float]:
+        """(action, step, seconds since) that a rank began last."""
+        action, step = self._doing[rank]
+        return int(action), int(step), time.time() - float(self._seen[rank])
+
+    def end_step(self, step: int, loss: float) -> None:
+        """This rank's compute lane is done with a step, and with its part of the loss."""
+        self._ends[step % KEPT, self.rank] = loss, time.time()
+        self._steps[self.rank] = step + 1
+
+    @property
+    def steps(self) -> int:
+        """Steps that the compute lanes of all ranks are done with."""
+        return int(self._steps.min())
+
+    def ended(self, step: int) -> tuple[float, float]:
+        """Loss of one of the last steps, and when the last rank was done with it, in epoch seconds."""
+        parts = self._ends[step % KEPT]
+        return float(parts[:, 0].sum()), float(parts[:, 1].max())
+
+    def fail(self) -> None:
+        """Tell all that this rank has failed, unless another one has."""
+        if self._failed[0] == NOBODY:
+            self._failed[0] = self.rank
+
+    @property
+    def failed(self) -> int | None:
+        """The rank that failed first."""
+        return None if self._failed[0] == NOBODY else int(self._failed[0])
+
+
+def _floats(ranks: int, units: int) -> int:
+    return ranks + 2 * KEPT * ranks + ranks * units + 2
+
+
+def _nbytes(actions: int, ranks: int, units: int) -> int:
+    return 8 * (1 + actions + 3 * ranks + _floats(ranks, units))

@@ -1,0 +1,375 @@
+"""What each action does on one of several ranks, whose layers visit it from shared host memory.
+
+The single-device engine's counterpart (engine.py) for schedules of several ranks. It too knows only
+how: where a layer's weights lie on the device, where an input comes from and an output goes, all of
+that is written in the schedule as the buffers an action takes, uses and frees.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workbench.model.base import Context, LayeredModel
+from workbench.model.text import Batches
+from workbench.runs.spec import RunSpec
+from workbench.runtime.board import Board
+from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.host_updates import HostUpdates
+from workbench.runtime.shared import SharedHost
+from workbench.runtime.template import Template, compiles
+from workbench.runtime.visits import VisitLayout
+from workbench.schedule import buffers as name
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.schedule import DEVICE, Schedule
+
+LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
+INPUTS = {"x", "xs"}
+OUTPUTS = {"x", "xs", "y"}
+GRADIENTS_IN, GRADIENTS_OUT = {"d", "ds"}, {"d", "ds", "e"}
+
+
+@dataclass
+class Step:
+    """What one step shares among this rank's actions."""
+
+    index: int
+    tokens: Tensor
+    targets: Tensor
+    """[B, S] of the whole minibatch, on the device."""
+    samples: tuple[int, ...]
+    losses: list[Tensor] = field(default_factory=list)
+    """Parts of the minibatch's mean loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """The buffers of one action, by what they are for."""
+
+    weights: str | None
+    gradients: str | None
+    source: str | None
+    """Where a pass reads its input, or a message lies."""
+    target: str | None
+    output_gradient: str | None
+    input_gradient: str | None
+    host: str | None
+
+
+class PackEngine:
+    """Performs the actions of one rank (the executor's `Work`)."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        schedule: Schedule,
+        spec: RunSpec,
+        batches: Batches,
+        host: SharedHost,
+        board: Board,
+        meter: DeviceMeter,
+        layouts: list[VisitLayout],
+        updates: HostUpdates,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        wires: Wires,
+    ) -> None:
+        self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
+        self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
+        self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
+        self._host, self._layouts, self._updates, self._wires = host, layouts, updates, wires
+        self._lock = threading.Lock()
+        self._steps: dict[int, Step] = {}
+        self._held: dict[str, Tensor] = {}
+        """Device buffer of activations or their gradients -> what lies there."""
+        self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        compiled = compiles(spec.compile, device.type, dtype)
+        self._template = Template(model, compiled=compiled)
+        mine = [action for action in schedule.actions if action.rank == board.rank]
+        self._links = {action.name: _links(action, schedule) for action in mine}
+        self._first = min((a.span[0] for a in mine if a.samples), default=0)
+        """The first sample that passes this rank."""
+        self._arenas = self._lay_out()
+        self._modules: dict[str, nn.Module] = {}
+        self._parameters: dict[str, list[nn.Parameter]] = {}
+        self._gradients: dict[str, list[Tensor]] = {}
+        self._point()
+        self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
+            Kind.FORWARD: self._forward,
+            Kind.RECOMPUTE: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.LOAD: self._load,
+            Kind.STASH: self._stash,
+            Kind.FETCH: self._fetch,
+            Kind.SEND: self._send,
+            Kind.RECV: self._receive,
+            Kind.REDUCE: self._reduce,
+            Kind.GRAD_OUT: self._gradients_out,
+            Kind.NORM: lambda action, links, step: updates.norm(),
+            Kind.UPDATE: lambda action, links, step: updates.update(action.unit, step),
+        }
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action of one step."""
+        self._work[action.kind](action, self._links[action.name], step)
+
+    def end_step(self, step: int) -> None:
+        """Put this rank's part of the loss on the board."""
+        state = self._steps.pop(step, None)
+        self.board.end_step(step, sum(float(loss) for loss in state.losses) if state else 0.0)
+
+    def close(self) -> None:
+        """Let go of all memory; every lane must have ended."""
+        for held in (self._held, self._graphs, self._steps, self._arenas, self._gradients):
+            held.clear()
+        self._modules.clear()
+        self._parameters.clear()
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def _lay_out(self) -> dict[str, Tensor]:
+        """One piece of device memory for each slot of this rank."""
+        ends: dict[str, int] = {}
+        for buffer in self.schedule.buffers.values():
+            if (buffer.tier, buffer.rank) == (DEVICE, self.board.rank) and buffer.slot:
+                end = buffer.offset + buffer.nbytes
+                ends[buffer.slot] = max(ends.get(buffer.slot, 0), end)
+        size = self.dtype.itemsize
+        return {s: self.meter.zeros(-(-end // size), self.dtype) for s, end in ends.items()}
+
+    def _place(self, label: str, numel: int) -> Tensor:
+        buffer = self.schedule.buffers[label]
+        start = buffer.offset // self.dtype.itemsize
+        return self._arenas[buffer.slot][start : start + numel]
+
+    def _point(self) -> None:
+        """One module for each visit of weights, and views for each of gradients: their places never
+        change."""
+        for label, buffer in self.schedule.buffers.items():
+            if (buffer.tier, buffer.rank) != (DEVICE, self.board.rank) or buffer.slot is None:
+                continue
+            unit = int(LABEL.fullmatch(label)["unit"])
+            layout = self._layouts[unit]
+            place = self._place(label, layout.numel)
+            if buffer.slot == "weights":
+                module = self.model.shell(unit, device=self.device, dtype=self.dtype)
+                self._modules[label] = module
+                self._parameters[label] = layout.point(module, place)
+            else:
+                self._gradients[label] = layout.views(place)
+
+    # -- compute --------------------------------------------------------------------------------
+
+    def _state(self, step: int) -> Step:
+        if step not in self._steps:
+            with self.meter.on_host():
+                tokens, targets = (t.to(self.device) for t in self.batches.batch(step))
+            self._steps[step] = Step(
+                index=step, tokens=tokens, targets=targets, samples=self.batches.samples(step)
+            )
+        return self._steps[step]
+
+    def _forward(self, action: Action, links: Links, step: int) -> None:
+        """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
+        unit, state = action.unit, self._state(step)
+        keeps = name.kept(unit, action.microbatch) in [
+            label.rpartition(":")[2] for label in action.takes
+        ]
+        rows = slice(*action.span)
+        x = state.tokens[rows] if unit == 0 else self._read(links.source, rows)
+        if keeps and unit:
+            x = x.detach().requires_grad_()
+        ctx = Context(seed=self.spec.seed, step=step, unit=unit, samples=state.samples[rows])
+        targets = state.targets[rows] if unit == self.model.head else None
+        with torch.set_grad_enabled(keeps):
+            y = self._template.forward(unit, self._modules[links.weights], x, ctx, targets)
+        if keeps:
+            self._graphs[unit, action.microbatch] = (x, y)
+        if unit == self.model.head:
+            share = (rows.stop - rows.start) / self.spec.batch
+            state.losses.append(y.detach() * share)
+        elif links.target is not None:
+            self._write(links.target, rows, y.detach())
+        self._drop(action)
+
+    def _backward(self, action: Action, links: Links, step: int) -> None:
+        unit, rows = action.unit, slice(*action.span)
+        x, y = self._graphs.pop((unit, action.microbatch))
+        parameters = self._parameters[links.weights]
+        inputs = (x, *parameters) if unit else tuple(parameters)
+        if unit == self.model.head:
+            y, above = y * ((rows.stop - rows.start) / self.spec.batch), None
+        else:
+            above = self._read(links.output_gradient, rows)
+        grads = torch.autograd.grad(y, inputs, above, materialize_grads=True)
+        if unit:
+            input_grad, *grads = grads
+            self._write(links.input_gradient, rows, input_grad)
+        views = self._gradients[links.gradients]
+        if links.gradients in action.takes:
+            torch._foreach_copy_(views, grads)
+        else:
+            torch._foreach_add_(views, grads)
+        self._drop(action)
+
+    def _read(self, label: str, rows: slice) -> Tensor:
+        """What lies in a buffer, or of these samples in one that holds all."""
+        held = self._held[label]
+        _read_here(held)
+        if LABEL.fullmatch(label)["what"] in ("xs", "ds"):
+            return held[rows.start - self._first : rows.stop - self._first]
+        return held
+
+    def _write(self, label: str, rows: slice, value: Tensor) -> None:
+        if LABEL.fullmatch(label)["what"] not in ("xs", "ds"):
+            self._held[label] = value
+            return
+        if label not in self._held:
+            per_sample = self.schedule.buffers[label].nbytes // (value[0].numel() * value.itemsize)
+            self._held[label] = value.new_empty((per_sample, *value.shape[1:]))
+        self._held[label][rows.start - self._first : rows.stop - self._first] = value
+
+    def _drop(self, action: Action) -> None:
+        for label in action.frees:
+            held = self._held.pop(label, None)
+            if held is not None:
+                _read_here(held)
+
+    # -- transfers ------------------------------------------------------------------------------
+
+    def _load(self, action: Action, links: Links, step: int) -> None:
+        layout = self._layouts[action.unit]
+        place = self._place(links.weights, layout.numel)
+        own = self._host.view(name.host_weights(action.unit), self.dtype)
+        place[: layout.flat.numel].copy_(own, non_blocking=True)
+        for loan in layout.loans:
+            lent = self._host.view(name.host_weights(loan.owner), self.dtype)
+            place[loan.place].copy_(lent[loan.lent], non_blocking=True)
+        self._count("load", layout.numel * self.dtype.itemsize)
+
+    def _gradients_out(self, action: Action, links: Links, step: int) -> None:
+        layout = self._layouts[action.unit]
+        target = self._updates.gradients(action.unit, self.board.rank)
+        source = self._gradient_place(links.gradients, layout, len(target))
+        self._updates.see(action.unit, source)
+        target[: len(source)].copy_(source, non_blocking=True)
+        self._count("store", target.nbytes)
+
+    def _gradient_place(self, label: str, layout: VisitLayout, share: int) -> Tensor:
+        """This rank's part of a layer's gradients: all of them, or from its share's first on."""
+        place = self._place(label, layout.numel)
+        if share >= layout.numel:
+            return place
+        return place[self.board.rank * share : (self.board.rank + 1) * share]
+
+    def _reduce(self, action: Action, links: Links, step: int) -> None:
+        self._wires.reduce(self._place(links.gradients, self._layouts[action.unit].numel))
+
+    def _stash(self, action: Action, links: Links, step: int) -> None:
+        rows = slice(*action.span)
+        source = self._read(links.source, rows)
+        target = self._host_rows(links.host, rows, source.shape[1:])
+        target.copy_(source, non_blocking=True)
+        self._count("store", source.nbytes)
+        self._drop(action)
+
+    def _fetch(self, action: Action, links: Links, step: int) -> None:
+        rows = slice(*action.span)
+        source = self._host_rows(links.host, rows, self._shape())
+        with self.meter:
+            self._held[links.target] = source.to(self.device, non_blocking=True, copy=True)
+        self._count("load", source.nbytes)
+
+    def _host_rows(self, label: str, rows: slice, shape: tuple[int, ...]) -> Tensor:
+        whole = self._host.view(label, self.dtype).view(-1, *shape)
+        first = 0 if len(whole) == self.spec.batch else self._first
+        return whole[rows.start - first : rows.stop - first]
+
+    def _shape(self) -> tuple[int, ...]:
+        """Of what passes between units, for one sample."""
+        return self.spec.model.seq, self.model.hidden
+
+    def _send(self, action: Action, links: Links, step: int) -> None:
+        self._wires.send(self._read(links.source, slice(*action.span)))
+        self._drop(action)
+
+    def _receive(self, action: Action, links: Links, step: int) -> None:
+        first, end = action.span
+        with self.meter:
+            held = torch.empty((end - first, *self._shape()), dtype=self.dtype, device=self.device)
+        self._wires.receive(held)
+        self._held[links.target] = held
+
+    def _count(self, way: str, nbytes: int) -> None:
+        with self._lock:
+            self.moved[way] += nbytes
+
+
+class Wires:
+    """Messages to the next rank and from the one before, and sums over all: one process group for
+    each direction, since what is under way in one must not hold up another."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._next, self._previous = (rank + 1) % ranks, (rank - 1) % ranks
+        self._out = self._in = None
+        for sender in range(ranks if ranks > 1 else 0):
+            group = dist.new_group([sender, (sender + 1) % ranks])
+            if sender == rank:
+                self._out = group
+            if sender == self._previous:
+                self._in = group
+        self._all = dist.new_group(list(range(ranks))) if ranks > 1 else None
+
+    def send(self, tensor: Tensor) -> None:
+        """To the next rank."""
+        dist.isend(tensor.contiguous(), self._next, group=self._out).wait()
+
+    def receive(self, tensor: Tensor) -> None:
+        """From the rank before."""
+        dist.irecv(tensor, self._previous, group=self._in).wait()
+
+    def reduce(self, tensor: Tensor) -> None:
+        """Add up over all ranks, in place."""
+        dist.all_reduce(tensor, group=self._all)
+
+
+def _links(action: Action, schedule: Schedule) -> Links:
+    """Sort an action's buffers by what they are for."""
+    known: dict[str, str | None] = dict.fromkeys(Links.__dataclass_fields__)
+    backward, below = action.kind is Kind.BACKWARD, action.unit - 1
+    for label in dict.fromkeys((*action.takes, *action.uses, *action.frees)):
+        match = LABEL.fullmatch(label)
+        buffer = schedule.buffers[label]
+        if match is None or match["unit"] is None:
+            continue
+        what, unit = match["what"], int(match["unit"])
+        if buffer.slot in ("weights", "gradients"):
+            known[buffer.slot] = label
+        elif buffer.tier != DEVICE:
+            known["host"] = label
+        elif action.kind in (Kind.RECV, Kind.FETCH):
+            known["target"] = label
+        elif action.kind in (Kind.SEND, Kind.STASH):
+            known["source"] = label
+        elif what in GRADIENTS_OUT and backward and (what == "e" or unit == below):
+            known["input_gradient"] = label
+        elif what in GRADIENTS_IN and backward:
+            known["output_gradient"] = label
+        elif what in INPUTS and unit == action.unit:
+            known["source"] = label
+        elif what in OUTPUTS:
+            known["target"] = label
+    return Links(**known)
+
+
+def _read_here(tensor: Tensor) -> None:
+    """Its memory, from another stream's, is free only when the current stream has read it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())

@@ -1,0 +1,130 @@
+"""One rank of a run on several: memory, engine and executor of one process.
+
+Started by the process that made the shared memory and the board (methods/harmony/train.py), which
+also gives the layers their first weights, reports the steps, and saves what is in host memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from workbench.model.base import LayeredModel
+from workbench.model.text import Batches
+from workbench.runs.spec import RunSpec
+from workbench.runtime.board import Board
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.executor import Executor, Perturb
+from workbench.runtime.host_updates import HostUpdates
+from workbench.runtime.pack_engine import PackEngine, Wires
+from workbench.runtime.shared import SharedHost
+from workbench.runtime.storage import Flat
+from workbench.runtime.threads import available_cores
+from workbench.runtime.visits import VisitLayout
+from workbench.schedule.action import Kind
+from workbench.schedule.schedule import Schedule
+
+
+def layouts_of(model: LayeredModel) -> list[VisitLayout]:
+    """How each unit lies on a device."""
+    flats = [Flat.of(model, unit) for unit in range(model.num_units)]
+    return [VisitLayout.of(model, unit, flats) for unit in range(model.num_units)]
+
+
+def host_updates(
+    spec: RunSpec,
+    schedule: Schedule,
+    host: SharedHost,
+    board: Board,
+    layouts: list[VisitLayout],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> HostUpdates:
+    """The optimizer of a rank under a schedule."""
+    updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
+    return HostUpdates(
+        spec,
+        host,
+        board,
+        layouts,
+        dtype=dtype,
+        shares=max(1, sum(action.unit == 0 for action in updates)),
+        clipped=any(action.kind is Kind.NORM for action in schedule.actions),
+        threads=max(1, available_cores() // schedule.num_ranks - (device.type == "cuda")),
+        polite=device.type == "cuda",
+    )
+
+
+class Rank:
+    """A rank at work."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        schedule: Schedule,
+        model: LayeredModel,
+        batches: Batches,
+        *,
+        rank: int,
+        board: Path,
+        host: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        perturb: Perturb | None = None,
+        record_from: int = 0,
+    ) -> None:
+        """`board` and `host` are files that all ranks map."""
+        self.board = Board(
+            board,
+            actions=len(schedule.actions),
+            ranks=schedule.num_ranks,
+            units=schedule.num_units,
+            rank=rank,
+        )
+        self.meter = device_meter(device, spec.device_memory)
+        self.host = SharedHost(host, schedule, rank, pin=device.type == "cuda")
+        try:
+            layouts = layouts_of(model)
+            updates = host_updates(
+                spec, schedule, self.host, self.board, layouts, dtype=dtype, device=device
+            )
+            self.engine = PackEngine(
+                model,
+                schedule,
+                spec,
+                batches,
+                self.host,
+                self.board,
+                self.meter,
+                layouts,
+                updates,
+                device=device,
+                dtype=dtype,
+                wires=Wires(rank, schedule.num_ranks),
+            )
+            self.executor = Executor(
+                schedule,
+                self.engine.perform,
+                device,
+                perturb=perturb,
+                on_step_end=lambda step, _: self.engine.end_step(step),
+                record_from=record_from,
+                board=self.board if schedule.num_ranks > 1 else None,
+            )
+        except BaseException:
+            self.board.fail()
+            self.host.close()
+            raise
+
+    def run(self, first: int, steps: int) -> None:
+        """So many steps from one on; raises the first failure of this rank."""
+        with self.meter:
+            self.executor.run(first, steps)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.executor.close()
+        self.engine.close()
+        self.host.close()
