@@ -55,8 +55,8 @@ def run(
 def assert_equals_plain(spec: RunSpec, training: Training, parameters: dict[str, Tensor]) -> None:
     """Losses and parameters are those of plain training."""
     losses, expected = judge(spec)
-    assert len(training.losses) == spec.steps
-    for step, (ours, plain) in enumerate(zip(training.losses, losses, strict=True)):
+    assert len(training.history.losses) == spec.steps
+    for step, (ours, plain) in enumerate(zip(training.history.losses, losses, strict=True)):
         assert abs(ours - plain) <= LOSS_TOLERANCE * abs(plain), (step, ours, plain)
     assert parameters.keys() == expected.keys()
     for name, value in expected.items():

@@ -18,7 +18,7 @@ def test_placement_makes_no_difference(spec_for, tmp_path, method, window, tier)
     plain, expected = run(resident, spec.with_(method="megatron-lm"), tmp_path / "plain")
     training, parameters = run(method, spec, tmp_path / "run")
     # Host and device AdamW agree to the last bits they should; a bf16 rounding may tip over.
-    for ours, theirs in zip(training.losses, plain.losses, strict=True):
+    for ours, theirs in zip(training.history.losses, plain.history.losses, strict=True):
         assert abs(ours - theirs) <= 2e-3 * abs(theirs)
     for name, value in expected.items():
         assert torch.allclose(parameters[name], value, atol=2e-3), name
@@ -28,7 +28,7 @@ def test_placement_makes_no_difference(spec_for, tmp_path, method, window, tier)
 def test_it_trains_as_fp32_does(spec_for, tmp_path):
     low, _ = run(stronghold, spec_for(dtype="bf16", window=2), tmp_path / "bf16")
     full, _ = run(stronghold, spec_for(window=2), tmp_path / "fp32")
-    for ours, theirs in zip(low.losses, full.losses, strict=True):
+    for ours, theirs in zip(low.history.losses, full.history.losses, strict=True):
         assert abs(ours - theirs) <= 0.02 * abs(theirs)
 
 

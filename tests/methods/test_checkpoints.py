@@ -52,7 +52,7 @@ def test_killed_while_saving(spec, tmp_path, monkeypatch):
     again, parameters = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers == [2, 3, 4, 5]
     assert saved(tmp_path) == ["step-00000004", "step-00000006"]
-    assert again.losses == whole.losses
+    assert again.history.losses == whole.history.losses
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
 
@@ -78,7 +78,7 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(spec, tmp_path, monke
     monkeypatch.undo()
     again, _ = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers[0] == 2
-    assert again.losses == training.losses
+    assert again.history.losses == training.history.losses
 
 
 def damage(path, how: str) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over(spec, tmp_path, how):
     damage(folder / "step-00000006", how)
     again, parameters = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers == [4, 5]
-    assert again.losses == whole.losses
+    assert again.history.losses == whole.history.losses
     assert_equals_plain(spec, again, parameters)
     assert saved(tmp_path) == ["step-00000004", "step-00000006"]
 
@@ -147,7 +147,7 @@ def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, tmp_path):
     whole, _ = run(stronghold, spec, tmp_path)
     again, _ = run(stronghold, spec, tmp_path)
     outcome = again.outcome("test")
-    assert outcome.losses == whole.losses
+    assert outcome.losses == whole.history.losses
     assert set(outcome.moved_bytes.values()) == {None}
     assert outcome.peak_bytes["device"] is None
     assert "no bytes were counted" in outcome.notes[-1]

@@ -45,7 +45,7 @@ def test_clips_that_fire_never_and_always_equal_plain_training(spec_for, tmp_pat
 def limit_between(spec_for, tmp_path) -> float:
     """A limit that some steps' norms exceed, though not by their last units' gradients alone."""
     training, _ = run(stronghold, spec_for(window=2, resident=1, clip=NEVER), tmp_path / "norms")
-    norms = sorted(training.grad_norms)
+    norms = sorted(training.history.grad_norms)
     return norms[len(norms) // 2] * 0.99
 
 
@@ -122,7 +122,7 @@ def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
     assert settled(whole)["redone"] > 0
     for steps in range(1, 9):
         pieces, parameters = run(stronghold, spec.with_(steps=steps), tmp_path / "pieces")
-    assert pieces.losses == whole.losses
+    assert pieces.history.losses == whole.history.losses
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
 
@@ -141,7 +141,7 @@ def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path, pulled):
     lagging, parameters = run(stronghold, spec, tmp_path / "late", perturb=late)
     assert settled(lagging)["redone"] > 0
     assert settled(lagging) == settled(punctual)
-    assert lagging.losses == punctual.losses
+    assert lagging.history.losses == punctual.history.losses
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
 
@@ -185,9 +185,9 @@ def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit, pulled)
         after = training.parameters()
     finally:
         training.close()
-    assert training.skipped == [1]
+    assert training.history.skipped == [1]
     assert all(torch.isfinite(value).all() for value in after.values())
     if unit == 1:
         assert settled(training)["redone"] > 0
     losses, _ = judge(spec)
-    assert training.losses[:2] == pytest.approx(losses[:2], rel=1e-6)
+    assert training.history.losses[:2] == pytest.approx(losses[:2], rel=1e-6)

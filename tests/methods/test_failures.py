@@ -243,7 +243,7 @@ def test_out_of_device_memory_in_the_middle_of_a_step(tmp_path, ended):
     again = Training(spec.with_(device_memory=peak), plan, tmp_path)
     again.run(Silent())
     again.close()
-    assert again.losses == whole.losses
+    assert again.history.losses == whole.history.losses
     assert again.memory.peak_bytes()["device"] == peak
 
 
@@ -270,7 +270,7 @@ def test_out_of_device_memory_on_a_gpu(tmp_path, ended):
     again = Training(spec, plan, tmp_path)
     again.run(Silent())
     again.close()
-    assert again.losses == whole.losses
+    assert again.history.losses == whole.history.losses
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
@@ -369,7 +369,7 @@ def test_two_thousand_steps_hold_no_more_than_two_hundred(tmp_path):
         assert len(executor.events) == 3 * len(training.plan.schedule.actions)
     finally:
         training.close()
-    assert len(training.losses) == 2000
+    assert len(training.history.losses) == 2000
     growth = report.blocks[1990] - report.blocks[200]
     assert growth / 1790 < 6, growth
 

@@ -127,7 +127,7 @@ def test_resuming_continues_identically(spec_for, tmp_path, method, tier):
         run(method, spec, tmp_path / "killed", perturb=kill)
     resumed, parameters = run(method, spec, tmp_path / "killed")
     assert resumed.executor.step_numbers[0] == 8
-    assert resumed.losses == whole.losses
+    assert resumed.history.losses == whole.history.losses
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
 
@@ -165,14 +165,14 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(spec_for, tmp
     training.run(report)
     after = training.parameters()
     training.close()
-    assert training.skipped == [1]
+    assert training.history.skipped == [1]
     assert training.engine.optimizer.done == 2
     assert ("skipped", {"step": 1, "grad_norm": "nan"}) in report.events
     assert all(torch.isfinite(value).all() for value in after.values())
     # The steps around it are exactly those of a run that lost nothing: step 1 saw the same weights.
     whole, _ = run(stronghold, spec, tmp_path / "whole")
-    assert training.losses[:2] == whole.losses[:2]
-    assert training.losses[2] != whole.losses[2]
+    assert training.history.losses[:2] == whole.history.losses[:2]
+    assert training.history.losses[2] != whole.history.losses[2]
 
 
 def test_the_timeline_is_recorded(spec_for, tmp_path):

@@ -7,15 +7,14 @@ predictions.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from workbench.methods.history import History
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
@@ -95,19 +94,15 @@ class Training:
         except BaseException:
             self.memory.close()
             raise
-        self.losses: list[float] = []
-        self.step_seconds: list[float] = []
-        self.grad_norms: list[float | None] = []
-        self.skipped: list[int] = []
-        self.notes = list(plan.notes)
-        self._continues: dict[str, Any] = {}
+        self.history = History(spec, folder, self.batches)
         self._report: Reporter | None = None
         self._last = 0.0
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
         self._report = report
-        first = self._resume()
+        first = self.history.resume(self.model, self.memory, self.flats, report)
+        self.engine.optimizer.resume(self.history.updates_done, self.history.grad_norms)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         while first < total:
             count = min(every - first % every, total - first)
@@ -116,7 +111,8 @@ class Training:
                 self.executor.run(first, count)
             first += count
             if self.spec.save_every:
-                self._save(first)
+                done = self.engine.optimizer.done
+                self.history.save(first, done, self.model, self.memory, self.flats, report)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """fp32 weights by their names in the whole model."""
@@ -124,7 +120,8 @@ class Training:
 
     def outcome(self, engine: str) -> Outcome:
         """The measured half of the record, beside the predictions."""
-        plan, ran, notes = self.plan, len(self.executor.step_numbers), [*self.notes]
+        plan, ran, history = self.plan, len(self.executor.step_numbers), self.history
+        notes = [*plan.notes, *history.notes]
         settled = self.engine.optimizer.settled
         if any(settled.values()):
             words = "{stood} stood, {redone} were taken back, {waited} were not made"
@@ -135,8 +132,8 @@ class Training:
         else:
             notes = [*notes, "resumed after its last step: no bytes were counted in this attempt"]
         return Outcome(
-            losses=self.losses,
-            step_seconds=self.step_seconds,
+            losses=history.losses,
+            step_seconds=history.step_seconds,
             peak_bytes={t: peak if ran else None for t, peak in self.memory.peak_bytes().items()},
             moved_bytes=moved,
             parameters=self.model.parameters_count(),
@@ -149,8 +146,8 @@ class Training:
                 "binding": plan.binding,
                 "settings": plan.settings,
             },
-            skipped_steps=self.skipped,
-            grad_norms=self.grad_norms,
+            skipped_steps=history.skipped,
+            grad_norms=history.grad_norms,
             engine=engine,
             notes=notes,
         )
@@ -163,7 +160,7 @@ class Training:
             self.plan.step_seconds,
             self.plan.settings.get("step_seconds_where_clipped"),
         )
-        norms = [norm for norm in self.grad_norms[1:] if norm is not None]
+        norms = [norm for norm in self.history.grad_norms[1:] if norm is not None]
         if seconds is None or where_clipped is None or not norms:
             return seconds
         share = sum(norm > self.spec.clip for norm in norms) / len(norms)
@@ -178,89 +175,15 @@ class Training:
     def _step_ended(self, step: int, _: float) -> None:
         now = time.perf_counter()
         loss, state = self.engine.finish(step)
-        self.losses.append(loss)
-        self.step_seconds.append(now - self._last)
-        self.grad_norms.append(state.grad_norm)
-        if state.skipped:
-            self.skipped.append(step)
-            self._report.event("skipped", step=step, grad_norm=str(state.grad_norm))
-        self._report.step(step, loss, now - self._last)
+        self.history.ended(
+            step,
+            loss,
+            now - self._last,
+            state.grad_norm,
+            skipped=state.skipped,
+            report=self._report,
+        )
         self._last = now
-
-    def _save(self, next_step: int) -> None:
-        """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
-        manifest = {
-            "next_step": next_step,
-            "updates_done": self.engine.optimizer.done,
-            "losses": [repr(loss) for loss in self.losses],
-            "step_seconds": self.step_seconds,
-            "grad_norms": [repr(norm) for norm in self.grad_norms],
-            "skipped": self.skipped,
-            "continues": self._continues,
-        }
-        folder = self.folder / "checkpoints"
-        try:
-            path = checkpoint.save(folder, self.model, self.memory, self.flats, manifest)
-        except OSError as error:
-            self.notes.append(str(error))
-            self._report.event("not_saved", next_step=next_step, reason=str(error))
-        else:
-            self._report.event("saved", path=path.name, next_step=next_step)
-
-    def _resume(self) -> int:
-        """Continue from the newest checkpoint in the run's folder; returns the first step to do.
-
-        Raises ValueError where there are checkpoints of another training, or unreadable ones only.
-        """
-        if not self.spec.save_every:
-            return 0
-        self._continues = continued_by(self.spec, self.batches)
-        folder, damage = self.folder / "checkpoints", None
-        for path, manifest in checkpoint.whole(folder):
-            if manifest["next_step"] > self.spec.steps:
-                continue
-            self._check_continues(path, manifest["continues"])
-            try:
-                checkpoint.restore(path, self.model, self.memory, self.flats)
-            except OSError as error:
-                damage = error
-                self._report.event("damaged", path=path.name, reason=str(error))
-                continue
-            self.losses = [float(loss) for loss in manifest["losses"]]
-            self.step_seconds = list(manifest["step_seconds"])
-            self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
-            self.engine.optimizer.resume(manifest["updates_done"], self.grad_norms)
-            self.skipped = list(manifest["skipped"])
-            self._report.event("resumed", path=path.name, next_step=manifest["next_step"])
-            return manifest["next_step"]
-        if damage is not None:  # memory is half written by now; and nobody asked to begin anew
-            raise ValueError(f"{damage}; remove {folder} to begin anew") from damage
-        return 0
-
-    def _check_continues(self, path: Path, saved: dict) -> None:
-        for label, ours in self._continues.items():
-            if saved.get(label) != ours:
-                raise ValueError(
-                    f"the checkpoint {path} was made with {label} {saved.get(label)}, this run has "
-                    f"{ours}: it would not be the same training; restore the setting, or remove "
-                    "the checkpoint"
-                )
-
-
-def continued_by(spec: RunSpec, batches: Batches) -> dict[str, Any]:
-    """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
-    of placement, method or number of steps.
-    """
-    fields = spec.to_dict()
-    decides = (
-        "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",
-        "weight_decay", "beta1", "beta2", "eps",
-    )  # fmt: skip
-    shared = {name: fields[name] for name in decides}
-    shared["text of SHA-256"] = hashlib.sha256(batches.tokens).hexdigest()
-    if spec.lr_schedule != "constant":
-        shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
-    return shared
 
 
 def train_planned(
@@ -273,7 +196,7 @@ def train_planned(
         try:
             _write_timeline(folder, plan, training)
         except OSError as error:  # the training is done, whatever the disk says
-            training.notes.append(f"the timeline was not written: {error}")
+            training.history.notes.append(f"the timeline was not written: {error}")
         return training.outcome(engine)
     finally:
         training.close()

@@ -98,7 +98,7 @@ class Board:
         return int(self._steps.min())
 
     def ended(self, step: int) -> tuple[float, float]:
-        """Loss of one of the last steps, and when the last rank was done with it, in epoch seconds."""
+        """Loss of one of the last steps, and when its last rank was done, in epoch seconds."""
         parts = self._ends[step % KEPT]
         return float(parts[:, 0].sum()), float(parts[:, 1].max())
 

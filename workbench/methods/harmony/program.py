@@ -20,8 +20,9 @@ once a task. The order of tasks is the order of each rank's lanes; everything el
 
 from __future__ import annotations
 
+from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
-from workbench.methods.harmony.sheet import GRADIENT, Sheet, Sizes
+from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
@@ -260,12 +261,12 @@ def _update(sheet: Sheet, clipped: bool) -> None:
         norm = sheet.add(Kind.NORM, 0, HOST, 0, after=[left for _, _, left in gone])
         made.reverse()
     for task, unit in made:
-        lenders = [u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit]
+        adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
         sheet.add(
             Kind.UPDATE, unit, HOST, task.rank,
             after=[norm] if clipped else [
-                left for rank, lender, left in gone
-                if lender in lenders and (lender != unit or rank == task.rank)
+                left for rank, giver, left in gone
+                if giver in adding and (giver != unit or rank == task.rank)
             ],
             uses=[
                 name.host_weights(unit), name.host_states(unit),

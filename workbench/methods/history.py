@@ -1,0 +1,136 @@
+"""What a run has done so far: losses, times and norms of its steps, saved and taken up again.
+
+A checkpoint continues under any method, window, tier or number of ranks, and under no other model,
+data, batch or clipping.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from workbench.model.base import LayeredModel
+from workbench.model.text import Batches
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime import checkpoint
+from workbench.runtime.memory import Memory
+from workbench.runtime.storage import Flat
+
+
+class History:
+    """The steps of one run, of this attempt and of those it continues."""
+
+    def __init__(self, spec: RunSpec, folder: Path, batches: Batches) -> None:
+        """`folder` is the run's own."""
+        self._spec, self._folder = spec, folder / "checkpoints"
+        self._continues = continued_by(spec, batches) if spec.save_every else {}
+        self.losses: list[float] = []
+        self.step_seconds: list[float] = []
+        self.grad_norms: list[float | None] = []
+        self.skipped: list[int] = []
+        self.notes: list[str] = []
+        self.updates_done = 0
+
+    def ended(
+        self,
+        step: int,
+        loss: float,
+        seconds: float,
+        norm: float | None,
+        *,
+        skipped: bool,
+        report: Reporter,
+    ) -> None:
+        """Enter a step, and tell of it."""
+        self.losses.append(loss)
+        self.step_seconds.append(seconds)
+        self.grad_norms.append(norm)
+        if skipped:
+            self.skipped.append(step)
+            report.event("skipped", step=step, grad_norm=str(norm))
+        report.step(step, loss, seconds)
+
+    def save(
+        self,
+        next_step: int,
+        updates_done: int,
+        model: LayeredModel,
+        memory: Memory,
+        flats: list[Flat],
+        report: Reporter,
+    ) -> None:
+        """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
+        manifest = {
+            "next_step": next_step,
+            "updates_done": updates_done,
+            "losses": [repr(loss) for loss in self.losses],
+            "step_seconds": self.step_seconds,
+            "grad_norms": [repr(norm) for norm in self.grad_norms],
+            "skipped": self.skipped,
+            "continues": self._continues,
+        }
+        try:
+            path = checkpoint.save(self._folder, model, memory, flats, manifest)
+        except OSError as error:
+            self.notes.append(str(error))
+            report.event("not_saved", next_step=next_step, reason=str(error))
+        else:
+            report.event("saved", path=path.name, next_step=next_step)
+
+    def resume(
+        self, model: LayeredModel, memory: Memory, flats: list[Flat], report: Reporter
+    ) -> int:
+        """Continue from the newest checkpoint in the run's folder; returns the first step to do.
+
+        Raises ValueError where there are checkpoints of another training, or unreadable ones only.
+        """
+        if not self._spec.save_every:
+            return 0
+        damage = None
+        for path, manifest in checkpoint.whole(self._folder):
+            if manifest["next_step"] > self._spec.steps:
+                continue
+            self._check_continues(path, manifest["continues"])
+            try:
+                checkpoint.restore(path, model, memory, flats)
+            except OSError as error:
+                damage = error
+                report.event("damaged", path=path.name, reason=str(error))
+                continue
+            self.losses = [float(loss) for loss in manifest["losses"]]
+            self.step_seconds = list(manifest["step_seconds"])
+            self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
+            self.skipped = list(manifest["skipped"])
+            self.updates_done = manifest["updates_done"]
+            report.event("resumed", path=path.name, next_step=manifest["next_step"])
+            return manifest["next_step"]
+        if damage is not None:  # memory is half written by now; and nobody asked to begin anew
+            raise ValueError(f"{damage}; remove {self._folder} to begin anew") from damage
+        return 0
+
+    def _check_continues(self, path: Path, saved: dict) -> None:
+        for label, ours in self._continues.items():
+            if saved.get(label) != ours:
+                raise ValueError(
+                    f"the checkpoint {path} was made with {label} {saved.get(label)}, this run has "
+                    f"{ours}: it would not be the same training; restore the setting, or remove "
+                    "the checkpoint"
+                )
+
+
+def continued_by(spec: RunSpec, batches: Batches) -> dict[str, Any]:
+    """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
+    of placement, method or number of steps.
+    """
+    fields = spec.to_dict()
+    decides = (
+        "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",
+        "weight_decay", "beta1", "beta2", "eps",
+    )  # fmt: skip
+    shared = {name: fields[name] for name in decides}
+    shared["text of SHA-256"] = hashlib.sha256(batches.tokens).hexdigest()
+    if spec.lr_schedule != "constant":
+        shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
+    return shared
