@@ -12,6 +12,7 @@ hangs can be named, and the first failure, so that nobody waits for a rank that 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -41,10 +42,11 @@ class Board:
             self._map = mmap.mmap(file, _nbytes(actions, ranks, units))
         finally:
             os.close(file)
-        counts = np.frombuffer(self._map, np.int64, 1 + actions + 3 * ranks)
-        self._failed, self._done = counts[:1], counts[1 : 1 + actions]
-        self._steps = counts[1 + actions : 1 + actions + ranks]
-        self._doing = counts[1 + actions + ranks :].reshape(ranks, 2)
+        counts = np.frombuffer(self._map, np.int64, 2 + actions + 4 * ranks)
+        self._failed, self._allowed, rest = counts[:1], counts[1:2], counts[2:]
+        self._done, of_ranks = rest[:actions], rest[actions:]
+        self._steps, self._drained = of_ranks[:ranks], of_ranks[ranks : 2 * ranks]
+        self._doing = of_ranks[2 * ranks :].reshape(ranks, 2)
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 2 * KEPT * ranks].reshape(KEPT, ranks, 2)
@@ -52,8 +54,9 @@ class Board:
         self.norms = floats[: ranks * units].reshape(ranks, units)
         """[ranks, units]: the square of the norm of a rank's gradients, of the step whose norm is
         taken next."""
-        self.total = floats[ranks * units :]
+        self.total = floats[ranks * units : ranks * units + 2]
         """The global norm of the last step that has one, and how many updates were made by then."""
+        self._norm_of = floats[ranks * units + 2 :]
 
     @staticmethod
     def make(path: Path, *, actions: int, ranks: int, units: int) -> None:
@@ -102,6 +105,38 @@ class Board:
         parts = self._ends[step % KEPT]
         return float(parts[:, 0].sum()), float(parts[:, 1].max())
 
+    def decide(self, step: int, norm: float) -> None:
+        """Enter a step's global norm; one that is not finite counts no update."""
+        self._norm_of[step % KEPT] = norm
+        self.total[0] = norm
+        self.total[1] += math.isfinite(norm)
+
+    def norm_of(self, step: int) -> float:
+        """The global norm of one of the last steps."""
+        return float(self._norm_of[step % KEPT])
+
+    # Between segments, all ranks stand still while the host memory of all is saved.
+
+    def allow(self, step: int) -> None:
+        """Let all ranks go on up to a step."""
+        self._allowed[0] = step
+
+    def await_allowed(self, step: int) -> None:
+        """Until this rank may begin a segment that ends at a step."""
+        while self._allowed[0] < step:
+            if self.failed not in (None, self.rank):
+                raise Failed(f"rank {self.failed} failed")
+            time.sleep(NAP_S)
+
+    def drain(self, step: int) -> None:
+        """All lanes of this rank have ended their work up to a step."""
+        self._drained[self.rank] = step
+
+    @property
+    def drained(self) -> int:
+        """The step up to which all lanes of all ranks have ended their work."""
+        return int(self._drained.min())
+
     def fail(self) -> None:
         """Tell all that this rank has failed, unless another one has."""
         if self._failed[0] == NOBODY:
@@ -114,8 +149,8 @@ class Board:
 
 
 def _floats(ranks: int, units: int) -> int:
-    return ranks + 2 * KEPT * ranks + ranks * units + 2
+    return ranks + 2 * KEPT * ranks + ranks * units + 2 + KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:
-    return 8 * (1 + actions + 3 * ranks + _floats(ranks, units))
+    return 8 * (2 + actions + 4 * ranks + _floats(ranks, units))

@@ -73,15 +73,13 @@ class HostUpdates:
             square = float(torch.linalg.vector_norm(own, dtype=torch.float32)) ** 2
         self._board.norms[self._board.rank, unit] = square
 
-    def norm(self) -> None:
+    def norm(self, step: int) -> None:
         """The global norm of all that has arrived, for all ranks."""
         total = float(self._board.norms.sum())
         for unit in self._lenders:
             whole = self._summed(unit, 0, self._layouts[unit].flat.numel)
             total += float(torch.linalg.vector_norm(whole, dtype=torch.float32)) ** 2
-        total = math.sqrt(total) if total >= 0 else math.nan
-        self._board.total[0] = total
-        self._board.total[1] += math.isfinite(total)
+        self._board.decide(step, math.sqrt(total) if total >= 0 else math.nan)
 
     def _summed(self, unit: int, first: int, end: int) -> Tensor:
         """Elements of a layer's gradients, with what borrowers add to them."""

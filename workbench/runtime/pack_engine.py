@@ -112,7 +112,7 @@ class PackEngine:
             Kind.RECV: self._receive,
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
-            Kind.NORM: lambda action, links, step: updates.norm(),
+            Kind.NORM: lambda action, links, step: updates.norm(step),
             Kind.UPDATE: lambda action, links, step: updates.update(action.unit, step),
         }
 

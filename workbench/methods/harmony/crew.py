@@ -1,0 +1,230 @@
+"""All ranks of a run on one machine: started, watched, reported, ended.
+
+The process of the run (runs/worker.py) holds the memory of all ranks and their board, starts one
+process a rank, and is the only one that reports, saves and resumes. A rank that fails or is killed
+ends the run within seconds, with its own cause; one that hangs is named with what it was doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from workbench.methods.history import History
+from workbench.methods.train import DTYPES, load_batches
+from workbench.model import make_model
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.board import Board
+from workbench.runtime.host_updates import HostUpdates
+from workbench.runtime.rank import host_updates, layouts_of
+from workbench.runtime.shared import SharedHost, host_layout, make_shared
+from workbench.runtime.storage import States
+from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.serialize import to_json
+
+POLL_S = 0.005
+END_S = 5.0
+"""How long ranks may take to end after one has failed, before they are killed."""
+HANG_S = 120.0
+"""Without any rank beginning anything, longer than any action should take."""
+NEVER_S = 1e8
+"""Idle for longer than that: it has begun nothing yet."""
+TIMELINE_STEPS = 3
+PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
+
+
+class RankFailed(RuntimeError):
+    """A rank ended, or hangs; the message says which one and why."""
+
+
+class _HostStates:
+    """The host memory of all ranks as checkpoints know memory."""
+
+    def __init__(self, updates: HostUpdates) -> None:
+        self._updates = updates
+
+    def on_disk(self, unit: int) -> bool:
+        return False
+
+    def states(self, unit: int) -> States:
+        return self._updates.states(unit)
+
+
+class Crew:
+    """The ranks of one run under one schedule."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        schedule: Schedule,
+        folder: Path,
+        *,
+        device: str,
+        process: Sequence[str] = PROCESS,
+        hang_s: float = HANG_S,
+    ) -> None:
+        """`folder` is the run's own. Raises OutOfMemory where the host has no room."""
+        self.spec, self.schedule, self.folder = spec, schedule, folder / "ranks"
+        self._process, self._hang_s, self._device = process, hang_s, device
+        self.model = make_model(spec.model)
+        self.layouts = layouts_of(self.model)
+        self.flats = [layout.flat for layout in self.layouts]
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.history = History(spec, folder, self.batches)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.iterdir():  # of an attempt before
+            old.unlink()
+        self._ranks: list[subprocess.Popen] = []
+        self._descriptor = make_shared(host_layout(schedule)[1])
+        try:
+            path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+            sizes = {
+                "actions": len(schedule.actions),
+                "ranks": schedule.num_ranks,
+                "units": schedule.num_units,
+            }
+            Board.make(self.folder / "board", **sizes)
+            self.board = Board(self.folder / "board", rank=0, **sizes)
+            self._host = SharedHost(path, schedule, 0, pin=False)
+            self._updates = host_updates(
+                spec, schedule, self._host, self.board, self.layouts,
+                dtype=DTYPES[spec.dtype], device=torch.device(device),
+            )  # fmt: skip
+            self.memory = _HostStates(self._updates)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def run(self, report: Reporter) -> None:
+        """All steps that are left. Raises what made a rank fail."""
+        for unit, flat in enumerate(self.flats):
+            master = torch.empty(flat.numel)
+            flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
+            self._updates.states(unit).set_master(master)
+        first = self.history.resume(self.model, self.memory, self.flats, report)
+        self.board.total[1] = self.history.updates_done
+        total, every = self.spec.steps, self.spec.save_every or self.spec.steps
+        ends = [*range(first + every - first % every, total, every), total]
+        segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
+        self._start(segments)
+        last, seen = time.time(), first
+        for _, end in segments:
+            self.board.allow(end)
+            while self.board.drained < end or seen < end:
+                self._check()
+                if seen < min(self.board.steps, end):
+                    last = self._report(seen, last, report)
+                    seen += 1
+                    continue
+                time.sleep(POLL_S)
+            if self.spec.save_every:
+                done = int(self.board.total[1]) if self.spec.clip is not None else end
+                self.history.save(end, done, self.model, self.memory, self.flats, report)
+        for process in self._ranks:
+            process.wait()
+        self._check()
+
+    def results(self) -> list[dict[str, Any]]:
+        """What each rank measured."""
+        paths = [self.folder / f"result-{rank}.json" for rank in range(self.schedule.num_ranks)]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+    def _start(self, segments: list[tuple[int, int]]) -> None:
+        (self.folder / "schedule.json").write_text(to_json(self.schedule))
+        order = {
+            "spec": self.spec.to_dict(),
+            "device": self._device,
+            "host": f"/proc/{os.getpid()}/fd/{self._descriptor}",
+            "segments": segments,
+            "record_from": self.spec.steps - TIMELINE_STEPS,
+        }
+        (self.folder / "order.json").write_text(json.dumps(order))
+        for rank in range(self.schedule.num_ranks if segments else 0):
+            command = [*self._process, str(self.folder), str(rank)]
+            self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+
+    def _report(self, step: int, last: float, report: Reporter) -> float:
+        loss, ended = self.board.ended(step)
+        norm = self.board.norm_of(step) if self.spec.clip is not None else None
+        skipped = norm is not None and not abs(norm) < float("inf")
+        self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
+        return ended
+
+    def _check(self) -> None:
+        """Raise the cause where a rank has failed, was killed, or hangs."""
+        for rank, process in enumerate(self._ranks):
+            if process.poll() not in (None, 0, 2):
+                self._raise(rank, process.returncode)
+        if self._ranks and all(process.poll() is not None for process in self._ranks):
+            failed = [rank for rank, p in enumerate(self._ranks) if p.returncode]
+            if failed:
+                self._raise(failed[0], self._ranks[failed[0]].returncode)
+            return
+        doing = [self.board.doing(rank) for rank in range(len(self._ranks))]
+        if doing and self._hang_s < min(idle for *_, idle in doing) < NEVER_S:
+            rank = max(range(len(doing)), key=lambda r: doing[r][2])
+            action, step, idle = doing[rank]
+            raise RankFailed(
+                f"rank {rank} hangs: it began {self.schedule.actions[action].name} of step {step} "
+                f"{idle:.0f} s ago, and nobody has begun anything since"
+            )
+
+    def _raise(self, rank: int, status: int) -> None:
+        path = self.folder / f"failure-{rank}.json"
+        if not path.exists():
+            how = f"ended with exit status {status}"
+            if status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            raise RankFailed(f"rank {rank} {how}; see log.txt")
+        told = json.loads(path.read_text())
+        message = f"rank {rank}: {told['message'] or told['type']}"
+        if told["type"] == "OutOfMemory":
+            error = OutOfMemory(
+                tier=told["tier"], what=f"rank {rank}", asked=told["asked"],
+                in_use=told["in_use"], budget=told["budget"], why=told["message"],
+            )  # fmt: skip
+            raise error
+        if told["type"] == "OutOfMemoryError":
+            raise torch.OutOfMemoryError(message)
+        if told["type"] == "ValueError":
+            raise ValueError(message)
+        raise RankFailed(f"{message} ({told['type']})")
+
+    def close(self) -> None:
+        """End what is left, and give the memory back."""
+        self.board.fail()
+        deadline = time.monotonic() + END_S
+        for process in self._ranks:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._ranks.clear()
+        self._host.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

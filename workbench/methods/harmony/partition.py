@@ -1,0 +1,118 @@
+"""Ours: the partition into S packs whose slowest pack is the fastest possible, memory respected.
+
+Packs that wrap around the GPUs in turn make a pipeline, and its slowest pack sets the pace. The
+published rules cut near equal shares and then see whether the packs fit; here the largest pack time
+is minimal among all partitions into S packs that fit, for every S that is asked.
+
+Memory is any yes or no about (first, last): it may be uneven (a pack that ends at a large
+activation needs more than a longer one), so that a greedy fill would be wrong. Whether limit T on
+the pack time can be met is asked for all S at once: `counts[j]` is a bit set of the S with which
+layers before j can be cut, and packs that end before j only add their starts' sets, shifted by one.
+The smallest T for each S is one of the sums of consecutive layers; every answer narrows the
+interval of all S that are still open, which share the work of a sweep.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+Packs = tuple[range, ...]
+
+Fits = Callable[[int, int], bool]
+"""Whether layers `first` to `last`, both included, may be one pack."""
+
+
+def min_max_partition(seconds: Sequence[float], count: int, fits: Fits) -> Packs | None:
+    """The partition of all layers into `count` packs with the smallest largest time, or None."""
+    return min_max_partitions(seconds, (count,), fits).get(count)
+
+
+def min_max_partitions(
+    seconds: Sequence[float], counts: Iterable[int], fits: Fits
+) -> dict[int, Packs]:
+    """Number of packs -> its best partition, for those of `counts` that memory allows."""
+    wanted = sorted(set(counts))
+    if not seconds or any(value < 0 for value in seconds):
+        raise ValueError("a partition needs layers, and their times from 0 s on")
+    if wanted and not 1 <= wanted[0] <= wanted[-1] <= len(seconds):
+        raise ValueError(
+            f"{len(seconds)} layers cannot be cut into {wanted[0]} to {wanted[-1]} packs: give "
+            f"counts from 1 to {len(seconds)}"
+        )
+    return _Sweep(seconds, wanted, fits).partitions() if wanted else {}
+
+
+class _Sweep:
+    def __init__(self, seconds: Sequence[float], wanted: list[int], fits: Fits) -> None:
+        self.layers = len(seconds)
+        self.wanted = wanted
+        self.mask = (2 << wanted[-1]) - 1
+        self.ends = list(accumulate(seconds, initial=0.0))
+        self.starts = [
+            [first for first in range(stop - 1, -1, -1) if fits(first, stop - 1)]
+            for stop in range(1, self.layers + 1)
+        ]
+        """Of the packs that fit, by their last layer; the nearest first."""
+        self.limits = sorted(
+            {
+                self.ends[stop] - self.ends[first]
+                for stop, starts in enumerate(self.starts, 1)
+                for first in starts
+            }
+        )
+
+    def partitions(self) -> dict[int, Packs]:
+        if not self.limits:
+            return {}
+        widest = len(self.limits) - 1
+        possible = self.counts(self.limits[-1])[-1]
+        high = {count: widest for count in self.wanted if possible >> count & 1}
+        low = {count: self._least(count) for count in high}
+        while open_counts := [count for count in high if low[count] < high[count]]:
+            # The widest interval is halved; the answer says something of the others too.
+            count = max(open_counts, key=lambda count: high[count] - low[count])
+            middle = (low[count] + high[count]) // 2
+            met = self.counts(self.limits[middle])[-1]
+            for other in open_counts:
+                if met >> other & 1:
+                    high[other] = min(high[other], middle)
+                else:
+                    low[other] = max(low[other], middle + 1)
+        return {count: self._packs(self.limits[high[count]], count) for count in high}
+
+    def counts(self, limit: float) -> list[int]:
+        """Per j: the numbers of packs, as bits, into which the layers before j can be cut."""
+        ends = self.ends
+        counts = [1]
+        for stop, starts in enumerate(self.starts, 1):
+            earliest = ends[stop]
+            reached = 0
+            for first in starts:
+                if earliest - ends[first] > limit:
+                    break
+                reached |= counts[first]
+            counts.append(reached << 1 & self.mask)
+        return counts
+
+    def _least(self, count: int) -> int:
+        """The mean pack is a lower bound, but for the last bits of sums."""
+        return min(
+            bisect_left(self.limits, self.ends[-1] / count * (1 - 1e-9)), len(self.limits) - 1
+        )
+
+    def _packs(self, limit: float, count: int) -> Packs:
+        counts = self.counts(limit)
+        packs: list[range] = []
+        stop = self.layers
+        for left in range(count - 1, -1, -1):
+            # The longest last pack: what is left for the packs before it is then least.
+            first = min(
+                first
+                for first in self.starts[stop - 1]
+                if counts[first] >> left & 1 and self.ends[stop] - self.ends[first] <= limit
+            )
+            packs.append(range(first, stop))
+            stop = first
+        return tuple(reversed(packs))

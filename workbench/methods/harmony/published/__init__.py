@@ -1,0 +1,1 @@
+"""The published Harmony scheduler, faithfully: its packing rules, its estimates, its search."""

@@ -1,0 +1,126 @@
+"""The process of one rank: ``python -m workbench.methods.harmony.rank_process FOLDER RANK``.
+
+Started by crew.py, in the run's process group, so it ends with the run. What it is to do lies in
+the folder; how it ended is its exit status and, where it failed, ``failure-RANK.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workbench.methods.train import DTYPES, load_batches
+from workbench.model import make_model
+from workbench.runs.spec import RunSpec
+from workbench.runtime.board import Failed
+from workbench.runtime.executor import Perturb
+from workbench.runtime.rank import Rank
+from workbench.runtime.threads import use_device_threads
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.serialize import from_json
+
+PATIENCE = timedelta(hours=12)
+"""Messages wait as long as compute takes; who hangs is told by the board, not by a timeout."""
+
+
+def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
+    """Exit status: 0 done, 1 this rank failed, 2 another one did."""
+    order = json.loads((folder / "order.json").read_text())
+    spec = RunSpec.from_dict(order["spec"])
+    schedule = from_json((folder / "schedule.json").read_text())
+    rank: Rank | None = None
+    try:
+        device = _device(order["device"], number)
+        _meet(folder, device, number, schedule)
+        model = make_model(spec.model)
+        rank = Rank(
+            spec,
+            schedule,
+            model,
+            load_batches(spec, model, folder.parent / "cache"),
+            rank=number,
+            board=folder / "board",
+            host=Path(order["host"]),
+            device=device,
+            dtype=DTYPES[spec.dtype],
+            perturb=perturb,
+            record_from=order["record_from"],
+        )
+        for first, end in order["segments"]:
+            rank.board.await_allowed(end)
+            rank.run(first, end - first)
+            rank.board.drain(end)
+        _tell(folder / f"result-{number}.json", _result(rank))
+    except Failed as error:
+        print(f"rank {number} stops: {error}", file=sys.stderr)
+        return 2
+    except BaseException as error:
+        traceback.print_exc()
+        told = {"type": type(error).__name__, "message": str(error)}
+        for field in ("tier", "asked", "in_use", "budget"):
+            if hasattr(error, field):
+                told[field] = getattr(error, field)
+        _tell(folder / f"failure-{number}.json", told)
+        return 1
+    finally:
+        if rank is not None:
+            rank.close()
+    return 0
+
+
+def _device(kind: str, number: int) -> torch.device:
+    if kind == "cuda":
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
+    use_device_threads("cpu")
+    return torch.device("cpu")
+
+
+def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -> None:
+    """The process groups; all addresses are this machine's own."""
+    if schedule.num_ranks == 1:
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{(folder / 'meeting').resolve()}",
+        rank=number,
+        world_size=schedule.num_ranks,
+        timeout=PATIENCE,
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def _result(rank: Rank) -> dict:
+    return {
+        "moved_bytes": rank.engine.moved,
+        "steps": len(rank.executor.step_numbers),
+        "device_peak": rank.meter.peak,
+        "events": [
+            [e.name, e.kind, e.unit, e.microbatch, e.rank, e.lane, e.step, e.start_s, e.end_s,
+             e.nbytes]
+            for e in rank.executor.events
+        ],
+    }  # fmt: skip
+
+
+def _tell(path: Path, what: dict) -> None:
+    """Whole, or not at all."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(what))
+    temporary.rename(path)
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)  # a process group whose peers are gone may hang in its destructor
