@@ -65,6 +65,11 @@ class Board:
             file.truncate(_nbytes(actions, ranks, units))
             file.write(np.int64(NOBODY).tobytes())
 
+    def start_at(self, step: int, updates_done: int) -> None:
+        """All that comes before a step is done: the run continues a checkpoint."""
+        self._done[:] = self._steps[:] = self._drained[:] = step
+        self.total[1] = updates_done
+
     def publish(self, action: int, step: int) -> None:
         """This rank has done an action of a step, and all can see what it did."""
         self._done[action] = step + 1

@@ -99,6 +99,7 @@ class Executor:
         on_step_end: Callable[[int, float], None] | None = None,
         record_from: int = 0,
         board: Board | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         if (schedule.num_ranks != 1) != (board is not None):
             raise ValueError(
@@ -106,7 +107,7 @@ class Executor:
                 "board, and one needs none"
             )
         self.schedule = schedule
-        self._board = board
+        self._board, self._on_failure = board, on_failure
         self._rank = board.rank if board else 0
         self.events: list[Event] = []
         self.step_numbers: list[int] = []
@@ -335,6 +336,8 @@ class Executor:
             tokens = [token for step in self._tokens.values() for token in step]
         for token in tokens:
             token.issued.set()
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def _collect(self, base_event: float | torch.cuda.Event) -> None:
         """Turn the segment's timings into events, in seconds since the first segment began."""

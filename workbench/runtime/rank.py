@@ -6,6 +6,7 @@ also gives the layers their first weights, reports the steps, and saves what is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -74,8 +75,10 @@ class Rank:
         dtype: torch.dtype,
         perturb: Perturb | None = None,
         record_from: int = 0,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`board` and `host` are files that all ranks map."""
+        """`board` and `host` are files that all ranks map. `on_failure` is told at once why this
+        rank fails, while its lanes may still wait for a message that never comes."""
         self.board = Board(
             board,
             actions=len(schedule.actions),
@@ -112,6 +115,7 @@ class Rank:
                 on_step_end=lambda step, _: self.engine.end_step(step),
                 record_from=record_from,
                 board=self.board if schedule.num_ranks > 1 else None,
+                on_failure=on_failure,
             )
         except BaseException:
             self.board.fail()

@@ -35,7 +35,7 @@ from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
 
 POLL_S = 0.005
-END_S = 5.0
+END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
 HANG_S = 120.0
 """Without any rank beginning anything, longer than any action should take."""
@@ -114,7 +114,7 @@ class Crew:
             flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
             self._updates.states(unit).set_master(master)
         first = self.history.resume(self.model, self.memory, self.flats, report)
-        self.board.total[1] = self.history.updates_done
+        self.board.start_at(first, self.history.updates_done)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,8 @@ from workbench.runtime.threads import use_device_threads
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import from_json
 
+GRACE_S = 2.0
+"""After a failure, for lanes to end by themselves."""
 PATIENCE = timedelta(hours=12)
 """Messages wait as long as compute takes; who hangs is told by the board, not by a timeout."""
 
@@ -52,6 +55,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             dtype=DTYPES[spec.dtype],
             perturb=perturb,
             record_from=order["record_from"],
+            on_failure=lambda error: _fail(folder, number, error),
         )
         for first, end in order["segments"]:
             rank.board.await_allowed(end)
@@ -63,11 +67,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
         return 2
     except BaseException as error:
         traceback.print_exc()
-        told = {"type": type(error).__name__, "message": str(error)}
-        for field in ("tier", "asked", "in_use", "budget"):
-            if hasattr(error, field):
-                told[field] = getattr(error, field)
-        _tell(folder / f"failure-{number}.json", told)
+        _explain(folder, number, error)
         return 1
     finally:
         if rank is not None:
@@ -97,6 +97,25 @@ def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -
         timeout=PATIENCE,
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def _fail(folder: Path, number: int, error: BaseException) -> None:
+    """Say why, and end even where a lane waits for a message that nobody sends any more."""
+    if not isinstance(error, Failed):
+        _explain(folder, number, error)
+        threading.Timer(GRACE_S, os._exit, (1,)).start()
+
+
+def _explain(folder: Path, number: int, error: BaseException) -> None:
+    """The first failure of this rank, for crew.py."""
+    path = folder / f"failure-{number}.json"
+    if path.exists():
+        return
+    told = {"type": type(error).__name__, "message": str(error)}
+    for field in ("tier", "asked", "in_use", "budget"):
+        if hasattr(error, field):
+            told[field] = getattr(error, field)
+    _tell(path, told)
 
 
 def _result(rank: Rank) -> dict:

@@ -1,0 +1,139 @@
+"""Several ranks train as plain training does, and end together whatever happens to one of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from tests.methods import plain
+from tests.methods.harness import Silent, assert_equals_plain
+from tests.methods.plain import made_up_profile
+from workbench.methods.harmony.crew import Crew, RankFailed
+from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.program import build
+from workbench.methods.harmony.ring import aligned
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.model.spec import ModelSpec
+from workbench.runtime import checkpoint
+from workbench.schedule import validate
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
+PACKS = Packs(
+    mode="pp",
+    ranks=2,
+    minibatch=6,
+    forward_size=2,
+    backward_size=2,
+    forward=packs_of([2, 2]),
+    backward=packs_of([2, 2, 2]),
+)
+
+
+def spec_for(**changes):
+    return plain.spec_for(
+        **{"model": MODEL, "batch": 6, "steps": 6, "lr_decay_steps": 20, **changes}
+    )
+
+
+def schedule_for(packs, spec):
+    """With rings of two packs."""
+    profile = made_up_profile(spec.with_(microbatches=spec.batch))
+    head = MODEL.layers + 1
+    borrowed = MODEL.vocab * MODEL.hidden
+    sizes = ProfiledSizes({1: profile}, tied={head: (0, borrowed)} if MODEL.tied else {})
+    largest = max(
+        sum(aligned(sizes.visit_bytes(unit)) for unit in pack)
+        for pack in (*packs.forward, *packs.backward)
+    )
+    schedule = build(
+        packs,
+        sizes,
+        weight_ring=2 * largest,
+        gradient_ring=largest,
+        clipped=spec.clip is not None,
+    )
+    validate(schedule)
+    return schedule
+
+
+def crew_of(packs, spec, folder, what="", **kw):
+    process = (sys.executable, "-m", "tests.methods.rank_driver", what)
+    more = {"process": process} if what else {}
+    return Crew(spec, schedule_for(packs, spec), folder, device="cpu", **more, **kw)
+
+
+def trained(packs, spec, folder, what=""):
+    with crew_of(packs, spec, folder, what) as crew:
+        crew.run(Silent())
+        parameters = checkpoint.parameters(crew.model, crew.memory, crew.flats)
+        return crew, parameters
+
+
+@pytest.mark.parametrize(
+    "packs",
+    [
+        PACKS,
+        replace(PACKS, mode="dp"),
+        replace(PACKS, ranks=1, forward=packs_of([1, 4]), backward=packs_of([1, 2, 2, 1])),
+        replace(
+            PACKS, forward_size=4, backward_size=1, forward=packs_of([1] * 5),
+            backward=packs_of([3, 2, 1]),
+        ),
+        replace(PACKS, mode="dp", forward=(), backward=packs_of([6])),
+        replace(PACKS, ranks=3, forward_size=5, backward_size=5),
+    ],
+    ids=["pp", "dp", "one rank", "uneven", "one pack", "three ranks"],
+)  # fmt: skip
+def test_ranks_train_as_plain_training_does(packs, tmp_path):
+    spec = spec_for()
+    crew, parameters = trained(packs, spec, tmp_path, "delays")
+    assert_equals_plain(spec, crew, parameters)
+    moved = crew.schedule.moved_bytes()
+    for way in ("load", "store"):
+        counted = sum(result["moved_bytes"][way] for result in crew.results())
+        assert counted == moved[way] * spec.steps
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
+    spec = spec_for(save_every=2)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with (
+        pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
+        crew_of(PACKS, spec, tmp_path, "1:RECOMPUTE:4:kill") as crew,
+    ):
+        crew.run(Silent())
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert after <= before
+    whole, expected = trained(PACKS, spec, tmp_path / "whole")
+    again, parameters = trained(PACKS, spec, tmp_path)
+    assert again.history.losses == whole.history.losses, "resumed from its last checkpoint"
+    assert all(torch.equal(parameters[name], value) for name, value in expected.items())
+
+
+def test_a_checkpoint_continues_on_another_number_of_ranks(tmp_path):
+    spec = spec_for(save_every=3)
+    with pytest.raises(RankFailed), crew_of(PACKS, spec, tmp_path, "0:UPDATE:4:kill") as crew:
+        crew.run(Silent())
+    packs = replace(PACKS, mode="dp", ranks=3, forward=packs_of([3]), backward=packs_of([3, 3]))
+    again, parameters = trained(packs, spec, tmp_path)
+    assert_equals_plain(spec, again, parameters)
+
+
+def test_a_rank_that_raises_tells_its_cause(tmp_path):
+    with (
+        pytest.raises(RankFailed, match=r"rank 0: a made-up failure \(RuntimeError\)"),
+        crew_of(PACKS, spec_for(), tmp_path, "0:LOAD:2:raise") as crew,
+    ):
+        crew.run(Silent())
+
+
+def test_a_rank_that_hangs_is_named(tmp_path):
+    with (
+        pytest.raises(RankFailed, match=r"rank 1 hangs: it began 1:F\d\.\d of step 2"),
+        crew_of(PACKS, spec_for(), tmp_path, "1:FORWARD:2:hang", hang_s=3.0) as crew,
+    ):
+        crew.run(Silent())

@@ -1,0 +1,77 @@
+"""Times and bytes of layers for any number of samples, between the sizes that were profiled.
+
+Piecewise linear, as published; beyond the largest profiled size the last piece goes on, and below
+the smallest everything shrinks in proportion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import lru_cache
+
+from workbench.methods.draft import TOKEN_BYTES
+from workbench.profile.profile import Profile, UnitCost
+
+PER_SAMPLE = tuple(
+    f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
+)
+"""What grows with the micro-batch."""
+
+
+class ProfiledSizes:
+    """`Sizes` (draft.py) from profiles of one model at several micro-batch sizes."""
+
+    def __init__(self, profiles: Mapping[int, Profile], *, tied: Mapping[int, tuple[int, int]]):
+        """`profiles` by samples in a micro-batch; `tied`: unit -> (owner, parameters) it borrows.
+
+        Raises ValueError without a profile.
+        """
+        if not profiles:
+            raise ValueError("sizes need a profile of at least one micro-batch size")
+        self._points = sorted(profiles)
+        self._profiles, self._tied = dict(profiles), dict(tied)
+        self._any = self._profiles[self._points[0]]
+        self.library_bytes = max(p.library_bytes for p in profiles.values())
+        self.cost = lru_cache(maxsize=None)(self._cost)
+
+    def _cost(self, unit: int, samples: int) -> UnitCost:
+        at = bisect_right(self._points, samples)
+        low = self._points[max(0, min(at, len(self._points) - 1) - 1)]
+        high = self._points[min(max(at, 1), len(self._points) - 1)]
+        below, above = self._profiles[low].units[unit], self._profiles[high].units[unit]
+        if low == high or samples < low:
+            return _combined(below, below, samples / low, 0.0)
+        share = (samples - low) / (high - low)
+        return _combined(below, above, 1 - share, share)
+
+    def weight_bytes(self, unit: int) -> int:
+        """Of the weights the unit owns."""
+        return self._any.units[unit].parameters * self._any.weight_bytes
+
+    def visit_bytes(self, unit: int) -> int:
+        """With those it borrows."""
+        borrowed = self._tied[unit][1] if unit in self._tied else 0
+        return self.weight_bytes(unit) + borrowed * self._any.weight_bytes
+
+    def owner(self, unit: int) -> int:
+        """The unit whose weights it borrows, or itself."""
+        return self._tied[unit][0] if unit in self._tied else unit
+
+    def state_bytes(self, unit: int) -> int:
+        """Of the optimizer's states."""
+        return self._any.units[unit].parameters * self._any.state_bytes
+
+    def token_bytes(self, samples: int) -> int:
+        """Of tokens and their targets."""
+        return samples * self._any.seq * TOKEN_BYTES
+
+
+def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> UnitCost:
+    mixed = {}
+    for field in PER_SAMPLE:
+        a, b = getattr(one, field), getattr(other, field)
+        value = first * a + second * b
+        mixed[field] = round(value) if isinstance(a, int) else value
+    return replace(one, **mixed)
