@@ -27,12 +27,15 @@ class Layers:
             forward_s=1e-3 * samples,
             recompute_s=1e-3 * samples,
             backward_s=2e-3 * samples,
-            input_bytes=1000 * samples if unit else 0,
+            input_bytes=self.input_bytes(unit, samples),
             kept_bytes=5000 * samples,
             forward_scratch_bytes=100 * samples,
             recompute_scratch_bytes=200 * samples,
             backward_scratch_bytes=300 * samples,
         )
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        return 1000 * samples if unit else 0
 
     def weight_bytes(self, unit: int) -> int:
         return 4 * self.parameters[unit]

@@ -25,6 +25,9 @@ class Sizes(Protocol):
 
     def cost(self, unit: int, samples: int) -> UnitCost: ...
 
+    def input_bytes(self, unit: int, samples: int) -> int:
+        """Of a unit's input; 0 for tokens."""
+
     def weight_bytes(self, unit: int) -> int:
         """Of the weights the unit owns."""
 
@@ -156,6 +159,10 @@ class Draft:
     def cost(self, unit: int, span: Samples) -> UnitCost:
         """Of a pass over these samples."""
         return self.sizes.cost(unit, span[1] - span[0])
+
+    def input_bytes(self, unit: int, span: Samples) -> int:
+        """Of a unit's input for these samples."""
+        return self.sizes.input_bytes(unit, span[1] - span[0])
 
     def label(self, rank: int, text: str) -> str:
         """The name of a buffer of a rank."""

@@ -119,7 +119,8 @@ def _forward(
     if task.forward and unit in sheet.stashed:
         whole = sheet.whole(task, source)
         sheet.add(
-            Kind.STASH, unit, D2H, rank, micro, after=[me], nbytes=cost.input_bytes, samples=span,
+            Kind.STASH, unit, D2H, rank, micro, after=[me], samples=span,
+            nbytes=sheet.input_bytes(unit, span),
             uses=[sheet.host_inputs(rank, unit), *([source] if whole and not last else [])],
             frees=[source] if last or not whole else [],
         )  # fmt: skip
@@ -139,13 +140,13 @@ def _output(
         takes.append(sheet.activation(task, unit + 1, micro, span))
     elif task.forward and sheet.following(task).rank == task.rank:
         label = name.inputs(unit + 1)
-        nbytes = sheet.cost(unit + 1, sheet.packs.share_of(task)).input_bytes
+        nbytes = sheet.input_bytes(unit + 1, sheet.packs.share_of(task))
         if micro == 0:
             takes.append(sheet.buffer(task.rank, label, DEVICE, nbytes))
         else:
             uses.append(sheet.label(task.rank, label))
     elif task.forward:
-        nbytes = sheet.cost(unit + 1, span).input_bytes
+        nbytes = sheet.input_bytes(unit + 1, span)
         takes.append(sheet.buffer(task.rank, name.output(unit, micro), DEVICE, nbytes))
         gone = Kind.STASH if sheet.by_host(sheet.following(task)) else Kind.SEND
         after.append(act(gone, unit + 1, micro, rank=task.rank, step=-1))
@@ -162,7 +163,7 @@ def _pass_on(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
     sheet.add(
         Kind.STASH if by_host else Kind.SEND, unit, D2H if by_host else NET_OUT, rank, micro,
         after=[act(F, unit - 1, micro, rank=rank)],
-        nbytes=sheet.cost(unit, span).input_bytes,
+        nbytes=sheet.input_bytes(unit, span),
         uses=[sheet.host_inputs(rank, unit)] if by_host else [],
         frees=[label],
         samples=span,
@@ -212,14 +213,14 @@ def _input_gradient(
     takes, uses, after = lists
     if unit == 0:
         return
-    rank, nbytes = task.rank, sheet.cost(unit, span).input_bytes
+    rank, nbytes = task.rank, sheet.input_bytes(unit, span)
     if unit - 1 in task.units:
         takes.append(sheet.buffer(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes))
     elif sheet.following(task).rank != rank:
         takes.append(sheet.buffer(rank, name.input_gradient(unit, micro), DEVICE, nbytes))
         after.append(act(Kind.SEND, unit, micro, turn=GRADIENT, rank=rank, step=-1))
     elif micro == 0:
-        whole = sheet.cost(unit, sheet.packs.share_of(task)).input_bytes
+        whole = sheet.input_bytes(unit, sheet.packs.share_of(task))
         takes.append(sheet.buffer(rank, name.output_gradients(unit - 1), DEVICE, whole))
     else:
         uses.append(sheet.label(rank, name.output_gradients(unit - 1)))
@@ -232,7 +233,7 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
         return
     sheet.add(
         Kind.SEND, unit, NET_OUT, rank, micro, turn=GRADIENT,
-        after=[act(B, unit, micro, rank=rank)], nbytes=sheet.cost(unit, span).input_bytes,
+        after=[act(B, unit, micro, rank=rank)], nbytes=sheet.input_bytes(unit, span),
         frees=[sheet.label(rank, name.input_gradient(unit, micro))], samples=span,
     )  # fmt: skip
 

@@ -64,7 +64,7 @@ class Sheet(Draft):
 
     def activation(self, task: Task, unit: int, micro: int, span: Samples) -> str:
         """A new buffer for the input of a unit within a task."""
-        nbytes = self.cost(unit, span).input_bytes
+        nbytes = self.input_bytes(unit, span)
         return self.buffer(task.rank, self._inside(task, unit, micro), DEVICE, nbytes)
 
     def _inside(self, task: Task, unit: int, micro: int) -> str:
@@ -102,7 +102,7 @@ class Sheet(Draft):
         if (task.forward or task.fused) and self.alone(task):
             return self._made(Kind.FORWARD, unit - 1, self._previous[task], span)
         label = self._inside(task, unit, micro)
-        nbytes = self.cost(unit, span).input_bytes
+        nbytes = self.input_bytes(unit, span)
         ends = Kind.BACKWARD if not task.forward else Kind.FORWARD
         if task.forward and unit in self.stashed:
             ends = Kind.STASH
@@ -146,7 +146,7 @@ class Sheet(Draft):
         rank = rank if self.packs.mode == DP else 0
         label = self.label(rank, name.host_inputs(unit))
         if label not in self.buffers:
-            nbytes = self.sizes.cost(unit, self.samples_of(rank)).input_bytes
+            nbytes = self.sizes.input_bytes(unit, self.samples_of(rank))
             self.buffers[label] = Buffer(tier=HOST_TIER, nbytes=nbytes, permanent=True)
         return label
 
@@ -158,7 +158,7 @@ class Sheet(Draft):
             return []
         if self.alone(task):
             return self._made(Kind.BACKWARD, unit, self._previous[task], span)
-        nbytes = self.cost(unit, span).input_bytes
+        nbytes = self.input_bytes(unit, span)
         ends = act(Kind.BACKWARD, unit - 1, micro, rank=rank)
         label = self.buffer(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes)
         made = self.add(

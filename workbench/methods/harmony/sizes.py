@@ -46,6 +46,10 @@ class ProfiledSizes:
         share = (samples - low) / (high - low)
         return _combined(below, above, 1 - share, share)
 
+    def input_bytes(self, unit: int, samples: int) -> int:
+        """Of a unit's input."""
+        return samples * self._any.units[unit].input_bytes // self._any.microbatch
+
     def weight_bytes(self, unit: int) -> int:
         """Of the weights the unit owns."""
         return self._any.units[unit].parameters * self._any.weight_bytes

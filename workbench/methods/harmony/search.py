@@ -1,0 +1,240 @@
+"""Our search for the four choices: the fastest under the simulator, within memory.
+
+For each pair of micro-batch sizes and each number of packs, the packs are those whose slowest one
+is fastest among all that fit (partition.py): the published search asks its rules for one partition
+each, the one with the fewest packs, and ranks by an estimate without overlap. Here a lower bound
+orders the candidates, the simulator that also judges every other method tells their time, with
+transfers under way beside compute, and the validator's bound on memory must keep the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.packs import DP, Packs, Task
+from workbench.methods.harmony.partition import min_max_partitions
+from workbench.methods.harmony.program import build
+from workbench.methods.harmony.ring import aligned
+from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.plan import DoesNotFit
+from workbench.schedule.graph import unroll
+from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
+from workbench.schedule.simulate import step_seconds
+from workbench.schedule.validate import Validation, validate
+
+STEPS = 2
+TRIALS = 160
+"""Schedules that are simulated at most."""
+ROUNDS = 6
+"""Packs a direction are tried up to so many a rank one by one, and in whole rounds beyond."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is asked."""
+
+    mode: str
+    ranks: int
+    minibatch: int
+    device_bytes: int
+    host_bytes: int
+    clipped: bool = True
+    forward_size: int | None = None
+    """Samples of a forward micro-batch; None for the search to choose."""
+    backward_size: int | None = None
+    largest_forward: int | None = None
+    """Samples of the largest forward micro-batch that was profiled."""
+    largest_backward: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The answer."""
+
+    packs: Packs
+    schedule: Schedule
+    seconds: float
+    """Predicted, of a step."""
+    proved: Validation
+    trials: int
+    """Schedules that were simulated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    packs: Packs
+    bound_s: float
+
+
+def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
+    """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
+    costs = ServerCosts(sizes, server, shared_updates=setting.mode == DP)
+    candidates = sorted(_candidates(setting, sizes, units), key=lambda c: c.bound_s)
+    if not candidates:
+        raise DoesNotFit(
+            f"no layer of the model fits on a device of {setting.device_bytes} bytes with what its "
+            "backward pass of one sample needs; give it more memory, or a shorter sequence",
+            tier=DEVICE,
+        )
+    tried: list[tuple[float, Packs, Schedule]] = []
+    for candidate in candidates[:TRIALS]:
+        if tried and candidate.bound_s >= tried[0][0]:
+            break
+        schedule = scheduled(candidate.packs, setting, sizes)
+        tried.append((step_seconds(unroll(schedule, STEPS), costs), candidate.packs, schedule))
+        tried.sort(key=lambda row: row[0])
+    worst = None
+    for seconds, packs, schedule in tried:
+        proved = validate(schedule)
+        peak = max(peaks[DEVICE] for peaks in proved.peak_bytes.values())
+        host = proved.peak_bytes[0][HOST_TIER]
+        if peak <= setting.device_bytes and host <= setting.host_bytes:
+            return Found(
+                packs=packs, schedule=schedule, seconds=seconds, proved=proved, trials=len(tried)
+            )
+        worst = worst or (peak, host)
+    peak, host = worst
+    tier = HOST_TIER if host > setting.host_bytes else DEVICE
+    needed, there = (
+        (host, setting.host_bytes) if tier == HOST_TIER else (peak, setting.device_bytes)
+    )
+    raise DoesNotFit(f"{needed} bytes of {tier} memory are needed, {there} are there", tier=tier)
+
+
+def scheduled(packs: Packs, setting: Setting, sizes: Sizes) -> Schedule:
+    """The schedule of some packs, with rings of two packs where there is room for them."""
+    largest = _largest(packs, sizes, (*packs.forward, *packs.backward))
+    gradients = _largest(packs, sizes, packs.backward)
+    room = setting.device_bytes - _working(packs, sizes)
+    double = 2 * largest + gradients <= room
+    return build(
+        packs,
+        sizes,
+        weight_ring=2 * largest if double else max(largest, min(2 * largest, room - gradients)),
+        gradient_ring=gradients,
+        clipped=setting.clipped,
+    )
+
+
+def _largest(packs: Packs, sizes: Sizes, among: tuple[range, ...]) -> int:
+    return max(sum(aligned(sizes.visit_bytes(unit)) for unit in pack) for pack in among)
+
+
+def _working(packs: Packs, sizes: Sizes) -> int:
+    """About what a micro-batch needs beside weights and gradients."""
+    return max(
+        sum(
+            sizes.cost(u, packs.backward_size).kept_bytes
+            + sizes.cost(u, packs.backward_size).input_bytes
+            for u in pack
+        )
+        + max(sizes.cost(u, packs.backward_size).backward_scratch_bytes for u in pack)
+        for pack in packs.backward
+    )
+
+
+def _candidates(setting: Setting, sizes: Sizes, units: int) -> Iterator[_Candidate]:
+    share = setting.minibatch
+    if setting.mode == DP:
+        share = -(-setting.minibatch // setting.ranks)
+    counts = [n for n in range(1, units + 1) if _tried(n, setting.ranks)]
+    for backward_size in _micro_batches(
+        min(share, setting.largest_backward or share), setting.backward_size
+    ):
+        backwards = _backward_packs(setting, sizes, units, backward_size, counts)
+        for forward_size in _micro_batches(
+            min(share, setting.largest_forward or share), setting.forward_size
+        ):
+            if forward_size < backward_size:
+                continue
+            for backward in backwards:
+                before = backward[-1].start
+                forwards = _forward_packs(setting, sizes, before, forward_size, counts)
+                for forward in forwards if before else [()]:
+                    packs = Packs(
+                        mode=setting.mode,
+                        ranks=setting.ranks,
+                        minibatch=setting.minibatch,
+                        forward_size=forward_size,
+                        backward_size=backward_size,
+                        forward=forward,
+                        backward=backward,
+                    )
+                    yield _Candidate(packs=packs, bound_s=_bound(packs, sizes))
+
+
+def _tried(count: int, ranks: int) -> bool:
+    return count <= ROUNDS * ranks or count % ranks == 0
+
+
+def _micro_batches(share: int, pinned: int | None) -> list[int]:
+    """Sizes worth trying: powers of two, and all samples at once."""
+    if pinned is not None:
+        return [pinned]
+    return sorted({min(1 << k, share) for k in range(share.bit_length() + 1)})
+
+
+def _backward_packs(
+    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+) -> list[tuple[range, ...]]:
+    costs = [sizes.cost(unit, size) for unit in range(units)]
+    needs = [
+        2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
+        for unit, cost in enumerate(costs)
+    ]
+    scratch = [cost.backward_scratch_bytes for cost in costs]
+    seconds = [cost.recompute_s + cost.backward_s for cost in costs]
+    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+
+
+def _forward_packs(
+    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+) -> list[tuple[range, ...]]:
+    costs = [sizes.cost(unit, size) for unit in range(units)]
+    needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
+    scratch = [cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs]
+    seconds = [cost.forward_s for cost in costs]
+    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+
+
+def _partitions(
+    seconds: list[float],
+    needs: list[int],
+    scratch: list[int],
+    room: int,
+    counts: list[int],
+) -> list[tuple[range, ...]]:
+    """The best packs for each number of them; memory is what they add up and the most of one."""
+    ends = [0]
+    for nbytes in needs:
+        ends.append(ends[-1] + nbytes)
+
+    def fits(first: int, last: int) -> bool:
+        return ends[last + 1] - ends[first] + max(scratch[first : last + 1]) <= room
+
+    wanted = [count for count in counts if count <= len(seconds)]
+    return list(min_max_partitions(seconds, wanted, fits).values()) if seconds else []
+
+
+def _bound(packs: Packs, sizes: Sizes) -> float:
+    """No schedule is faster: the busiest rank's compute, and a first micro-batch's way to it."""
+    busy, start, longest = [0.0] * packs.ranks, 0.0, 0.0
+    for task in packs.tasks:
+        each = [
+            _pass_seconds(task, span[1] - span[0], sizes)
+            for span in (task.micros[0], task.micros[-1])
+        ]
+        total = each[0] * (len(task.micros) - 1) + each[1]
+        busy[task.rank] += total
+        longest = max(longest, start + total)
+        start += each[0] if packs.mode != DP else 0.0
+    return max(longest, *busy)
+
+
+def _pass_seconds(task: Task, samples: int, sizes: Sizes) -> float:
+    costs = [sizes.cost(unit, samples) for unit in task.units]
+    if task.forward:
+        return sum(cost.forward_s for cost in costs)
+    return sum(cost.recompute_s + cost.backward_s for cost in costs)

@@ -1,0 +1,92 @@
+"""What an action costs on a server of several equal devices that share their host.
+
+Links run at their own rate until all of them together ask for more than the host's memory gives;
+then each gets its share. The published estimator gives each GPU one N-th of a single link whether
+the others copy or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workbench.methods.harmony.draft import Sizes
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.buffers import kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Rates are of one device alone, bytes or parameters per second."""
+
+    name: str
+    ranks: int
+    device_bytes: int
+    host_bytes: int
+    load_bytes_per_s: float
+    store_bytes_per_s: float
+    all_loads_bytes_per_s: float
+    """What all devices together can load."""
+    all_stores_bytes_per_s: float
+    message_bytes_per_s: float
+    """From one device to another."""
+    host_adam_params_per_s: float
+    """All cores together."""
+    action_overhead_s: float = 0.0
+
+    @property
+    def load_rate(self) -> float:
+        """Of one device while all load."""
+        return min(self.load_bytes_per_s, self.all_loads_bytes_per_s / self.ranks)
+
+    @property
+    def store_rate(self) -> float:
+        """Of one device while all store."""
+        return min(self.store_bytes_per_s, self.all_stores_bytes_per_s / self.ranks)
+
+
+class ServerCosts:
+    """The simulator's cost model for schedules of several ranks (schedule.simulate.Costs)."""
+
+    def __init__(self, sizes: Sizes, server: Server, *, shared_updates: bool) -> None:
+        """`shared_updates`: each rank updates its share of every layer, as in DP mode."""
+        self._sizes, self._server = sizes, server
+        self._parts = server.ranks if shared_updates else 1
+
+    def seconds(self, action: Action) -> float:
+        """Duration of an action with the rest of its rank idle."""
+        server = self._server
+        return server.action_overhead_s + self._seconds(action, server)
+
+    def _seconds(self, action: Action, server: Server) -> float:
+        first, end = action.span
+        match action.kind:
+            case Kind.FORWARD:
+                cost = self._sizes.cost(action.unit, end - first)
+                label = kept(action.unit, action.microbatch)
+                keeps = any(text.rpartition(":")[2] == label for text in action.takes)
+                return cost.recompute_s if keeps else cost.forward_s
+            case Kind.RECOMPUTE:
+                return self._sizes.cost(action.unit, end - first).recompute_s
+            case Kind.BACKWARD:
+                return self._sizes.cost(action.unit, end - first).backward_s
+            case Kind.LOAD | Kind.FETCH:
+                return action.nbytes / server.load_rate
+            case Kind.STASH | Kind.GRAD_OUT:
+                return action.nbytes / server.store_rate
+            case Kind.SEND | Kind.RECV:
+                return action.nbytes / server.message_bytes_per_s
+            case Kind.REDUCE:
+                times = 2 * (server.ranks - 1) / server.ranks
+                return times * action.nbytes / server.message_bytes_per_s
+            case Kind.UPDATE:
+                parameters = self._sizes.cost(action.unit, 1).parameters / self._parts
+                return parameters * server.ranks / server.host_adam_params_per_s
+            case Kind.NORM:
+                return 0.0
+            case _:
+                raise ValueError(f"{action.name}: a server of several devices has no cost for it")
+
+    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
+        """What meets on the host is in the rates already."""
+        return 1.0
