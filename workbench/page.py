@@ -25,6 +25,22 @@ POLICY = (
     "form-action 'self'; object-src 'none'"
 )
 """JupyterLab's scripts need to evaluate; nothing comes from, or goes to, another server."""
+TEMPLATE = """{%- extends 'voila/templates/lab/index.html.j2' -%}
+{%- import 'spinner.macro.html.j2' as spinner -%}
+{%- block notebook_css -%}
+{{ resources.include_js('static/voila-style.js') }}
+{{ spinner.css() }}
+{{ resources.include_css('static/index.css') }}
+{{ resources.include_css('static/theme-light.css') }}
+{% set dark = '<link media="(prefers-color-scheme: dark)"' %}
+{{ resources.include_css('static/theme-dark.css') | replace('<link' | safe, dark | safe) }}
+<style>
+:root {color-scheme: light dark}
+.jp-Collapser, .jp-mod-noOutputs.jp-mod-noInput {display: none}
+</style>
+{%- endblock notebook_css -%}
+"""
+"""Voila's page, but light or dark as the reader's system is, and without links to other servers."""
 IDLE_S = 600
 """A kernel whose page was closed ends after so long."""
 CELL = """from workbench.ui.dashboard import Dashboard
@@ -90,6 +106,8 @@ def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = prin
         nbformat.write(notebook(results, size), path)
         server = Voila(config=Config(configuration(port, token, Path(folder))))
         server.initialize([str(path)])
+        (Path(folder) / "index.html.j2").write_text(TEMPLATE)
+        server.template_paths.insert(0, folder)
         echo(f"http://{HOST}:{port}/?token={token}")
         server.start()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import nbformat
 import pytest
 
+from tests.browser.reading import unnamed
 from tests.browser.servers import ROOT, TOKEN, Server, jupyter_lab
 from tests.runs.helpers import left_behind, role, wait_for
 from workbench.runs.campaign import Campaign
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.browser.conftest import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-NOTEBOOK = "artifact_evaluation.ipynb"
+NOTEBOOK, SWEEP = "artifact_evaluation.ipynb", "sweep.ipynb"
 FIRST_PICTURE_S = 90
 """From opening the notebook; a newcomer has three minutes from `make lab`."""
 
@@ -36,19 +37,20 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def lab(tmp_path: Path, store: Store) -> Iterator[Server]:
-    """JupyterLab over a copy of the notebook, at the tiny size."""
+    """JupyterLab over copies of the notebooks, at the tiny size."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
-    notebook = nbformat.read(ROOT / "notebooks" / NOTEBOOK, as_version=4)
-    (parameters,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", ()))
-    parameters.source = f'size = "tiny"\nresults = {str(store.root)!r}'
-    nbformat.write(notebook, folder / NOTEBOOK)
+    for name, first in ((NOTEBOOK, 'size = "tiny"'), (SWEEP, 'sweep = ""')):
+        notebook = nbformat.read(ROOT / "notebooks" / name, as_version=4)
+        (parameters,) = (c for c in notebook.cells if "parameters" in c.metadata.get("tags", ()))
+        parameters.source = f"{first}\nresults = {str(store.root)!r}"
+        nbformat.write(notebook, folder / name)
     with jupyter_lab(folder) as server:
         yield server
 
 
-def opened(open_page: Open, lab: Server, **context: str) -> Page:
-    watched = open_page(f"{lab.origin}/lab/tree/{NOTEBOOK}?token={TOKEN}&reset", **context)
+def opened(open_page: Open, lab: Server, name: str = NOTEBOOK) -> Page:
+    watched = open_page(f"{lab.origin}/lab/tree/{name}?token={TOKEN}&reset")
     page = watched.page
     page.wait_for_selector(".jp-Notebook .jp-Cell")
     page.get_by_text(re.compile(r"\| Idle")).wait_for()
@@ -82,6 +84,36 @@ def test_from_opening_the_notebook_to_the_first_figure(
     page.get_by_role("img", name=re.compile("^fig8b: ")).wait_for()
     assert time.monotonic() - begun < FIRST_PICTURE_S
     page.screenshot(path=shots / "first.png")
+    assert unnamed(page, at_least=15) == []
+
+
+def test_a_sweep_without_a_mouse(open_page: Open, lab: Server, store: Store, shots: Path) -> None:
+    page = opened(open_page, lab, SWEEP)
+    run_all(page)
+    page.get_by_label("choose runs").wait_for()  # the last of the panels
+    assert unnamed(page, at_least=45) == []
+    cells = page.locator(".jp-Notebook .jp-Cell").count()
+    keys, focus = page.keyboard, "document.activeElement.textContent"
+    page.get_by_label("method", exact=True).first.focus()
+    keys.type("plain")  # a notebook would take some of these for commands
+    for text in ("2", "32", "2", "16", "256", "2", "1", "4"):  # layers to steps
+        keys.press("Tab")
+        keys.type(text)
+    for _ in range(20):
+        keys.press("Tab")
+        if page.evaluate(focus) == "Start":
+            break
+    keys.press("Enter")
+    page.get_by_text(re.compile("1 runs?: 1 done")).first.wait_for()
+    assert [(r.status, r.spec["model"]["layers"]) for r in store.records()] == [("ok", 2)]
+    assert page.get_by_text("Mode: Command").count() == 1, "no key was taken for an edit"
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells, "nor for a cut"
+    sort = page.get_by_label("sort by")
+    sort.focus()
+    keys.press("ArrowDown")
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
+    assert sort.input_value() != "started"
+    page.screenshot(path=shots / "sweep.png")
 
 
 def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store) -> None:

@@ -259,6 +259,8 @@ def test_bad_input_is_one_sentence_and_breaks_nothing(
     make(panel, seeds="9..1")
     assert text(panel.fields.told).startswith("seed is '9..1'; the end is below the start")
     assert "wb-refused" in panel.fields.fields["seed"]._dom_classes
+    panel.tick()
+    assert text(panel.preview) == "", "once is enough"
     assert enabled(panel) == set()
     assert "the end is below" in panel.buttons["start"].tooltip
     fill(panel, seed="1")
@@ -292,8 +294,9 @@ def test_a_damaged_sweep_is_shown_with_its_reason(
     (folder / "sweep.json").write_text('{"base": ')
     panel = opened()
     panel.chosen.value = "torn"
-    assert "not JSON" in text(panel.refusal)
-    assert "not JSON" in text(panel.state)
+    tick_until(panel, lambda: "not JSON" in text(panel.state))
+    assert text(panel.refusal) == "", "once is enough"
+    assert text(panel.repeat) == "", "there is nothing to repeat"
     assert "start" not in enabled(panel)
 
 

@@ -14,9 +14,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any
 
 from workbench.runs.runner import import_path
@@ -59,6 +60,13 @@ class Aside:
             except OSError:
                 self._lost(self._process)
         return answer
+
+    def leave(self) -> None:
+        """Leave what was asked unanswered, at once; the next question starts the process anew."""
+        process, self._process = self._process, None
+        self._asked.clear()
+        if process is not None:
+            process.kill()  # who listens to it waits for its end
 
     def close(self) -> None:
         """End the process; what was asked and not answered is not answered."""
@@ -120,12 +128,27 @@ def serve(lines: Any, say: Callable[[str], object]) -> None:
         say(json.dumps(told) + "\n")
 
 
+def lines_of(stream: Iterable[str]) -> Iterator[str]:
+    """Lines as they come. Where they end, whoever asked is gone: this process ends at once,
+    whatever it is working on."""
+    waiting: SimpleQueue[str] = SimpleQueue()
+
+    def listen() -> None:
+        for line in stream:
+            waiting.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        yield waiting.get()
+
+
 def main() -> None:
     """Questions come on standard input and answers go to standard output, which nothing else may
     write to."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    serve(sys.stdin, out.write)
+    serve(lines_of(sys.stdin), out.write)
 
 
 if __name__ == "__main__":

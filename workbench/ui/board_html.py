@@ -26,7 +26,6 @@ STYLE = (
 .wb-board tbody tr.chosen {background: var(--jp-layout-color2, #eee)}
 .wb-board tr.chosen td:first-child {box-shadow: inset 4px 0 0 var(--jp-brand-color1, #1565c0)}
 .wb-board td.ended {font-weight: 600; color: var(--jp-error-color1, #b3261e)}
-.wb.bad {border-left: 4px solid var(--jp-error-color1, #b3261e); padding-left: 8px}
 .wb-board h3 {font-size: 14px; margin: 0.8em 0 0.2em}
 .wb-card {background: #fff; color: #222; border: 1px solid var(--jp-border-color2, #bbb);
   border-radius: 4px; padding: 8px; margin: 4px 0; max-width: 1080px}

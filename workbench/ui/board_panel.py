@@ -30,6 +30,8 @@ from workbench.ui.board_fields import ENDINGS, NOT_SHOWN, described, plain
 from workbench.ui.board_plot_panel import PlotPanel
 from workbench.ui.board_query import ANY, Query
 from workbench.ui.board_thread import Beside
+from workbench.ui.folds_panel import Folds
+from workbench.ui.frame_panel import framed
 from workbench.ui.ticker import Ticker
 
 TICK_S, LOOK_S = 0.1, 1.0
@@ -249,8 +251,8 @@ class BoardPanel:
         wrap = {"flex_flow": "row wrap", "grid_gap": "0 8px", "align_items": "center"}
         asked = [self.filter, self.status, self.method, self.sort, self.descending]
         pages = [self.first, self.previous, self.where, self.next, self.last]
-        columns = widgets.Accordion([self.columns], titles=["Columns"], selected_index=None)
-        return widgets.VBox(
+        columns = Folds([self.columns], titles=["Columns"])
+        return framed(
             [
                 widgets.HTML(board_html.STYLE),
                 self.told,

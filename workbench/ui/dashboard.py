@@ -13,8 +13,10 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
+from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html
+from workbench.ui.frame_panel import framed
 
 
 class Dashboard:
@@ -43,7 +45,7 @@ class Dashboard:
         )
         self.tabs.observe(lambda _: self.open(), "selected_index")
         where = f"<div class='wb soft'>Results folder: {escape(self.store.root.name)}</div>"
-        self.widget = widgets.VBox([widgets.HTML(html.STYLE + where), self.tabs])
+        self.widget = framed([widgets.HTML(html.STYLE + where), self.tabs])
         self.open()
 
     def open(self, title: str | None = None) -> None:
@@ -66,7 +68,12 @@ class Dashboard:
     def _plan(self) -> object:
         from workbench.ui.talk_panel import TalkPanel
 
-        return TalkPanel(self.store)
+        return TalkPanel(self.store, on_use=self._use)
+
+    def _use(self, spec: RunSpec) -> None:
+        """Go on from a plan: the form of a sweep, filled with it."""
+        self.open("Sweep")
+        self.panels["Sweep"].take(spec)
 
     def _sweep(self) -> object:
         from workbench.ui.sweep_panel import SweepPanel

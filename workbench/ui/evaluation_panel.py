@@ -15,6 +15,8 @@ import ipywidgets as widgets
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
+from workbench.ui.folds_panel import Folds
+from workbench.ui.frame_panel import framed
 from workbench.ui.ticker import Ticker
 
 LOOK_S = 0.5
@@ -161,13 +163,13 @@ class EvaluationPanel:
             "Write the report", "One offline HTML page of all there is at this size", self._report
         )
         self.reported = widgets.HTML(html.told(""))
-        self.claims = widgets.Accordion(
+        self.claims = Folds(
             [section.widget for section in self.sections],
             titles=[section.claim.name for section in self.sections],
         )
         self.claims.observe(lambda _: self._opened(), "selected_index")
         heading = "<div class='wb'><h2>{}</h2></div>"
-        self.widget = widgets.VBox(
+        self.widget = framed(
             [
                 widgets.HTML(html.STYLE + heading.format("1. Kick the tires")),
                 widgets.HBox([self.doctor, self.kick]),

@@ -14,13 +14,14 @@ import ipywidgets as widgets
 from workbench.runs import methods
 from workbench.ui import html
 from workbench.ui.axis import RULE, parse_axis
+from workbench.ui.folds_panel import Folds
 from workbench.ui.form import Field, Form, form_fields
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"
 MARK = "wb-refused"
 STYLE = (
-    f"<style>.{MARK} input {{outline: 2px solid var(--jp-error-color1, #b00)}}"
+    f"<style>.{MARK} input {{border: 2px solid var(--jp-error-color1, #b00) !important}}"
     ".wb-grid .widget-text, .wb-grid .widget-combobox {width: 96%}</style>"
 )
 
@@ -44,9 +45,7 @@ class FormPanel:
             for name, group in groupby(form_fields().values(), key=lambda field: field.group)
         ]
         (_, basic), *rest = groups
-        self.more = widgets.Accordion(
-            [grid for _, grid in rest], titles=[name for name, _ in rest], selected_index=None
-        )
+        self.more = Folds([grid for _, grid in rest], titles=[name for name, _ in rest])
         rule = widgets.HTML(f'{STYLE}<div class="wb soft">{escape(RULE)}</div>')
         self.widget = widgets.VBox(
             [self.fields["method"], rule, basic, self.told, self.kept, self.more]

@@ -19,9 +19,18 @@ STYLE = """<style>
 .wb pre {background: var(--jp-layout-color2, #eee); color: inherit; padding: 6px; margin: 0.3em 0;
   max-height: 14em; overflow: auto; white-space: pre-wrap; font-size: 12px}
 .wb .soft {color: var(--jp-ui-font-color2, #555)}
-.wb .bad {border-left: 4px solid var(--jp-error-color1, #b00); padding-left: 8px}
+.wb .bad, .wb.bad {border-left: 4px solid var(--jp-error-color1, #b00); padding-left: 8px}
+.wb-panel :is(.jupyter-widgets, .jupyter-widgets *):focus-visible {outline-offset: -2px;
+  outline: 2px solid var(--jp-brand-color1, #1565c0) !important}
+.wb-panel .jupyter-widgets input:is([type=checkbox], [type=range]):focus-visible {
+  outline-offset: 2px}
+.wb-panel .widget-checkbox {overflow: visible}
+.wb-panel .widget-html-content {min-width: 0}
+.wb-panel .widget-dropdown > select {appearance: auto; background-image: none !important}
 </style>"""
 """Once on a page."""
+PANEL = "wb-panel"
+"""Class of a panel's outermost widget: what has the keyboard is seen there."""
 
 
 def paragraph(text: str, kind: str = "") -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from workbench.runs.campaign import Campaign
+from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui.aside import Aside
 from workbench.ui.board_commands import sweep_commands
@@ -94,6 +96,13 @@ class SweepControl:
         self.watch.follow("")
         self.form.clear()
         self.changed()
+
+    def take(self, spec: RunSpec) -> None:
+        """A new sweep of this one run: what of it is not the default stands in the form."""
+        usual = _flat(RunSpec(method=spec.method))
+        values = {name: value for name, value in _flat(spec).items() if value != usual[name]}
+        self.new()
+        self.form.set(method=spec.method, **values)
 
     def load(self, path: str | Path) -> None:
         """Fill the form from a sweep file. Raises ValueError, and leaves the form as it was."""
@@ -202,8 +211,9 @@ class SweepControl:
 
     def commands(self) -> list[str]:
         """What repeats the sweep that is shown: papermill and the command line; nothing where none
-        is."""
-        return sweep_commands(self.shown.campaign) if self.shown is not None else []
+        is, or where its file cannot be used."""
+        sweep = self.shown
+        return sweep_commands(sweep.campaign) if sweep is not None and not sweep.problem else []
 
     def close(self) -> None:
         """End the process beside the page. Sweeps go on."""
@@ -226,7 +236,8 @@ class SweepControl:
                 self.form.specs()  # says so
             self.preview.start(self.form.data())
         except ValueError as error:
-            self.preview.start_over(str(error) if self.form.text("method") else "")
+            told = self.form.errors or not self.form.text("method")  # beside the field
+            self.preview.start_over("" if told else str(error))
 
     def _begin(self, call: Callable[[], object], wait: bool) -> None:
         if wait:
@@ -256,3 +267,9 @@ class SweepControl:
     def _inside(self, path: Path, what: str) -> None:
         if self.confined and not path.resolve().is_relative_to(self.store.root):
             raise ValueError(f"{what} is {str(path)!r}; here it must lie in the results folder")
+
+
+def _flat(spec: RunSpec) -> dict[str, Any]:
+    """Fields of a spec and of its model, by the names that a form has."""
+    values = asdict(spec)
+    return {**values.pop("model"), **values}

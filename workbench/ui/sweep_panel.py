@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html, sweep_html
 from workbench.ui.aside import Aside
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
+from workbench.ui.frame_panel import framed
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_control import ACTIONS, SweepControl
 from workbench.ui.ticker import Ticker
@@ -58,7 +60,7 @@ class SweepPanel:
         `SweepControl`."""
         self.control = SweepControl(store, aside=aside, confined=confined)
         self._make()
-        self.widget = widgets.VBox(
+        self.widget = framed(
             [
                 widgets.HTML(f'{html.STYLE}<div class="wb"><h2>Sweep</h2></div>'),
                 _row(self.chosen, self.path, self.load_file),
@@ -91,6 +93,11 @@ class SweepPanel:
     def start(self) -> None:
         """Start the sweep of the form. Raises ValueError and StoreError, in one sentence."""
         self.control.start()
+        self.refresh()
+
+    def take(self, spec: RunSpec) -> None:
+        """Fill the form for one run like this, to be changed or started."""
+        self.control.attempt(partial(self.control.take, spec))
         self.refresh()
 
     def run(self, path: str | Path) -> None:
@@ -147,8 +154,11 @@ class SweepPanel:
         self.preview.value = sweep_html.preview_html(control.preview.summary())
         self._show_choices()
         starting = "the sweep is being started ..." if control.starting else ""
-        self.state.value = html.told(starting or sweep_html.state_words(sweep))
-        self.refusal.value = html.told(control.message, "bad" if control.message else "")
+        problem = sweep.problem if sweep is not None else ""
+        words = starting or sweep_html.state_words(sweep)
+        self.state.value = html.told(words, "bad" if problem else "")
+        said = "" if control.message == problem else control.message  # once is enough
+        self.refusal.value = html.told(said, "bad" if said else "")
         counts = sweep.counts() if sweep is not None else {}
         self.progress.max = max(1, sum(counts.values()))
         self.progress.value = counts.get("done", 0) + counts.get("failed", 0)

@@ -34,6 +34,8 @@ ANY = "any"
 WORK = "workbench.ui.talk_work:think"
 SLICE_S = 0.05
 """Of work between two looks at whether somebody asked something else."""
+LONG_S = 5.0
+"""A process that has been at an old question for so long is left for a new one."""
 LOOK_S = 0.005
 PATIENCE_S = 120.0
 FLAGS = (
@@ -205,6 +207,7 @@ class Conversation:
         self._wanted: Question | None = None
         self._sent: Question | None = None
         self._answer: Answer | None = None
+        self._asked_at = 0.0
         self.reply: Reply | None = None
         """The last one."""
 
@@ -221,7 +224,12 @@ class Conversation:
 
     def poll(self) -> Reply | None:
         """What is new about the last question, if anything is. Takes no time."""
-        if self._answer is None or not self._answer.done:
+        if self._answer is None:
+            return None
+        if not self._answer.done:
+            if self._sent != self._wanted and time.monotonic() > self._asked_at + LONG_S:
+                self._aside.leave()
+                self._send(0.0)
             return None
         answer, self._answer = self._answer, None
         if self._sent != self._wanted:
@@ -255,7 +263,7 @@ class Conversation:
 
     def _send(self, seconds: float) -> None:
         """Have the process work on the question for about so long, or until a first answer."""
-        self._sent = self._wanted
+        self._sent, self._asked_at = self._wanted, time.monotonic()
         self._answer = self._aside.ask(
             WORK, question=self._sent.to_dict(), root=str(self.store.root), seconds=seconds
         )

@@ -1,10 +1,9 @@
 // A slider and a box for one value, both named for who cannot see them. The kernel knows what a
 // place of the slider means (talk_dial.py); here is only what the hand does.
 
-let count = 0;
-
 function render({ model, el }) {
-  const id = `wb-dial-${Date.now().toString(36)}-${++count}`;
+  // Each dial loads this module for itself: a counter here would give all of them one name.
+  const id = `wb-dial-${Math.random().toString(36).slice(2)}`;
   const label = document.createElement("label");
   const range = document.createElement("input");
   const box = document.createElement("input");

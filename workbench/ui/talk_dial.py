@@ -38,8 +38,9 @@ class Scale:
     show: Callable[[Any], str]
 
 
-def whole(low: int, high: int, *, doubling: bool = False) -> Scale:
-    """Whole numbers; `doubling` gives each power of two the same length. Text may exceed `high`."""
+def whole(low: int, high: int, *, doubling: bool = False, most: float = inf) -> Scale:
+    """Whole numbers; `doubling` gives each power of two the same length. Text may exceed `high`,
+    but not `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -48,6 +49,8 @@ def whole(low: int, high: int, *, doubling: bool = False) -> Scale:
             raise ValueError(f"{text!r} is not a whole number") from None
         if value < low:
             raise ValueError(f"{value} is too small; it must be at least {low}")
+        if value > most:
+            raise ValueError(f"{value:,} is too large; at most {most:,} can be planned here")
         return value
 
     return Scale(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import ipywidgets as widgets
@@ -22,12 +23,14 @@ from workbench.runs import methods
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui import html, talk_html, talk_words
+from workbench.ui.folds_panel import Folds
+from workbench.ui.frame_panel import framed
 from workbench.ui.talk import ANY, Conversation, Question, Reply
 from workbench.ui.talk_dial import GIB, Dial, link, memory, whole
 from workbench.ui.ticker import Ticker
 from workbench.ui.timeline import Timeline
 
-LOOK_S = 0.02
+LOOK_S = 0.005
 """Between two looks at what has come back, while something is to come."""
 HERE = "this machine"
 SHAPE = {
@@ -116,7 +119,7 @@ class TalkPanel:
             made.observe(lambda _: self._changed(), "value")
         spec = self.question.spec
         dials = {
-            "layers": ("layers", "Transformer blocks", whole(1, 200)),
+            "layers": ("layers", "Transformer blocks", whole(1, 200, most=1000)),
             "batch": ("batch", "Samples per optimizer step", whole(1, 256, doubling=True)),
             "device_memory": (
                 "device memory", "Budget of the device: GiB, 24GiB, 25GB, or all",
@@ -135,16 +138,16 @@ class TalkPanel:
             ),
         }  # fmt: skip
         for name, (label, words, high) in SHAPE.items():
-            dials[name] = (label, words, whole(1, high, doubling=True))
+            most = 1024 if name == "microbatches" else inf
+            dials[name] = (label, words, whole(1, high, doubling=True, most=most))
         self.dials = {
             name: Dial(label, words, scale, self._value(spec, name), self._changed)
             for name, (label, words, scale) in dials.items()
         }
         first = [self.dials[name] for name in dials if name not in SHAPE]
-        self.shape = widgets.Accordion(
+        self.shape = Folds(
             [widgets.VBox([self.dtype, *(self.dials[name] for name in SHAPE)])],
             titles=["Shape of the model and micro-batches"],
-            selected_index=None,
         )
         self.refused = widgets.HTML(html.told(""))
         self.answer, self.details = widgets.HTML(), widgets.HTML()
@@ -159,20 +162,21 @@ class TalkPanel:
         self.timeline_box = widgets.VBox()
         for made in (self.details, self.table, self.command):
             made.add_class("wb-talk")
-        asked = [self.method, self.machine, *first, self.shape, self.refused]
-        answered = [self.answer, self.details, self.bars, self.table]
-        handed = [self.command, self.use, self.used]
-        columns = "minmax(330px, 26em) minmax(330px, 1fr)"
-        self.widget = widgets.VBox(
+        asked = [self.method, self.machine, *first, self.refused, self.shape]
+        answered = [self.answer, self.details, self.bars]
+        self.widget = framed(
             [
                 widgets.HTML(f"{html.STYLE}{talk_html.STYLE}<div class='wb'><h2>Plan</h2></div>"),
-                widgets.GridBox(
-                    [widgets.VBox(asked), widgets.VBox([*answered, *handed])],
-                    layout={"grid_template_columns": columns, "grid_gap": "1.5em", "width": "99%"},
+                widgets.HBox(
+                    [
+                        widgets.VBox(asked, layout={"flex": "1 1 330px", "max_width": "430px"}),
+                        widgets.VBox(answered, layout={"flex": "2 1 400px", "min_width": "0"}),
+                    ],
+                    layout={"flex_flow": "row wrap", "grid_gap": "0 1.5em", "width": "99%"},
                 ),
-                self.timeline_box,
+                self.table, self.timeline_box, self.command, self.use, self.used,
             ]
-        )
+        )  # fmt: skip
 
     def _fill(self) -> None:
         """Show the question."""

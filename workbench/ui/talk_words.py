@@ -74,7 +74,8 @@ def settings(row: Row, layers: int) -> str:
     if kept == layers:
         parts.append("all activations are kept")
     elif kept:
-        parts.append(f"the last {_count(kept, 'layer')} keep activations, those of others {rest}")
+        last = "the last layer keeps" if kept == 1 else f"the last {kept} layers keep"
+        parts.append(f"{last} activations, those of others {rest}")
     else:
         what = "inputs of layers" if chosen.get("stashed_inputs") else "activations"
         parts.append(f"{what} {rest}")

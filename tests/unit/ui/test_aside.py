@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -66,6 +68,35 @@ def test_killed_it_says_so_and_is_started_again(aside: Aside) -> None:
     again = aside.ask("os:getpid")
     wait_for(lambda: again.done)
     assert again.value not in (None, pid.value)
+
+
+def test_left_at_something_long_it_is_started_again(aside: Aside) -> None:
+    pid = aside.ask("os:getpid")
+    wait_for(lambda: pid.done)
+    left = aside.ask("signal:pause")
+    aside.leave()
+    again = aside.ask("os:getpid")
+    wait_for(lambda: again.done)
+    assert again.value not in (None, pid.value)
+    assert not left.done
+    wait_for(lambda: not psutil.pid_exists(pid.value))
+
+
+def test_whatever_it_is_at_it_ends_with_who_started_it() -> None:
+    code = (
+        "import time; from workbench.ui.aside import Aside; aside = Aside(); pid = "
+        "aside.ask('os:getpid')\n"
+        "while not pid.done: time.sleep(0.01)\n"
+        "aside.ask('signal:pause'); print(pid.value, flush=True); time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment
+    ) as kernel:
+        pid = int(kernel.stdout.readline())
+        assert psutil.pid_exists(pid)
+        kernel.kill()
+    wait_for(lambda: not psutil.pid_exists(pid), patience_s=10)
 
 
 def test_closed_it_is_gone(aside: Aside) -> None:

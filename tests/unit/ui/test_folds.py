@@ -1,0 +1,66 @@
+"""Parts under headings: one open at a time, by hand as from code, and never only by mouse."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+import pytest
+import traitlets
+
+from workbench.ui import html
+from workbench.ui.folds_panel import Folds
+from workbench.ui.frame_panel import Keys, framed
+
+
+@pytest.fixture
+def folds() -> Folds:
+    return Folds([widgets.Text(), widgets.Text()], titles=["first", "second"])
+
+
+def opened(folds: Folds) -> list[int]:
+    """Which are seen; a heading says the same as what is below it."""
+    seen = [n for n, body in enumerate(folds.bodies) if body.layout.display != "none"]
+    assert seen == [n for n, head in enumerate(folds.heads) if head.opened]
+    return seen
+
+
+def test_one_is_open_at_a_time(folds: Folds) -> None:
+    assert opened(folds) == []
+    folds.heads[0].opened = True  # as a click does
+    assert (opened(folds), folds.selected_index) == ([0], 0)
+    folds.heads[1].opened = True
+    assert (opened(folds), folds.selected_index) == ([1], 1)
+    folds.heads[1].opened = False
+    assert (opened(folds), folds.selected_index) == ([], None)
+
+
+def test_who_opens_one_from_code_tells_the_same(folds: Folds) -> None:
+    seen = []
+    folds.observe(lambda change: seen.append(change["new"]), "selected_index")
+    folds.selected_index = 1
+    assert opened(folds) == [1]
+    folds.heads[0].opened = True
+    assert seen == [1, 0]
+    with pytest.raises(traitlets.TraitError, match="part 2 of 2 cannot be opened"):
+        folds.selected_index = 2
+    assert opened(folds) == [0]
+
+
+def test_headings_change(folds: Folds) -> None:
+    folds.set_title(1, "another")
+    assert folds.titles == ["first", "another"]
+    assert folds.heads[1].title == "another"
+
+
+def test_as_many_titles_as_parts() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Folds([widgets.Text()], titles=["one", "too many"])
+
+
+def test_a_panel_shows_the_focus_and_keeps_its_keys() -> None:
+    panel = framed([widgets.Text()])
+    assert html.PANEL in panel._dom_classes
+    field, keys = panel.children
+    assert isinstance(field, widgets.Text)
+    assert isinstance(keys, Keys)
+    assert f".{html.PANEL} " in html.STYLE
+    assert ":focus-visible" in html.STYLE
