@@ -2,9 +2,9 @@
 
 For each pair of micro-batch sizes and each number of packs, the packs are those whose slowest one
 is fastest among all that fit (partition.py): the published search asks its rules for one partition
-each, the one with the fewest packs, and ranks by an estimate without overlap. Here a lower bound
-orders the candidates, the simulator that also judges every other method tells their time, with
-transfers under way beside compute, and the validator's bound on memory must keep the budget.
+each, the one with the fewest packs, and ranks by an estimate without overlap. Here an estimate with
+overlap (pace.py) orders thousands of candidates, the simulator that also judges every other method
+tells the time of the best, and the validator's bound on memory must keep the budget.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.methods.harmony.packs import DP, Packs, Task
+from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.packs import DP, Packs
 from workbench.methods.harmony.partition import min_max_partitions
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
@@ -25,8 +26,8 @@ from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import Validation, validate
 
 STEPS = 2
-TRIALS = 160
-"""Schedules that are simulated at most."""
+TRIALS = 12
+"""Schedules that are simulated, the most promising first."""
 ROUNDS = 6
 """Packs a direction are tried up to so many a rank one by one, and in whole rounds beyond."""
 
@@ -65,13 +66,14 @@ class Found:
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
     packs: Packs
-    bound_s: float
+    pace_s: float
 
 
 def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
     costs = ServerCosts(sizes, server, shared_updates=setting.mode == DP)
-    candidates = sorted(_candidates(setting, sizes, units), key=lambda c: c.bound_s)
+    pace = Pace(sizes, server, units)
+    candidates = sorted(_candidates(setting, sizes, units, pace), key=lambda c: c.pace_s)
     if not candidates:
         raise DoesNotFit(
             f"no layer of the model fits on a device of {setting.device_bytes} bytes with what its "
@@ -80,8 +82,6 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
         )
     tried: list[tuple[float, Packs, Schedule]] = []
     for candidate in candidates[:TRIALS]:
-        if tried and candidate.bound_s >= tried[0][0]:
-            break
         schedule = scheduled(candidate.packs, setting, sizes)
         tried.append((step_seconds(unroll(schedule, STEPS), costs), candidate.packs, schedule))
         tried.sort(key=lambda row: row[0])
@@ -135,7 +135,7 @@ def _working(packs: Packs, sizes: Sizes) -> int:
     )
 
 
-def _candidates(setting: Setting, sizes: Sizes, units: int) -> Iterator[_Candidate]:
+def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> Iterator[_Candidate]:
     share = setting.minibatch
     if setting.mode == DP:
         share = -(-setting.minibatch // setting.ranks)
@@ -162,7 +162,7 @@ def _candidates(setting: Setting, sizes: Sizes, units: int) -> Iterator[_Candida
                         forward=forward,
                         backward=backward,
                     )
-                    yield _Candidate(packs=packs, bound_s=_bound(packs, sizes))
+                    yield _Candidate(packs=packs, pace_s=pace.step_seconds(packs))
 
 
 def _tried(count: int, ranks: int) -> bool:
@@ -216,25 +216,3 @@ def _partitions(
 
     wanted = [count for count in counts if count <= len(seconds)]
     return list(min_max_partitions(seconds, wanted, fits).values()) if seconds else []
-
-
-def _bound(packs: Packs, sizes: Sizes) -> float:
-    """No schedule is faster: the busiest rank's compute, and a first micro-batch's way to it."""
-    busy, start, longest = [0.0] * packs.ranks, 0.0, 0.0
-    for task in packs.tasks:
-        each = [
-            _pass_seconds(task, span[1] - span[0], sizes)
-            for span in (task.micros[0], task.micros[-1])
-        ]
-        total = each[0] * (len(task.micros) - 1) + each[1]
-        busy[task.rank] += total
-        longest = max(longest, start + total)
-        start += each[0] if packs.mode != DP else 0.0
-    return max(longest, *busy)
-
-
-def _pass_seconds(task: Task, samples: int, sizes: Sizes) -> float:
-    costs = [sizes.cost(unit, samples) for unit in task.units]
-    if task.forward:
-        return sum(cost.forward_s for cost in costs)
-    return sum(cost.recompute_s + cost.backward_s for cost in costs)

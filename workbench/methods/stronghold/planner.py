@@ -43,7 +43,7 @@ from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan, evalu
 from workbench.methods.plan import Plan
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
-from workbench.methods.stronghold.quick import Before, QuickSearch
+from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
 from workbench.methods.stronghold.search import Search
 from workbench.methods.stronghold.trials import Trials, go_on
 from workbench.profile.profile import Profile, ProfileCosts
@@ -55,8 +55,6 @@ __all__ = ["CLIPPED", "Choice", "Planner", "fits", "layout_of", "plan"]
 CLIPPED = "step_seconds_where_clipped"
 RECENT = 8
 """Questions whose trials are kept."""
-SKETCH_STEPS = 3
-"""Simulated steps of a plan that is shown until a better one is known."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
@@ -171,7 +169,7 @@ def _sketch(
     layout, limits = layout_of(spec, profile, choice), budgets.to_dict()
     settings = _settings(layout, choice)
     if layout.clipped and layout.eager:
-        stands, clips = trials.step_seconds(choice)
+        stands, clips = trials.step_seconds(choice, QUICK_STEPS)
         settings[CLIPPED] = stands if clips is None else clips
     peak = trials.peaks(choice, limits)
     within = budgets.lacking(peak) is None
@@ -180,7 +178,7 @@ def _sketch(
         layout=layout,
         schedule=schedule,
         peak=peak,
-        simulation=simulate(schedule, ProfileCosts(profile), steps=SKETCH_STEPS),
+        simulation=simulate(schedule, ProfileCosts(profile), steps=QUICK_STEPS),
     )
 
 

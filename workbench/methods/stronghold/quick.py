@@ -1,45 +1,54 @@
 """A good choice in a fifth of a second, for a question that somebody is still turning.
 
-The full search (search.py) walks down from far away. Here the starts are close, and the number of
-simulations is limited:
+The full search (search.py) simulates all that it compares. Here arithmetic (loads.py) says of a few
+hundred choices how fast they can be at the best, and only those are simulated that promise most:
 
-* the choice of the question before, in proportion where the depth has changed;
-* without and with stashed inputs, as many pulled layers as make the link as busy as the host, and
-  as many kept ones as make them as busy as compute: what each does is a straight line in these
-  numbers, so finding them takes no simulation;
-* a walk with a stride of a few layers from the best start of each kind (stashed or not, pulled
-  layers or none), and smaller strides from the best of these walks;
-* last some other windows: wide ones pay where the link is slow and nothing is clipped.
+* of a grid over the numbers of pulled and kept layers, without and with stashed inputs, as many
+  layers resident as a straight line says that the device has room for;
+* what was chosen for the question before, in proportion where the depth has changed;
+* by how much a simulation is slower than the arithmetic says the same of choices near it, the less
+  the further they are, so that what disappoints is left alone with all that is like it;
+* around the best choice the grid is finer, down to single layers;
+* last some wider windows: they pay where the link is slow and nothing is clipped.
 
 What it finds is simulated and known to fit, like all that the full search compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil, exp
 
 from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
-from workbench.methods.stronghold.search import ACROSS, ALONG, FINE, Search, Trial
+from workbench.methods.stronghold.loads import Loads
+from workbench.methods.stronghold.search import ACROSS, ALONG, Search, Trial, objective
 from workbench.methods.stronghold.trials import Trials
-from workbench.profile.profile import Profile, all_at_once
+from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
-from workbench.schedule.action import D2H, H2D, HOST
 
-WORK = 10_000
+QUICK_STEPS = 3
+"""Of a simulation. Few are made, so none may be mistaken: in two steps states that visit the device
+may seem to be in time."""
+WORK = 6_500
 """Actions of all schedules that are simulated: what a simulation takes grows with them."""
-WINDOW_TRIALS = 3
+WINDOW_TRIALS = 2
 """Simulations kept back for windows."""
-WINDOWS = (2, 8, 16, 4)
-STRIDE = 4
-"""Of the first walks."""
-PROMISING = 0.97
-"""A start that keeps activations is tried where what is busiest would be busy for less of the time
-than this share."""
-WORTH = 1.04
-"""A start that is slower than the best one by more than this factor is not walked from."""
+WINDOWS = (2, 8, 4, 16)
+WIDER = 0.99
+"""A window is tried where arithmetic promises to be faster than the best choice by this factor."""
+GRID = 16
+"""Strides of the grid along either number."""
+STRIDES = (1, 2, 4)
+"""Of the finer grids around the best choice."""
+NEAR = 16
+"""A simulation is a witness for choices that differ from it by about one layer in so many."""
+DOUBT = 0.3
+"""What arithmetic weighs against a simulation of just that choice."""
+WORTH = 1.03
+"""What promises to be slower than the best choice by more than this factor is not simulated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,14 +59,31 @@ class Before:
     layers: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loads:
-    """Seconds a step in which something works, where the three of host memory slow each other."""
+@dataclass(kw_only=True, slots=True)
+class Place:
+    """A choice that may be worth a simulation."""
 
-    compute: float
-    host: float
-    link: float
-    """Its busier way."""
+    choice: Choice
+    """Its resident layers are about as many as fit; where `exact`, just as many."""
+    exact: bool
+    about: float
+    """Seconds to make small, by arithmetic."""
+    slower: float = DOUBT
+    weight: float = DOUBT
+    """How much slower simulations nearby were, as a sum of factors with these weights."""
+
+    @property
+    def promise(self) -> float:
+        """Seconds that a simulation is expected to say."""
+        return self.about * self.slower / self.weight
+
+    def learn(self, simulated: Choice, slower: float, layers: int) -> None:
+        """A simulation, of a model of so many layers, was slower than the arithmetic."""
+        here = self.choice
+        apart = abs(here.pulled - simulated.pulled) + abs(here.kept - simulated.kept)
+        weight = exp(-NEAR * apart / layers - (here.stash != simulated.stash))
+        self.slower += weight * slower
+        self.weight += weight
 
 
 class Enough(Exception):
@@ -66,6 +92,8 @@ class Enough(Exception):
 
 class QuickSearch(Search):
     """One spec's quick search."""
+
+    steps = QUICK_STEPS
 
     def __init__(
         self,
@@ -79,13 +107,19 @@ class QuickSearch(Search):
         """Simulations that `trials` knows already are not counted."""
         super().__init__(spec, profile, budgets, trials)
         self.before = before
+        self._loads = Loads(spec, profile)
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
-        self.simulations = max(WINDOW_TRIALS, WORK // actions)
+        self.simulations = max(3 + WINDOW_TRIALS, WORK // actions)
         """As many at the most."""
-        self._limit, self._free = self.simulations, self.trials.known()
+        self._limit, self._free = self.simulations, self.trials.known(self.steps)
         self._counted: dict[Choice, int] = {}
         """Choice -> its place in the order of simulations."""
+        self._slopes = {stash: self._slope(stash) for stash in self._stashes()}
         self._best: Trial | None = None
+        self._places: dict[Choice, Place] = {}
+        """A choice without its resident layers -> its place."""
+        self._seen: dict[Choice, float] = {}
+        """Simulated choices, and how much slower they are than the arithmetic says."""
 
     def run(self) -> Choice:
         """The last of `choices`."""
@@ -95,132 +129,187 @@ class QuickSearch(Search):
         """The best start, and then the best there is time for; where nothing fits, what lacks
         least, and no more."""
         self._best, self._limit = None, self.simulations
-        starts = [self._trial(choice, fill) for choice, fill in self._starts()]
-        if self._best.lacking:
-            starts.append(self._least())
+        self._places, self._seen = {}, {}
+        self._far_and_wide()
+        if self.before is not None:
+            self._simulate(self._settled(self._as_before(self.before)))
+        for stash in self._stashes():
+            if (place := self._promising((stash,))) is not None:
+                self._simulate(place.choice)
+        if self._best is None or self._best.lacking:
+            self._limit += len(self._stashes())
+            self._best = self._least()
         yield self._best.choice
         if self._best.lacking:
             return
-        self._limit = self.simulations - WINDOW_TRIALS
-        self._while_there_is_time(lambda: self._walks(starts))
-        self._limit = self.simulations
-        self._while_there_is_time(self._other_windows)
+        with suppress(Enough):
+            self._limit = self.simulations - WINDOW_TRIALS
+            self._improve()
+        with suppress(Enough):
+            self._limit = self.simulations
+            self._widen()
+            self._improve()
         yield self._best.choice
 
-    def _while_there_is_time(self, work: Callable[[], None]) -> None:
-        with suppress(Enough):
-            work()
+    # -- where to look -----------------------------------------------------------------------------
 
-    def _starts(self) -> list[tuple[Choice, tuple[str, ...]]]:
-        """Choices to begin with, and what to give the room to that they leave."""
-        start, starts = self._start(), []
-        if self.before is not None:
-            past, scale = self.before.choice, self.layers / self.before.layers
-            asked = {
-                "pulled": round(past.pulled * scale) if self.axes["pulled"] else start.pulled,
-                "kept": round(past.kept * scale) if self.axes["kept"] else start.kept,
-                "stash": past.stash if past.stash in self._stashes() else start.stash,
-                "window": min(past.window, self.layers),
-            }
-            if self.spec.window != "auto":
-                asked["window"] = start.window
-            starts.append((replace(start, **asked), ()))
-        balanced = [self._balanced(replace(start, stash=stash)) for stash in self._stashes()]
-        starts += [(choice, ("kept",)) for choice in balanced]
-        keeping = min(map(self._keeping, balanced), key=self._busiest)
-        if self._busiest(keeping) < PROMISING * min(map(self._busiest, balanced)):
-            starts.append((keeping, ()))
-        return starts
+    def _as_before(self, before: Before) -> Choice:
+        past, start, scale = before.choice, self._start(), self.layers / before.layers
+        return replace(
+            start,
+            pulled=round(past.pulled * scale) if self.axes["pulled"] else start.pulled,
+            kept=round(past.kept * scale) if self.axes["kept"] else start.kept,
+            stash=past.stash if past.stash in self._stashes() else start.stash,
+            window=min(past.window, self.layers) if self.spec.window == "auto" else start.window,
+        )
 
-    def _balanced(self, choice: Choice) -> Choice:
-        """The choice with pulled layers while the host has more to do than the link."""
-        choice = self._settled(choice)
-        if not self.axes["pulled"]:
-            return choice
-        return self._more(choice, "pulled", lambda at: at.host > at.link)
+    def _far_and_wide(self) -> None:
+        start = self._start()
+        steps = [*range(0, self.layers, -(-self.layers // GRID)), self.layers]
+        pulled = steps if self.axes["pulled"] else [start.pulled]
+        kept = steps if self.axes["kept"] else [start.kept]
+        for stash in self._stashes():
+            corner = self._settled(replace(start, stash=stash))
+            self._around(corner, ((p, k) for p in pulled for k in kept))
 
-    def _keeping(self, choice: Choice) -> Choice:
-        """The choice with kept layers while compute has more to do than the host and the link."""
-        if not self.axes["kept"]:
-            return choice
-        return self._more(choice, "kept", lambda at: at.compute > max(at.host, at.link))
-
-    def _busiest(self, choice: Choice) -> float:
-        loads = self._loads(choice)
-        return max(loads.compute, loads.host, loads.link)
-
-    def _more(self, choice: Choice, kind: str, wanted: Callable[[Loads], bool]) -> Choice:
-        """The choice with as many layers of a kind as fit and are wanted."""
-        low, high = getattr(choice, kind), self.layers + 1
-        if not wanted(self._loads(choice)):
-            return choice
-        while high - low > 1:
-            middle = (low + high) // 2
-            there = self._settled(replace(choice, **{kind: middle}))
-            fits = self._device_bytes(there) <= self.budgets.device
-            if fits and there.resident + there.pulled < self.layers and wanted(self._loads(there)):
-                low, choice = middle, there
-            else:
-                high = middle
-        return choice
-
-    def _loads(self, choice: Choice) -> Loads:
-        profile, hardware, spec = self.profile, self.profile.hardware, self.spec
-        _, block, *_, head = profile.units
-        slower = {lane: hardware.slowdowns.get(all_at_once(lane), 1.0) for lane in (HOST, H2D, D2H)}
-        weights = block.parameters * profile.weight_bytes
-        streamed = self.layers - choice.resident - choice.pulled
-        visits = choice.pulled * block.parameters * profile.state_bytes
-        recomputed = self.layers - choice.kept
-        stashed = recomputed * spec.microbatches * block.input_bytes if choice.stash else 0
-        there = visits + stashed + (2 * streamed - min(choice.window, streamed)) * weights
-        back = visits + stashed + streamed * weights
-        passes = self.layers * (block.recompute_s + block.backward_s) + recomputed * block.forward_s
-        return Loads(
-            compute=(passes + head.recompute_s + head.backward_s) * spec.microbatches,
-            host=streamed * block.parameters / hardware.host_adam_params_per_s
-            / spec.host_workers * slower[HOST],
-            link=max(
-                there / hardware.h2d_bytes_per_s * slower[H2D],
-                back / hardware.d2h_bytes_per_s * slower[D2H],
+    def _close_by(self, best: Choice) -> None:
+        self._around(
+            best,
+            (
+                (best.pulled + pulled * stride, best.kept + kept * stride)
+                for stride in STRIDES
+                for pulled, kept in ALONG + ACROSS
+                if (not pulled or self.axes["pulled"]) and (not kept or self.axes["kept"])
             ),
-        )  # fmt: skip
+        )
 
-    def _walks(self, starts: list[Trial]) -> None:
-        """From the best start of each kind, and on from where the best of these walks ends."""
-        kinds: dict[tuple[bool, bool], Trial] = {}
-        for trial in sorted(starts, key=lambda trial: trial.rank):
-            kinds.setdefault((trial.choice.stash, trial.choice.pulled > 0), trial)
-        limit = 0, self._best.seconds * WORTH
-        for trial in kinds.values():
-            if trial.rank <= limit:
-                self._down(trial, STRIDE)
-        best = self._best
-        for stride in (FINE, 1):
-            best = self._down(best, stride)
+    def _around(self, known: Choice, numbers: Iterable[tuple[int, int]]) -> None:
+        """Places with these numbers of pulled and kept layers; the device memory that they leave,
+        as it follows from a known choice, is given to resident layers."""
+        slope, plain = self._slopes[known.stash], self._settled(self._start())
+        room = self.budgets.device - self._device_bytes(known)
+        for pulled, kept in numbers:
+            if not (0 <= pulled <= self.layers and 0 <= kept <= self.layers):
+                continue
+            used = (pulled - known.pulled) * slope["pulled"] + (kept - known.kept) * slope["kept"]
+            count = known.resident
+            if self.spec.resident == "auto":
+                count += int((room - used) // slope["resident"])
+            there = replace(
+                known, pulled=pulled, kept=kept, on_disk=plain.on_disk, eager=plain.eager
+            )
+            if count >= 0:
+                self._add(replace(there, resident=min(count, self._most_resident(there))))
 
-    def _down(self, best: Trial, stride: int) -> Trial:
-        """Down the valley with one stride, the room that is left given to nobody."""
-        before = None
-        while best is not before:
-            before = best
-            for pulled, kept in ALONG if stride > FINE else ALONG + ACROSS:
-                best = self._run(best, pulled * stride, kept * stride, ())
-        return best
+    def _most_resident(self, choice: Choice) -> int:
+        most = self.layers if self.spec.window == "auto" else choice.window
+        return min(most, self.layers - choice.pulled)
 
-    def _other_windows(self) -> None:
+    def _slope(self, stash: bool) -> dict[str, float]:
+        """Bytes of device memory that one layer more of each kind takes, about."""
+        none = replace(self._start(), pulled=0, kept=0, stash=stash)
+        half, least = max(1, self.layers // 2), self._device_bytes(none)
+        return {
+            kind: (self._device_bytes(replace(none, **{kind: half})) - least) / half
+            for kind in ("resident", "pulled", "kept")
+        }
+
+    def _add(self, choice: Choice, *, exact: bool = False) -> None:
+        """Remember the choice as a place, unless it is one already or has been simulated, or the
+        host has no room for it."""
+        key = _key(choice)
+        roomy = self._roomy(choice)
+        if key in self._places or roomy is None or roomy in self._seen:
+            return
+        place = self._places[key] = Place(choice=roomy, exact=exact, about=self._about(roomy))
+        for simulated, slower in self._seen.items():
+            place.learn(simulated, slower, self.layers)
+
+    def _roomy(self, choice: Choice) -> Choice | None:
+        """The choice with what the host needs room for, as `_placed` will find it."""
+        over = self._loads.host_bytes(choice) - self.budgets.host
+        if over > 0 and self.spec.clip is None and choice.eager == "some":
+            return self._roomy(replace(choice, eager="all"))
+        if over > 0 and (more := self._spilled(choice, over)) != choice:
+            return more
+        return choice if over <= 0 else None
+
+    def _about(self, choice: Choice) -> float:
+        return objective(self.spec, *self._loads.step_seconds(choice))
+
+    # -- what to simulate --------------------------------------------------------------------------
+
+    def _promising(self, stashes: tuple[bool, ...]) -> Place | None:
+        """The place that promises most, made exact, of those without or with stashed inputs."""
+        while here := [place for place in self._places.values() if place.choice.stash in stashes]:
+            place = min(here, key=lambda place: place.promise)
+            if place.exact:
+                return place
+            del self._places[_key(place.choice)]
+            if (choice := self._fitted(place.choice)) is not None:
+                self._add(choice, exact=True)
+        return None
+
+    def _fitted(self, choice: Choice) -> Choice | None:
+        """The choice with as many resident layers as fit, and as many kept ones as fit beside
+        them."""
+        if self.spec.resident == "auto":
+            choice = self._adjusted(choice, "resident", 0, self._most_resident(choice))
+        elif self._device_bytes(choice) > self.budgets.device:
+            return None
+        if choice is None or not self.axes["kept"]:
+            return choice
+        return self._adjusted(choice, "kept", choice.kept, self.layers)
+
+    def _adjusted(self, choice: Choice, kind: str, least: int, most: int) -> Choice | None:
+        """The choice with as many layers of a kind as fit, found from a number that is about right;
+        None where not even the least number fits."""
+        fits, beyond = least - 1, most + 1
+        count, slope = getattr(choice, kind), self._slopes[choice.stash][kind]
+        while beyond - fits > 1:
+            count = min(max(count, fits + 1), beyond - 1)
+            over = self._device_bytes(replace(choice, **{kind: count})) - self.budgets.device
+            if over <= 0:
+                fits, count = count, count + max(1, int(-over // slope))
+            else:
+                beyond, count = count, count - max(1, ceil(over / slope))
+        return replace(choice, **{kind: fits}) if fits >= least else None
+
+    def _simulate(self, choice: Choice) -> None:
+        self._places.pop(_key(choice), None)
+        if choice not in self.tried:
+            self.tried[choice] = self._tried(choice)
+        trial = self.tried[choice]
+        if self._best is None or trial.rank < self._best.rank:
+            self._best = trial
+        if trial.choice not in self._seen:
+            slower = self._seen[trial.choice] = trial.seconds / self._about(trial.choice)
+            for place in self._places.values():
+                place.learn(trial.choice, slower, self.layers)
+
+    def _improve(self) -> None:
+        """Simulate what promises most, as long as it promises anything."""
+        around = None
+        while True:
+            if self._best is not around:
+                around = self._best
+                self._close_by(around.choice)
+            place = self._promising(self._stashes())
+            if place is None or place.promise > WORTH * self._best.seconds:
+                return
+            self._simulate(place.choice)
+
+    def _widen(self) -> None:
+        """Other windows for the best choice."""
         past = () if self.before is None else (self.before.choice.window,)
         for window in dict.fromkeys((*past, *WINDOWS)):
             best = self._best.choice
             streamed = self.layers - best.resident - best.pulled
-            if self.spec.window == "auto" and best.window != window <= self.layers and streamed:
-                self._trial(replace(best, window=window), ("kept",))
-
-    def _trial(self, choice: Choice, fill: tuple[str, ...]) -> Trial:
-        trial = super()._trial(choice, fill)
-        if self._best is None or trial.rank < self._best.rank:
-            self._best = trial
-        return trial
+            if self.spec.window != "auto" or window > self.layers or not streamed:
+                continue
+            there = self._fitted(replace(best, window=window))
+            if there is not None and self._about(there) < WIDER * self._best.seconds:
+                self._simulate(there)
 
     def _tried(self, choice: Choice) -> Trial:
         if choice not in self._free:
@@ -229,3 +318,8 @@ class QuickSearch(Search):
                 raise Enough
             self._counted[choice] = place
         return super()._tried(choice)
+
+
+def _key(choice: Choice) -> Choice:
+    """The choice without what follows from the rest."""
+    return replace(choice, resident=0, on_disk=0, eager="")

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
-from workbench.methods.stronghold.trials import Trials
+from workbench.methods.stronghold.trials import STEPS, Trials
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DISK, HOST_TIER
@@ -71,6 +71,9 @@ def objective(spec: RunSpec, stands: float, clips: float | None) -> float:
 class Search:
     """One spec's search. It remembers what it has tried, so that one which was interrupted can be
     run again and is soon where it was."""
+
+    steps = STEPS
+    """Of a simulation."""
 
     def __init__(
         self, spec: RunSpec, profile: Profile, budgets: Budgets, trials: Trials | None = None
@@ -258,7 +261,7 @@ class Search:
 
     def _tried(self, choice: Choice) -> Trial:
         choice, lacking = self._placed(choice)
-        seconds = objective(self.spec, *self.trials.step_seconds(choice))
+        seconds = objective(self.spec, *self.trials.step_seconds(choice, self.steps))
         return Trial(choice=choice, lacking=lacking, seconds=seconds)
 
     def _placed(self, choice: Choice) -> tuple[Choice, int]:

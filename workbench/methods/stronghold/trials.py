@@ -23,7 +23,8 @@ from workbench.schedule.schedule import DEVICE, TIERS, Schedule
 from workbench.schedule.simulate import step_seconds
 
 STEPS, PROOF_STEPS = 2, 3
-"""Of every schedule that is tried: the second step is like all later ones within a thousandth."""
+"""Of every schedule that is tried: the second step is like all later ones within a thousandth, but
+for states that visit the device, which may be late from the third on."""
 
 
 def go_on() -> None:
@@ -42,12 +43,12 @@ class Trials:
         self._device: dict[Choice, int] = {}
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}
-        self._seconds: dict[Choice, tuple[float, float | None]] = {}
+        self._seconds: dict[tuple[Choice, int], tuple[float, float | None]] = {}
         self._built: tuple[Choice, Schedule] | None = None
 
-    def known(self) -> frozenset[Choice]:
-        """Choices whose time is known: asking for it again costs nothing."""
-        return frozenset(self._seconds)
+    def known(self, steps: int = STEPS) -> frozenset[Choice]:
+        """Choices whose time in so many steps is known: asking for it again costs nothing."""
+        return frozenset(choice for choice, known in self._seconds if known == steps)
 
     def device_bytes(self, choice: Choice) -> int:
         """What the choice needs of the device; which layers are on the disk makes no difference."""
@@ -60,14 +61,20 @@ class Trials:
     def peaks(self, choice: Choice, limits: Mapping[str, int]) -> dict[str, int]:
         """Tier -> bytes that no execution exceeds.
 
-        The sum of all buffers of a tier is more than is ever there, and quickly known; only where
-        it exceeds its limit is there something to prove.
+        What has a slot or is permanent, with all the rest together, is as much as is ever there,
+        and quickly known. Only where that exceeds its limit, and there is such a rest, is there
+        something to prove.
         """
         if choice not in self._sums:
-            sums = dict.fromkeys(TIERS, 0)
-            for buffer in self._schedule(choice).buffers.values():
-                sums[buffer.tier] += buffer.nbytes
-            self._sums[choice] = sums
+            schedule = self._schedule(choice)
+            rest = dict.fromkeys(TIERS, 0)
+            for buffer in schedule.buffers.values():
+                if buffer.slot is None and not buffer.permanent:
+                    rest[buffer.tier] += buffer.nbytes
+            self._sums[choice] = {t: schedule.static_bytes(t) + n for t, n in rest.items()}
+            for tier in TIERS:
+                if not rest[tier]:
+                    self._proved[choice, tier] = self._sums[choice][tier]
         peaks = self._sums[choice] | {DEVICE: self.device_bytes(choice)}
         tight = [t for t, limit in limits.items() if t != DEVICE and peaks[t] > limit]
         if any((choice, tier) not in self._proved for tier in tight):
@@ -77,16 +84,17 @@ class Trials:
                 self._proved[choice, tier] = worst_case(graph, order, tier).nbytes
         return peaks | {tier: self._proved[choice, tier] for tier in tight}
 
-    def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
+    def step_seconds(self, choice: Choice, steps: int = STEPS) -> tuple[float, float | None]:
         """Seconds of a step whose gradients are not clipped, and of one whose are: None where that
-        makes no difference, or the user is sure that it does not happen."""
-        if choice not in self._seconds:
-            layout, graph = self._layout(choice), unroll(self._schedule(choice), STEPS)
+        makes no difference, or the user is sure that it does not happen. The mean of so many steps,
+        without the first."""
+        if (choice, steps) not in self._seconds:
+            layout, graph = self._layout(choice), unroll(self._schedule(choice), steps)
             stands, clips = step_seconds(graph, self._costs[False]), None
             if layout.clipped and layout.eager and self.spec.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
-            self._seconds[choice] = stands, clips
-        return self._seconds[choice]
+            self._seconds[choice, steps] = stands, clips
+        return self._seconds[choice, steps]
 
     def _schedule(self, choice: Choice) -> Schedule:
         """Kept until another is asked for: memory and time of a choice want the same one."""

@@ -1,0 +1,132 @@
+"""About how long a step takes, in milliseconds of our own time: for those who compare thousands.
+
+Task by task and micro-batch by micro-batch, each rank's compute, its link and its share of the host
+are busy until some time; what comes next begins when they and its inputs are there. The simulator
+does the same action by action. Left out here: stashes and fetches (they have a lane of their own
+and weigh little beside weights), and what overlaps the next step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import accumulate
+
+from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.packs import DP, Packs, Task
+from workbench.methods.harmony.server import Server
+
+
+class Pace:
+    """Estimates for one model on one server."""
+
+    def __init__(self, sizes: Sizes, server: Server, units: int) -> None:
+        self._sizes, self._server, self._units = sizes, server, units
+        self._bytes = [0, *accumulate(sizes.visit_bytes(unit) for unit in range(units))]
+        parameters = [sizes.cost(unit, 1).parameters for unit in range(units)]
+        self._parameters = [0, *accumulate(parameters)]
+        self._sums: dict[int, tuple[list[float], list[float], list[float]]] = {}
+
+    def _seconds(self, samples: int) -> tuple[list[float], list[float], list[float]]:
+        """Running sums over the units: forward, repeated forward, backward."""
+        if samples not in self._sums:
+            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
+            self._sums[samples] = tuple(
+                [0.0, *accumulate(values)]
+                for values in (
+                    (c.forward_s for c in costs),
+                    (c.recompute_s for c in costs),
+                    (c.backward_s for c in costs),
+                )
+            )
+        return self._sums[samples]
+
+    def step_seconds(self, packs: Packs) -> float:
+        """Seconds of a step."""
+        tasks = packs.tasks
+        if packs.mode == DP:  # all ranks do the same, none much more than the first
+            tasks = tuple(task for task in tasks if task.rank == 0)
+        return _Walk(self, packs).run(tasks)
+
+
+class _Walk:
+    """One estimate."""
+
+    def __init__(self, pace: Pace, packs: Packs) -> None:
+        self.pace, self.packs, self.server = pace, packs, pace._server
+        self.compute: dict[int, float] = defaultdict(float)
+        self.link: dict[int, float] = defaultdict(float)
+        self.store: dict[int, float] = defaultdict(float)
+        self.host: dict[int, float] = defaultdict(float)
+        self.ends: dict[int, list[float]] = defaultdict(list)
+        """Rank -> when its tasks ended."""
+        self.left: list[tuple[int, float]] = []
+        """(samples up to, when) of the outputs of the task before."""
+        self.returned: list[tuple[int, float]] = []
+        """The same of the gradients of its inputs."""
+
+    def run(self, tasks: tuple[Task, ...]) -> float:
+        for task in tasks:
+            self._task(task)
+        return max(*self.compute.values(), *self.store.values(), *self.host.values())
+
+    def _task(self, task: Task) -> None:
+        rank, units = task.rank, task.units
+        ready, whole = self._load(task)
+        came = self.left if task.forward or task.fused else []
+        left, back = [], []
+        for first, end in task.micros:
+            forward, again, backward = self.pace._seconds(end - first)
+            start = max(self.compute[rank], ready, _when(came, end))
+            if task.forward:
+                now = start + forward[units.stop] - forward[units.start]
+                left.append((end, now + self._message(units.stop, end - first)))
+            else:
+                now = start + again[units.stop] - again[units.start]
+                if not task.fused:
+                    now = max(now, _when(self.returned, end))
+                now += backward[units.stop] - backward[units.start]
+                back.append((end, now + self._message(units.start, end - first)))
+            self.compute[rank] = max(now, whole)
+        self.ends[rank].append(self.compute[rank])
+        if task.forward:
+            self.left = left
+        else:
+            self.returned = back
+            self._finish(task)
+
+    def _load(self, task: Task) -> tuple[float, float]:
+        """When the first layer is there, and when all are: a ring holds two packs."""
+        rank, units, ends = task.rank, task.units, self.ends[task.rank]
+        nbytes = self.pace._bytes[units.stop] - self.pace._bytes[units.start]
+        first = self.pace._bytes[units.start + 1] - self.pace._bytes[units.start]
+        start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0)
+        self.link[rank] = start + nbytes / self.server.load_rate
+        return start + first / self.server.load_rate, self.link[rank]
+
+    def _message(self, unit: int, samples: int) -> float:
+        if self.packs.mode == DP or self.packs.ranks == 1 or unit in (0, self.packs.num_units):
+            return 0.0
+        nbytes = self.pace._sizes.input_bytes(unit, samples)
+        return nbytes / self.server.message_bytes_per_s
+
+    def _finish(self, task: Task) -> None:
+        """Gradients leave, and the layers are updated."""
+        rank, units, server = task.rank, task.units, self.server
+        nbytes = self.pace._bytes[units.stop] - self.pace._bytes[units.start]
+        parameters = self.pace._parameters[units.stop] - self.pace._parameters[units.start]
+        end = self.compute[rank]
+        if self.packs.mode == DP:
+            ranks = self.packs.ranks
+            end += 2 * (ranks - 1) / ranks * nbytes / server.message_bytes_per_s
+            nbytes, parameters = nbytes / ranks, parameters / ranks
+        self.store[rank] = max(self.store[rank], end) + nbytes / server.store_rate
+        seconds = parameters * server.ranks / server.host_adam_params_per_s
+        self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
+
+
+def _when(left: list[tuple[int, float]], end: int) -> float:
+    """When all samples before `end` are there."""
+    for upto, when in left:
+        if upto >= end:
+            return when
+    return left[-1][1] if left else 0.0
