@@ -9,7 +9,6 @@ tells the time of the best, and the validator's bound on memory must keep the bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
@@ -28,6 +27,8 @@ from workbench.schedule.validate import Validation, validate
 STEPS = 2
 TRIALS = 12
 """Schedules that are simulated, the most promising first."""
+KEPT = 6
+"""Backward choices for which all forward choices are tried."""
 ROUNDS = 6
 """Packs a direction are tried up to so many a rank one by one, and in whole rounds beyond."""
 
@@ -73,7 +74,7 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
     costs = ServerCosts(sizes, server, shared_updates=setting.mode == DP)
     pace = Pace(sizes, server, units)
-    candidates = sorted(_candidates(setting, sizes, units, pace), key=lambda c: c.pace_s)
+    candidates = _candidates(setting, sizes, units, pace)
     if not candidates:
         raise DoesNotFit(
             f"no layer of the model fits on a device of {setting.device_bytes} bytes with what its "
@@ -135,34 +136,47 @@ def _working(packs: Packs, sizes: Sizes) -> int:
     )
 
 
-def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> Iterator[_Candidate]:
+def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> list[_Candidate]:
+    """First every backward choice with forward packs like it, then other forward packs for the
+    best of them."""
     share = setting.minibatch
     if setting.mode == DP:
         share = -(-setting.minibatch // setting.ranks)
-    counts = [n for n in range(1, units + 1) if _tried(n, setting.ranks)]
-    for backward_size in _micro_batches(
+    backward_sizes = _micro_batches(
         min(share, setting.largest_backward or share), setting.backward_size
-    ):
-        backwards = _backward_packs(setting, sizes, units, backward_size, counts)
-        for forward_size in _micro_batches(
-            min(share, setting.largest_forward or share), setting.forward_size
-        ):
-            if forward_size < backward_size:
-                continue
-            for backward in backwards:
-                before = backward[-1].start
-                forwards = _forward_packs(setting, sizes, before, forward_size, counts)
-                for forward in forwards if before else [()]:
-                    packs = Packs(
-                        mode=setting.mode,
-                        ranks=setting.ranks,
-                        minibatch=setting.minibatch,
-                        forward_size=forward_size,
-                        backward_size=backward_size,
-                        forward=forward,
-                        backward=backward,
-                    )
-                    yield _Candidate(packs=packs, pace_s=pace.step_seconds(packs))
+    )
+    forward_sizes = _micro_batches(
+        min(share, setting.largest_forward or share), setting.forward_size
+    )
+    counts = [n for n in range(1, units + 1) if _tried(n, setting.ranks)]
+    made: dict[Packs, _Candidate] = {}
+
+    def add(forward: tuple[range, ...], backward: tuple[range, ...], sizes_: tuple[int, int]):
+        packs = Packs(
+            mode=setting.mode,
+            ranks=setting.ranks,
+            minibatch=setting.minibatch,
+            forward_size=sizes_[0],
+            backward_size=sizes_[1],
+            forward=forward,
+            backward=backward,
+        )
+        if packs not in made:
+            made[packs] = _Candidate(packs=packs, pace_s=pace.step_seconds(packs))
+
+    for size in backward_sizes:
+        like = min((n for n in forward_sizes if n >= size), default=forward_sizes[-1])
+        for backward in _backward_packs(setting, sizes, units, size, counts):
+            add(backward[:-1], backward, (like, size))
+    best = sorted(made.values(), key=lambda c: c.pace_s)[:KEPT]
+    few = [n for n in counts if n % setting.ranks == 0 or n <= setting.ranks]
+    for candidate in best:
+        backward, size = candidate.packs.backward, candidate.packs.backward_size
+        for forward_size in forward_sizes:
+            before = backward[-1].start
+            for forward in _forward_packs(setting, sizes, before, forward_size, few):
+                add(forward, backward, (forward_size, size))
+    return sorted(made.values(), key=lambda c: c.pace_s)
 
 
 def _tried(count: int, ranks: int) -> bool:
