@@ -38,6 +38,11 @@ SPEC_FLAGS = (
     (("--optimizer-tier",), "optimizer_tier", "where offloaded optimizer states live"),
     (("--disk-layers",), "disk_layers", "last layers whose states are on the disk (stronghold)"),
     (("--host-workers",), "host_workers", "host updates at once"),
+    (("--ranks",), "ranks", "devices to train on (harmony)"),
+    (("--forward-size",), "forward_size", "samples of a forward micro-batch (harmony)"),
+    (("--backward-size",), "backward_size", "samples of a backward micro-batch (harmony)"),
+    (("--forward-packs",), "forward_packs", "units of each forward pack (harmony)"),
+    (("--backward-packs",), "backward_packs", "units of each backward pack (harmony)"),
     (("--steps",), "steps", "optimizer steps"),
     (("--seed",), "seed", "seed of weights, samples and dropout"),
     (("--device",), "device", "where to compute"),
@@ -70,7 +75,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window: str) -> None:
-    known, peers = ", ".join((*methods.METHODS, "all")), ", ".join(methods.PEERS)
+    known, peers = (
+        ", ".join((*methods.METHODS, "all")),
+        ", ".join([*methods.PEERS, *methods.PARALLEL]),
+    )
     parser.add_argument("-m", "--method", help=f"{known}; {method_help}; by name only: {peers}")
     group = parser.add_argument_group("what to train")
     for flags, field, words in SPEC_FLAGS:

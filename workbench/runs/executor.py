@@ -75,7 +75,8 @@ def executor_of(name: str, store: Store, what: str) -> Executor:
 
 
 class LocalExecutor:
-    """This machine: one run at a time on each GPU, or on the processors."""
+    """This machine: one run at a time on each GPU, or on the processors; as many GPUs as the run
+    has ranks."""
 
     def __init__(self, store: Store, *, what: str = "a run") -> None:
         """`what` is told to others who want the same place."""
@@ -95,12 +96,13 @@ class LocalExecutor:
         job = Job(spec, self._store, force=force, timeout=timeout, accept=accept)
         if job.take_cached():
             return job
-        taken = []
-        for place in places.places(job.spec.device):
-            job.place = places.take(place, self._what)
-            if job.place is not None:
-                self.waits_for = ""
-                return job
-            taken.append(f"{place.name} (taken by {places.holder(place)})")
-        self.waits_for = " or ".join(taken)
+        among = places.places(job.spec.device)
+        count = job.spec.ranks if job.spec.device == "cuda" else 1
+        job.place = places.take(among, count, self._what)
+        if job.place is not None:
+            self.waits_for = ""
+            return job
+        taken = [f"{place.name} (taken by {places.holder(place)})" for place in among]
+        needed = f"{count} of " if count > 1 else ""
+        self.waits_for = needed + " or ".join(taken)
         return None

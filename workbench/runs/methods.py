@@ -29,6 +29,8 @@ class Method:
     summary: str
     windowed: bool = False
     """Whether `window` and `resident` of a spec mean anything to it."""
+    parallel: bool = False
+    """Whether it runs on several ranks."""
 
 
 METHODS = {
@@ -95,10 +97,31 @@ PEERS = {
 }
 """What the paper does not compare with: run by name, and by the benchmarks."""
 
+PARALLEL = {
+    method.name: method
+    for method in (
+        Method(
+            name="harmony-pp",
+            label="Harmony-PP",
+            module="workbench.methods.harmony.pp",
+            summary="packs of layers dealt out to the devices in turn, everything on the host",
+            parallel=True,
+        ),
+        Method(
+            name="harmony-dp",
+            label="Harmony-DP",
+            module="workbench.methods.harmony.dp",
+            summary="packs of layers on every device, each with its share of the samples",
+            parallel=True,
+        ),
+    )
+}
+"""What runs on several devices."""
+
 
 def known() -> dict[str, Method]:
     """Every method that can be named."""
-    return METHODS | PEERS
+    return METHODS | PEERS | PARALLEL
 
 
 def find(name: str) -> Method:

@@ -1,9 +1,9 @@
 """Where a run may run: each GPU is a place, and so are the processors.
 
-Two runs at one place would measure each other, so a place is held by one run at a time, whoever
-started it: sweeps of several notebooks, command lines and results folders wait for each other. It
-is held by a file lock in a folder that all processes of a user share; the kernel ends the lock with
-the last process that has it, and the file says who that is.
+Two runs at one place would measure each other, so a place is held by one run at a time (which may
+hold several GPUs), whoever started it: sweeps of several notebooks, command lines and results
+folders wait for each other. It is held by a file lock in a folder that all processes of a user
+share; the kernel ends the lock with the last process that has it, and the file says who that is.
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ class Place:
 
 
 class Held:
-    """A place that this process has."""
+    """Places that this process has."""
 
-    def __init__(self, place: Place, fd: int) -> None:
-        self.place = place
-        self.fd = fd
-        """Pass it to a child to make the lock last as long as the child."""
+    def __init__(self, places: list[Place], fds: list[int]) -> None:
+        self.name = " and ".join(place.name for place in places)
+        self.fds = fds
+        """Pass them to a child to make the locks last as long as the child."""
+        self.environment: dict[str, str] = {}
+        for place in places:
+            for name, value in place.environment.items():
+                known = self.environment.get(name)
+                self.environment[name] = f"{known},{value}" if known else value
 
     def release(self) -> None:
         """This process's share; does nothing the second time."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        while self.fds:
+            os.close(self.fds.pop())
 
 
 def places(device: str) -> list[Place]:
@@ -58,11 +62,29 @@ def places(device: str) -> list[Place]:
     return [Place(name=f"GPU {n}", environment={VISIBLE: n}) for n in map(str.strip, numbers)]
 
 
-def take(place: Place, what: str) -> Held | None:
-    """The place, or None while another process has it. `what` is told to those who wait.
+def take(among: list[Place], count: int, what: str) -> Held | None:
+    """So many of these places, or None while others have too many of them. `what` is told to those
+    who wait.
 
     Raises OSError where the folder of the locks cannot be used.
     """
+    taken, fds = [], []
+    try:
+        for place in among:
+            if len(taken) < count and (fd := _lock(place, what)) is not None:
+                taken.append(place)
+                fds.append(fd)
+        if len(taken) == count:
+            return Held(taken, fds)
+    except BaseException:
+        Held(taken, fds).release()
+        raise
+    Held(taken, fds).release()
+    return None
+
+
+def _lock(place: Place, what: str) -> int | None:
+    """A descriptor that holds the place, or None while another process does."""
     fd = os.open(_file(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +94,7 @@ def take(place: Place, what: str) -> Held | None:
     told = json.dumps({"pid": os.getpid(), "what": what}).encode()
     os.ftruncate(fd, 0)
     os.pwrite(fd, told, 0)
-    return Held(place, fd)
+    return fd
 
 
 def holder(place: Place) -> str:

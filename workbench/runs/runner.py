@@ -49,8 +49,17 @@ def resolve(spec: RunSpec) -> RunSpec:
     Raises ValueError for an unknown method, or a device that is not here.
     """
     changes = {"device": machine.resolve_device(spec.device)}
-    if not methods.find(spec.method).windowed:
+    method = methods.find(spec.method)
+    if not method.windowed:
         changes |= {"window": "auto", "resident": "auto"}
+    if spec.ranks > 1 and not method.parallel:
+        raise ValueError(
+            f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
+        )
+    if changes["device"] == "cuda" and spec.ranks > len(machine.gpus()):
+        raise ValueError(
+            f"ranks is {spec.ranks}; this machine has {len(machine.gpus())} GPUs, a rank needs one"
+        )
     text = Path(spec.text).expanduser()
     if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())
@@ -136,7 +145,7 @@ class Job:
     @property
     def where(self) -> str:
         """The place it has, in words; empty where it needs none."""
-        return self.place.place.name if self.place is not None else ""
+        return self.place.name if self.place is not None else ""
 
     @property
     def running(self) -> bool:
@@ -253,8 +262,9 @@ class Job:
             raise self._store.unusable(error) from error
         self._reader = EventReader(folder / "events.jsonl", from_end=True)
         self._began = time.monotonic()
-        held = [lock.fd for lock in (self._lock, self.place) if lock is not None]
-        there = self.place.place.environment if self.place is not None else {}
+        held = [self._lock.fd] if self._lock is not None else []
+        held += self.place.fds if self.place is not None else []
+        there = self.place.environment if self.place is not None else {}
         with log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "workbench.runs.guard", str(folder)],

@@ -62,6 +62,18 @@ class RunSpec:
     """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
     host_workers: int = 1
     """Host updates that may run at once."""
+    ranks: int = 1
+    """Processes with a device each, of methods on several (Harmony); their host is one."""
+    forward_size: int | Auto = "auto"
+    """Samples of a forward micro-batch, where forward and backward passes divide the batch on their
+    own (Harmony; `microbatches` is for the others)."""
+    backward_size: int | Auto = "auto"
+    """Samples of a backward micro-batch there."""
+    forward_packs: str = "auto"
+    """Units of each forward pack there, from the first one, as in ``4 4 3``; those of the last
+    backward pack are in none."""
+    backward_packs: str = "auto"
+    """Units of each backward pack there, the embedding and the head among them."""
     clip: float | None = 1.0
     """Global gradient-norm clipping, exact in every method; None for no clipping."""
     lr: float = 1.5e-4
@@ -96,7 +108,7 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         layers = self.model.layers
-        for name in ("batch", "microbatches", "steps", "host_workers"):
+        for name in ("batch", "microbatches", "steps", "host_workers", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.batch % self.microbatches:
@@ -114,6 +126,17 @@ class RunSpec:
             value = getattr(self, name)
             if value != "auto" and not 0 <= value <= layers:
                 raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
+        for name in ("forward_size", "backward_size"):
+            value = getattr(self, name)
+            if value != "auto" and not 1 <= value <= self.batch:
+                raise ValueError(f"{name} is {value}; it must be 1 to {self.batch}, or auto")
+        for name in ("forward_packs", "backward_packs"):
+            words = getattr(self, name).split()
+            if words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be numbers of units such as "
+                    "'4 4 3', or auto"
+                )
         if self.disk_layers != "auto" and self.optimizer_tier != "auto":
             raise ValueError(
                 f"disk_layers is {self.disk_layers} and optimizer_tier {self.optimizer_tier!r}; "

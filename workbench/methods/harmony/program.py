@@ -178,7 +178,9 @@ def _backward(
     after = [act(F if task.fused else R, unit, micro, rank=rank)]
     after += came if unit + 1 == task.units.stop else [act(B, unit + 1, micro, rank=rank)]
     weights, gradients = sheet.weights_label(task, unit), sheet.gradients_label(task, unit)
-    uses, takes = [weights, gradients], [sheet.scratch(rank, me, cost.backward_scratch_bytes)]
+    # Autograd returns gradients of its own, which are then added to those of the pack.
+    scratch = cost.backward_scratch_bytes + sheet.sizes.visit_bytes(unit)
+    uses, takes = [weights, gradients], [sheet.scratch(rank, me, scratch)]
     frees = [sheet.label(rank, name.kept(unit, micro))]
     if micro == 0:
         visit = sheet.gradients(task, unit)

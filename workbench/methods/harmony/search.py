@@ -131,7 +131,10 @@ def _working(packs: Packs, sizes: Sizes) -> int:
             + sizes.cost(u, packs.backward_size).input_bytes
             for u in pack
         )
-        + max(sizes.cost(u, packs.backward_size).backward_scratch_bytes for u in pack)
+        + max(
+            sizes.cost(u, packs.backward_size).backward_scratch_bytes + sizes.visit_bytes(u)
+            for u in pack
+        )
         for pack in packs.backward
     )
 
@@ -198,7 +201,9 @@ def _backward_packs(
         2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
         for unit, cost in enumerate(costs)
     ]
-    scratch = [cost.backward_scratch_bytes for cost in costs]
+    scratch = [
+        cost.backward_scratch_bytes + sizes.visit_bytes(unit) for unit, cost in enumerate(costs)
+    ]
     seconds = [cost.recompute_s + cost.backward_s for cost in costs]
     return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
 

@@ -32,6 +32,8 @@ class Server:
     """From one device to another."""
     host_adam_params_per_s: float
     """All cores together."""
+    compute_slowdown: float = 1.0
+    """Of ranks that divide a processor which was profiled alone."""
     action_overhead_s: float = 0.0
 
     @property
@@ -65,11 +67,13 @@ class ServerCosts:
                 cost = self._sizes.cost(action.unit, end - first)
                 label = kept(action.unit, action.microbatch)
                 keeps = any(text.rpartition(":")[2] == label for text in action.takes)
-                return cost.recompute_s if keeps else cost.forward_s
+                return server.compute_slowdown * (cost.recompute_s if keeps else cost.forward_s)
             case Kind.RECOMPUTE:
-                return self._sizes.cost(action.unit, end - first).recompute_s
+                cost = self._sizes.cost(action.unit, end - first)
+                return server.compute_slowdown * cost.recompute_s
             case Kind.BACKWARD:
-                return self._sizes.cost(action.unit, end - first).backward_s
+                cost = self._sizes.cost(action.unit, end - first)
+                return server.compute_slowdown * cost.backward_s
             case Kind.LOAD | Kind.FETCH:
                 return action.nbytes / server.load_rate
             case Kind.STASH | Kind.GRAD_OUT:

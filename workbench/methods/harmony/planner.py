@@ -1,0 +1,147 @@
+"""Plans of Harmony for a spec: its packs chosen, or pinned, on this machine's profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.methods.evaluate import Budgets
+from workbench.methods.harmony.packs import DP, Packs, packs_of
+from workbench.methods.harmony.search import Found, Setting, scheduled, search
+from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.plan import DoesNotFit, Plan
+from workbench.profile.profile import Hardware, Profile
+from workbench.runs.spec import RunSpec
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+from workbench.schedule.simulate import Simulation, simulate
+from workbench.schedule.validate import validate
+
+STEPS = 3
+LANES = {
+    COMPUTE: "compute",
+    H2D: "the link to the device",
+    D2H: "the link to the host",
+    HOST: "the host optimizer",
+    NET_OUT: "messages between devices",
+    NET_IN: "messages between devices",
+}
+
+
+def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
+    """The plan of a spec, from profiles by samples in a micro-batch. Raises DoesNotFit where no
+    packs keep the budgets, ValueError for pinned packs that cannot be."""
+    profile = profiles[min(profiles)]
+    sizes = ProfiledSizes(profiles, tied=_tied(spec))
+    server = server_of(profile.hardware, spec)
+    setting = Setting(
+        mode=mode,
+        ranks=spec.ranks,
+        minibatch=spec.batch,
+        device_bytes=server.device_bytes,
+        host_bytes=server.host_bytes,
+        clipped=spec.clip is not None,
+        forward_size=None if spec.forward_size == "auto" else spec.forward_size,
+        backward_size=None if spec.backward_size == "auto" else spec.backward_size,
+    )
+    pinned = _pinned(spec, mode)
+    if pinned is None:
+        found = search(setting, sizes, spec.model.units, server)
+    else:
+        schedule = scheduled(pinned, setting, sizes)
+        found = Found(
+            packs=pinned, schedule=schedule, seconds=0.0, proved=validate(schedule), trials=0
+        )
+    costs = ServerCosts(sizes, server, shared_updates=mode == DP)
+    simulated = simulate(found.schedule, costs, steps=STEPS)
+    peak = {
+        DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
+        HOST_TIER: found.proved.peak_bytes[0][HOST_TIER],
+        DISK: 0,
+    }
+    limits = {DEVICE: server.device_bytes, HOST_TIER: server.host_bytes}
+    for tier, limit in limits.items():
+        if peak[tier] > limit:
+            raise DoesNotFit(
+                f"{peak[tier]} bytes of {tier} memory are needed, {limit} are there", tier=tier
+            )
+    return Plan(
+        method=f"harmony-{mode}",
+        fits=True,
+        schedule=found.schedule,
+        step_seconds=simulated.step_seconds,
+        peak_bytes=peak,
+        moved_bytes=found.schedule.moved_bytes(),
+        binding=_binding(simulated, spec.ranks),
+        settings=dict(found.schedule.settings),
+    )
+
+
+def server_of(hardware: Hardware, spec: RunSpec) -> Server:
+    """This machine with as many devices as the spec has ranks. Without GPUs the ranks divide the
+    cores and the memory that play the device."""
+    ranks, cuda = spec.ranks, hardware.device == "cuda"
+    budgets = Budgets.of(spec, _Only(hardware), allocated=True)
+    device = budgets.device
+    if not cuda and spec.device_memory is None:
+        device //= ranks
+    host_copy = hardware.host_copy_bytes_per_s or ranks * hardware.h2d_bytes_per_s
+    return Server(
+        name=hardware.name,
+        ranks=ranks,
+        device_bytes=device,
+        host_bytes=budgets.host,
+        load_bytes_per_s=hardware.h2d_bytes_per_s,
+        store_bytes_per_s=hardware.d2h_bytes_per_s,
+        all_loads_bytes_per_s=min(2 * host_copy, ranks * hardware.h2d_bytes_per_s),
+        all_stores_bytes_per_s=min(2 * host_copy, ranks * hardware.d2h_bytes_per_s),
+        message_bytes_per_s=hardware.h2d_bytes_per_s if cuda else host_copy / 2,
+        host_adam_params_per_s=hardware.host_adam_params_per_s,
+        compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
+        action_overhead_s=hardware.action_overhead_s,
+    )
+
+
+class _Only:
+    """The part of a profile that budgets ask for."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+
+
+def _tied(spec: RunSpec) -> dict[int, tuple[int, int]]:
+    model = spec.model
+    return {model.units - 1: (0, model.vocab * model.hidden)} if model.tied else {}
+
+
+def _pinned(spec: RunSpec, mode: str) -> Packs | None:
+    """The packs a spec names; None where it leaves them to the search."""
+    words = (spec.forward_packs, spec.backward_packs)
+    if words == ("auto", "auto"):
+        return None
+    if "auto" in words or "auto" in (spec.forward_size, spec.backward_size):
+        raise ValueError(
+            "forward_packs, backward_packs, forward_size and backward_size are pinned together; "
+            f"they are {spec.forward_packs!r}, {spec.backward_packs!r}, {spec.forward_size} and "
+            f"{spec.backward_size}"
+        )
+    forward, backward = ([int(word) for word in text.split()] for text in words)
+    return Packs(
+        mode=mode,
+        ranks=spec.ranks,
+        minibatch=spec.batch,
+        forward_size=spec.forward_size,
+        backward_size=spec.backward_size,
+        forward=packs_of(forward),
+        backward=packs_of(backward),
+    )
+
+
+def _binding(simulated: Simulation, ranks: int) -> str:
+    """The lane that is busiest on any rank, in words."""
+    seconds = simulated.step_seconds
+    busy = {
+        (rank, lane): simulated.busy_seconds(lane, rank) for rank in range(ranks) for lane in LANES
+    }
+    (rank, lane), most = max(busy.items(), key=lambda item: item[1])
+    return f"{LANES[lane]} of rank {rank}: busy {most / seconds:.0%} of a step of {seconds:.4g} s"

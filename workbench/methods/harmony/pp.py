@@ -1,0 +1,25 @@
+"""Harmony-PP: packs dealt out to the ranks in turn, outputs sent from device to device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.methods.harmony import planner
+from workbench.methods.harmony.packs import PP
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The plan from one profile; other micro-batch sizes in proportion."""
+    return planner.plan(spec, {profile.microbatch: profile}, mode=PP)
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train on the spec's ranks."""
+    from workbench.methods.harmony.train import train
+
+    return train(spec, report, folder, mode=PP)
