@@ -58,8 +58,8 @@ def test_it_equals_our_own_runtime(tmp_path):
     """What stands in Megatron-LM's place on a CPU; the norms tell that clipping is the same."""
     ours, _ = run(resident, BASE.with_(method="megatron-lm"), tmp_path / "ours")
     training = trained(BASE, tmp_path / "plain")
-    assert_equal_losses(training.progress.losses, ours.losses)
-    assert training.progress.grad_norms == pytest.approx(ours.grad_norms, rel=1e-5)
+    assert_equal_losses(training.progress.losses, ours.history.losses)
+    assert training.progress.grad_norms == pytest.approx(ours.history.grad_norms, rel=1e-5)
     assert max(training.progress.grad_norms) > BASE.clip
 
 
