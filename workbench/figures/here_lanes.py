@@ -18,7 +18,7 @@ from workbench.figures import draw as drawing
 from workbench.figures.lanes_table import HOST_MEMORY, NEAR, SHOWN, Span, folded, traffic
 from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.lanes import Lanes
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, VISIT, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, lane_kind
 from workbench.schedule.looks import LOOKS, Look
 
 FIGURE, SECTION = "here_lanes", "this project's goals"
@@ -43,6 +43,8 @@ WORDS = {
     HOST: "host: updates",
 }
 """Of lanes, for people."""
+BOUNDS = {COMPUTE: "compute", DISK_IN: "disk reads", DISK_OUT: "disk writes"}
+"""Lanes that a step may be as long as."""
 FULL, CALM = "#444444", "#B8B8B8"
 """Traffic near the ceiling, and below."""
 ABSENT = (
@@ -106,7 +108,8 @@ def _bound(row: Any) -> str:
         seconds = row.host_bytes / row.ceiling_bytes_per_s
         at = f"{1e3 * seconds:.0f} ms at its ceiling"
         return f"{HOST_MEMORY}, {row.host_bytes / 1e9:.1f} GB or {at}"
-    return f"compute, busy {1e3 * row.compute_seconds:.0f} ms"
+    seconds = row.batch / row.bound_samples_per_second
+    return f"{BOUNDS[row.bound]}, busy {1e3 * seconds:.0f} ms"
 
 
 def _reach(row: Any) -> str:

@@ -5,8 +5,9 @@ shown alone is therefore folded: what lies past its end stands at its beginning,
 of the step before was done. Then nothing is counted twice and nothing is left out.
 
 The bound is what no order of the same work can beat on this machine: computing takes as long as it
-took, and host memory moves no more bytes a second than it does with copies both ways and updates
-all at once. A plan that moves less, or computes less, has a bound of its own.
+took, a disk reads and writes for as long as it did, and host memory moves no more bytes a second
+than it does with copies both ways and updates all at once. A plan that moves less, or computes
+less, has a bound of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pandas as pd
 
 from workbench.figures.goals import CAP_GIB, DTYPE, HIDDEN, SEQ, SHARES
 from workbench.published.lanes import Lanes
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, VISIT
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT
 
 SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
 NEAR = 0.9
@@ -161,9 +162,17 @@ _MAY_LACK = (
 
 def _row(step: Lanes, offload: pd.DataFrame) -> dict[str, Any]:
     ceiling, full = step.host_memory_bytes_per_s, fullest(step) or (None, None, None)
-    computing = sum(event.end_s - event.start_s for event in step.of_lane(COMPUTE))
+    computing, reading, writing = (
+        sum(event.end_s - event.start_s for event in step.of_lane(lane))
+        for lane in (COMPUTE, DISK_IN, DISK_OUT)
+    )
     moved = sum(event.nbytes for event in step.events)
-    limits = {COMPUTE: computing, HOST_MEMORY: moved / ceiling if ceiling else 0.0}
+    limits = {
+        COMPUTE: computing,
+        HOST_MEMORY: moved / ceiling if ceiling else 0.0,
+        DISK_IN: reading,
+        DISK_OUT: writing,
+    }
     bound = max(limits, key=limits.__getitem__)
     share, goal = goal_of(step, offload)
     return {

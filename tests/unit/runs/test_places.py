@@ -1,0 +1,36 @@
+"""Places are held by one run at a time, and a run may want several."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.runs import places
+from workbench.runs.places import VISIBLE, Place
+
+GPUS = [Place(name=f"GPU {n}", environment={VISIBLE: str(n)}) for n in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(places.FOLDER, str(tmp_path))
+
+
+def test_a_run_takes_as_many_as_it_wants_or_none():
+    one = places.take(GPUS, 1, "a run")
+    assert (one.name, one.environment) == ("GPU 0", {VISIBLE: "0"})
+    two = places.take(GPUS, 2, "a run of two ranks")
+    assert (two.name, two.environment) == ("GPU 1 and GPU 2", {VISIBLE: "1,2"})
+    assert places.take(GPUS, 1, "a third run") is None
+    one.release()
+    assert places.take(GPUS, 2, "a fourth run") is None, "one is not enough, and is given back"
+    again = places.take(GPUS, 1, "a fifth run")
+    assert again.name == "GPU 0"
+    for held in (two, again):
+        held.release()
+
+
+def test_who_waits_is_told_who_has_it():
+    held = places.take(GPUS[:1], 1, "the sweep of depth")
+    assert places.holder(GPUS[0]).startswith("the sweep of depth, process ")
+    held.release()
+    held.release()
