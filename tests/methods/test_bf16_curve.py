@@ -1,4 +1,4 @@
-"""In bf16, 200 steps (60 without a GPU) on real text: the window's losses lie where plain ones do.
+"""200 steps in bf16 on real text: the window's losses lie where plain training's do.
 
 In bf16 two right programs differ, and training amplifies it, so losses are compared with how far
 plain runs of the same seed are apart that only round elsewhere (another number of micro-batches,
@@ -15,7 +15,7 @@ from tests.methods.harness import Silent, run
 from workbench.methods import stronghold
 from workbench.model.spec import ModelSpec
 
-STEPS = {"cuda": 200, "cpu": 60}
+STEPS = 200
 LR = 1.5e-4
 MODEL = ModelSpec(layers=4, hidden=64, heads=4, seq=32, vocab=256)
 
@@ -30,11 +30,10 @@ def distance(one: list[float], other: list[float]) -> float:
 
 
 def test_bf16_training_follows_plain_training_within_its_own_spread(spec_for, tmp_path):
-    device = spec_for().device
     spec = spec_for(
         model=MODEL,
         dtype="bf16",
-        steps=STEPS[device],
+        steps=STEPS,
         batch=8,
         text="stdlib",
         clip=1.0,
@@ -61,6 +60,6 @@ def test_bf16_training_follows_plain_training_within_its_own_spread(spec_for, tm
         training, _ = run(stronghold, ours, tmp_path / clipping)
         nearest = min(distance(training.history.losses, curve) for curve in curves)
         assert nearest <= 1.5 * spread, (clipping, nearest, spread)
-        assert smooth(training.history.losses)[-1] < smooth(training.history.losses)[0] - 0.4, (
+        assert smooth(training.history.losses)[-1] < smooth(training.history.losses)[0] - 1.0, (
             "it has learned"
         )

@@ -238,7 +238,7 @@ def test_the_number_of_simulations_is_limited():
 
 
 def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
-    """Processor time, the least of some moves; it may double while others share the cores."""
+    """Processor time, the least of some moves: the machine may be busy."""
     planner = stronghold.Planner()
     first, quick = [], []
     for place, device in enumerate((32, 30, 27, 28, 24)):
@@ -251,8 +251,8 @@ def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
         if place:
             first.append(took)
             quick.append(time.process_time() - begun)
-    assert min(first) < 2 * 0.15
-    assert min(quick) < 2 * 0.3
+    assert min(first) < 0.2
+    assert min(quick) < 0.3
 
 
 SOME_CHOICES = [

@@ -28,12 +28,22 @@ def check_passes(proof: Proof, passes: Passes) -> None:
                 for following in passes.input_gradients(unit + 1, backward):
                     proof.require(following, backward, "its output gradient may be missing")
         for again in proof.find(R, unit):
-            inputs = _sharing(proof, proof.find(R, unit - 1), again) if unit else []
-            if unit and not (inputs and all(proof.before(i, again) for i in inputs)):
-                for previous in passes.forward(unit - 1, again):
-                    proof.require(previous, again, "there is nothing to recompute yet")
+            _check_recomputed(proof, passes, unit, again)
             for backward in passes.backward(unit, again):
                 proof.require(again, backward, "its recomputed activations may be missing")
+
+
+def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> None:
+    """What is recomputed has been computed. Another rank may be at it still: then it is enough that
+    the input is there, from a recomputation too."""
+    rank = proof.schedule.actions[again].rank
+    repeated = _sharing(proof, proof.find(R, unit - 1), again) if unit else []
+    for forward in passes.forward(unit, again):
+        if proof.schedule.actions[forward].rank == rank:
+            proof.require(forward, again, "there is nothing to recompute yet")
+        elif unit and not (repeated and all(proof.before(i, again) for i in repeated)):
+            for previous in passes.forward(unit - 1, again):
+                proof.require(previous, again, "there is nothing to recompute yet")
 
 
 def check_stashes(proof: Proof, passes: Passes) -> None:

@@ -115,6 +115,20 @@ def test_a_missing_stash_is_refused_by_name():
         validate(replace(schedule, actions=tuple(kept)))
 
 
+def test_a_recomputation_before_the_one_below_it_is_refused_by_name():
+    """The forward passes of the pack are another rank's: nothing else tells that its input is
+    there."""
+    packs = replace(PACKS, ranks=3, forward=packs_of([1, 3]), backward=packs_of([1, 3, 2]))
+    schedule = built(packs)
+    actions = list(schedule.actions)
+    names = [action.name for action in actions]
+    low, high = names.index("R2.0"), names.index("R3.0")
+    free = tuple(name for name in actions[high].after if name != "R2.0")
+    actions[low], actions[high] = replace(actions[high], after=free), actions[low]
+    with pytest.raises(ScheduleError, match=r"R3\.0 may start before 1:F2\.0 .* nothing to recompute"):
+        validate(replace(schedule, actions=tuple(actions)))
+
+
 def test_gradients_that_nobody_adds_up_are_refused():
     schedule = built(replace(PACKS, mode="dp"))
     kept = [

@@ -70,7 +70,7 @@ BROKEN = {
     ),
     "a recomputation before its forward pass": (
         lambda: swap(edit(edit(GOOD, "R3.0", after=()), "F3.0", after=("L3",)), "R3.0", "F3.0"),
-        "R3.0 may start before L3 has ended: it uses buffer 'w3'",
+        "R3.0 may start before F3.0 has ended: there is nothing to recompute yet",
     ),
     # stashed inputs
     "a fetch that does not wait for its stash": (
