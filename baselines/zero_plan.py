@@ -25,12 +25,13 @@ from pathlib import Path
 from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
 from workbench.methods.plan import Plan
+from workbench.methods.script import Script
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer, Schedule
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
@@ -107,12 +108,13 @@ def _with_its_optimizer(profile: Profile, release: Release) -> Profile:
     return replace(profile, hardware=replace(hardware, host_adam_params_per_s=rate))
 
 
-class _Builder:
+class _Builder(Script):
     """Collects one step's actions and buffers."""
 
     def __init__(
         self, spec: RunSpec, profile: Profile, release: Release, offload_weights: bool
     ) -> None:
+        super().__init__()
         self.spec, self.profile, self.release = spec, profile, release
         self.fetched = offload_weights
         self.on_disk = spec.optimizer_tier == DISK
@@ -120,8 +122,6 @@ class _Builder:
         self.units = range(len(profile.units))
         self.micros = range(spec.microbatches)
         self.parameters = sum(unit.parameters for unit in profile.units)
-        self.actions: list[Action] = []
-        self.buffers: dict[str, Buffer] = {}
 
     def schedule(self) -> Schedule:
         self._permanent()
@@ -148,24 +148,24 @@ class _Builder:
         block = min(BUCKET_ELEMENTS, self.profile.units[1].parameters)
         buckets = release.device_buckets * (2 if release.overlap_gradients else 1)
         library = release.device_fixed_bytes + buckets * block * self.profile.weight_bytes
-        self._buffer("library", DEVICE, library, permanent=True)
+        self.buffer("library", DEVICE, library, permanent=True)
         states = release.disk_leaves_bytes if self.on_disk else STATE_BYTES
         copies = release.host_weight_copies
         if not self.fetched and len(self.micros) > 1:
             copies += 1  # the sum of gradients so far
         counted = states * self.parameters + copies * weights
-        self._buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
+        self.buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
         if self.on_disk:
-            self._buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)
-            self._buffer("tiles", HOST_TIER, release.disk_tiles * 4 * block, permanent=True)
+            self.buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)
+            self.buffer("tiles", HOST_TIER, release.disk_tiles * 4 * block, permanent=True)
 
     def _weights_back(self) -> None:
         """ZeRO-Offload: the weights of the last step's update, each to its place, all at once."""
         for unit in self.units:
             nbytes = self._weight_bytes(unit)
-            label = self._buffer(name.weights(unit), DEVICE, nbytes, slot=f"weights {unit}")
+            label = self.buffer(name.weights(unit), DEVICE, nbytes, slot=f"weights {unit}")
             after = [act(U, self.head, step=-1)]
-            self._add(L, unit, H2D, after=after, nbytes=nbytes, takes=[label])
+            self.add(L, unit, H2D, after=after, nbytes=nbytes, takes=[label])
 
     # -- forward and backward -------------------------------------------------------------------
 
@@ -180,11 +180,11 @@ class _Builder:
             if not self._stays(unit):
                 frees.append(self._weights(unit, micro, 0))
         if unit < self.head:
-            takes.append(self._buffer(name.activation(unit + 1, micro), DEVICE, cost.output_bytes))
+            takes.append(self.buffer(name.activation(unit + 1, micro), DEVICE, cost.output_bytes))
         if unit == self.head or self._keeps(unit):
-            takes.append(self._buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
+            takes.append(self.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
         uses = [self._weights(unit, micro, 0)]
-        self._add(F, unit, COMPUTE, micro, after=after, takes=takes, uses=uses, frees=frees)
+        self.add(F, unit, COMPUTE, micro, after=after, takes=takes, uses=uses, frees=frees)
 
     def _backward(self, unit: int, micro: int) -> None:
         cost = self.profile.units[unit]
@@ -204,20 +204,20 @@ class _Builder:
             after.append(act(F, unit, micro))
             frees.append(name.kept(unit, micro))
         elif cost.kept_bytes:
-            kept = self._buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
+            kept = self.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
             scratch = self._scratch(R, unit, micro, cost.recompute_scratch_bytes)
-            self._add(R, unit, COMPUTE, micro, after=after, takes=[kept, scratch], uses=[weights])
+            self.add(R, unit, COMPUTE, micro, after=after, takes=[kept, scratch], uses=[weights])
             after = [act(R, unit, micro)]
             frees.append(kept)
         if unit:
             frees.append(name.activation(unit, micro))
             label = name.output_gradient(unit - 1, micro)
-            takes.append(self._buffer(label, DEVICE, cost.input_bytes))
+            takes.append(self.buffer(label, DEVICE, cost.input_bytes))
         if self.fetched or micro == self.micros[-1]:
             frees.append(weights)
         gradients = f"{name.gradients(unit)}.{micro}"
-        takes.append(self._buffer(gradients, DEVICE, self._weight_bytes(unit)))
-        self._add(B, unit, COMPUTE, micro, after=after, takes=takes, uses=[weights], frees=frees)
+        takes.append(self.buffer(gradients, DEVICE, self._weight_bytes(unit)))
+        self.add(B, unit, COMPUTE, micro, after=after, takes=takes, uses=[weights], frees=frees)
         self._gradients_out(unit, micro, gradients)
 
     def _gradients_out(self, unit: int, micro: int, label: str) -> None:
@@ -228,15 +228,15 @@ class _Builder:
         nbytes, after, frees = self._weight_bytes(unit), [act(B, unit, micro)], [label]
         accumulating = len(self.micros) > 1
         if accumulating and micro:
-            back = self._buffer(f"{label} so far", DEVICE, nbytes)
-            self._add(L, unit, H2D, micro, turn=2, after=after, nbytes=nbytes, takes=[back])
+            back = self.buffer(f"{label} so far", DEVICE, nbytes)
+            self.add(L, unit, H2D, micro, turn=2, after=after, nbytes=nbytes, takes=[back])
             after = [act(L, unit, micro, turn=2)]
             frees.append(back)
         if not self.fetched:
             last = micro == self.micros[-1]
             final = 4 * self.profile.units[unit].parameters if last else 0
             nbytes = final + (nbytes if accumulating else 0)
-        self._add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=frees)
+        self.add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=frees)
 
     def _fetch(self, unit: int, micro: int, *, turn: int, behind: str) -> str:
         """A unit's weights to the device, once `behind` is done; a tied head brings its matrix."""
@@ -244,15 +244,15 @@ class _Builder:
         if unit == self.head and self.spec.model.tied and not self._stays(0):
             model = self.spec.model
             nbytes += model.vocab * model.hidden * self.profile.weight_bytes
-        label = self._buffer(self._weights(unit, micro, turn), DEVICE, nbytes)
-        self._add(L, unit, H2D, micro, turn=turn, after=[behind], nbytes=nbytes, takes=[label])
+        label = self.buffer(self._weights(unit, micro, turn), DEVICE, nbytes)
+        self.add(L, unit, H2D, micro, turn=turn, after=[behind], nbytes=nbytes, takes=[label])
         return act(L, unit, micro, turn=turn)
 
     # -- optimizer ------------------------------------------------------------------------------
 
     def _optimizer(self) -> None:
         last = self.micros[-1]
-        self._add(Kind.NORM, 0, HOST, after=[act(G, 0, last), act(B, 0, last)])
+        self.add(Kind.NORM, 0, HOST, after=[act(G, 0, last), act(B, 0, last)])
         for unit in self.units:
             after = [act(Kind.NORM, 0)]
             if self.on_disk:
@@ -261,11 +261,11 @@ class _Builder:
                 free = [act(Kind.NORM, 0), act(Kind.SPILL, unit, step=-1)]
                 if unit > 1:
                     free.append(act(Kind.SPILL, unit - 2))
-                self._add(Kind.READ, unit, DISK_IN, after=free, nbytes=nbytes)
+                self.add(Kind.READ, unit, DISK_IN, after=free, nbytes=nbytes)
                 after.append(act(Kind.READ, unit))
-            self._add(U, unit, HOST, after=after)
+            self.add(U, unit, HOST, after=after)
             if self.on_disk:
-                self._add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
+                self.add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
 
     def _begin(self, micro: int) -> str:
         """What the first unit waits for: the micro-batch before, or the last step's optimizer."""
@@ -291,40 +291,5 @@ class _Builder:
         """The buffer of a unit's weights: its own for good, or one a fetch."""
         return f"{name.weights(unit, turn)}.{micro}" if self.fetched else name.weights(unit)
 
-    def _buffer(self, label: str, tier: str, nbytes: int, **kw) -> str:
-        self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, **kw)
-        return label
-
     def _scratch(self, kind: Kind, unit: int, micro: int, nbytes: int) -> str:
-        return self._buffer(name.scratch(act(kind, unit, micro)), DEVICE, nbytes)
-
-    def _add(
-        self,
-        kind: Kind,
-        unit: int,
-        lane: str,
-        micro: int | None = None,
-        *,
-        after: list[str],
-        turn: int = 0,
-        nbytes: int = 0,
-        takes: list[str] | None = None,
-        uses: list[str] | None = None,
-        frees: list[str] | None = None,
-    ) -> None:
-        takes = takes or []
-        scratch = [label for label in takes if label == name.scratch(act(kind, unit, micro))]
-        self.actions.append(
-            Action(
-                kind=kind,
-                unit=unit,
-                lane=lane,
-                microbatch=micro,
-                turn=turn,
-                after=tuple(after),
-                nbytes=nbytes,
-                takes=tuple(takes),
-                uses=tuple(uses or []),
-                frees=(*(frees or []), *scratch),
-            )
-        )
+        return self.scratch(act(kind, unit, micro), nbytes)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.methods.script import Script
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
@@ -61,11 +62,12 @@ class Layout:
     microbatch_major: bool = False
 
 
-class Draft:
+class Draft(Script):
     """Collects the actions and buffers of one step."""
 
     def __init__(self, layout: Layout, profile: Profile) -> None:
         """Raises ValueError for a layout no program can have."""
+        super().__init__()
         self.layout, self.profile = layout, profile
         self.num_units = len(profile.units)
         self.head = self.num_units - 1
@@ -75,8 +77,6 @@ class Draft:
         self.index = {unit: k for k, unit in enumerate(self.streamed)}
         self.pulled = sorted(layout.pulled, reverse=not layout.clipped)
         """In the order of their updates."""
-        self.actions: list[Action] = []
-        self.buffers: dict[str, Buffer] = {}
         if not {0, self.head} <= layout.resident:
             raise ValueError("the embedding and the head must be resident")
         if self.streamed and layout.slots < 1:
@@ -120,11 +120,6 @@ class Draft:
                 self.buffer(name.disk_states(unit), DISK, state, permanent=True)
             else:
                 self.buffer(name.host_states(unit), HOST_TIER, state, permanent=True)
-
-    def buffer(self, label: str, tier: str, nbytes: int, **kw) -> str:
-        """Enter a buffer; returns its name."""
-        self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, **kw)
-        return label
 
     def weight_bytes(self, unit: int) -> int:
         """Bytes of a unit's working weights, and of its gradients."""
@@ -182,39 +177,3 @@ class Draft:
         if self.stashed(unit):
             after.append(act(Kind.FETCH, unit, micro))
         return after
-
-    def scratch(self, owner: str, nbytes: int) -> str:
-        """What one compute action needs for itself; `add` frees it with the action."""
-        return self.buffer(name.scratch(owner), DEVICE, nbytes)
-
-    def add(
-        self,
-        kind: Kind,
-        unit: int,
-        lane: str,
-        micro: int | None = None,
-        *,
-        turn: int = 0,
-        after: list[str] | None = None,
-        nbytes: int = 0,
-        takes: list[str] | None = None,
-        uses: list[str] | None = None,
-        frees: list[str] | None = None,
-    ) -> None:
-        """Write one action at the end of its lane."""
-        takes, frees = list(takes or []), list(frees or [])
-        scratch = [t for t in takes if t.startswith("t:") and t not in frees]
-        self.actions.append(
-            Action(
-                kind=kind,
-                unit=unit,
-                lane=lane,
-                microbatch=micro,
-                turn=turn,
-                after=tuple(dict.fromkeys(after or [])),
-                nbytes=nbytes,
-                takes=tuple(takes),
-                uses=tuple(uses or []),
-                frees=tuple(frees + scratch),
-            )
-        )

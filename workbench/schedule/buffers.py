@@ -46,6 +46,11 @@ def scratch(action: str) -> str:
     return f"t:{action}"
 
 
+def is_scratch(label: str) -> bool:
+    """Whether a name is one of `scratch`."""
+    return label.startswith("t:")
+
+
 def host_weights(unit: int) -> str:
     """Working weights of a unit on the host: the source of its loads."""
     return f"hw{unit}"

@@ -125,7 +125,7 @@ def test_a_recomputation_before_the_one_below_it_is_refused_by_name():
     low, high = names.index("R2.0"), names.index("R3.0")
     free = tuple(name for name in actions[high].after if name != "R2.0")
     actions[low], actions[high] = replace(actions[high], after=free), actions[low]
-    with pytest.raises(ScheduleError, match=r"R3\.0 may start before 1:F2\.0 .* nothing to recompute"):
+    with pytest.raises(ScheduleError, match=r"R3\.0 .* 1:F2\.0 .* nothing to recompute"):
         validate(replace(schedule, actions=tuple(actions)))
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.ring import aligned, ring
+from workbench.methods.script import Script
 from workbench.profile.profile import UnitCost
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
+from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
 
 SHARE_ALIGNMENT = 64
 """Bytes that a share of gradients is a multiple of: whole elements of any type."""
@@ -59,16 +60,15 @@ class Visit:
     """(step, what must be gone before)."""
 
 
-class Draft:
+class Draft(Script):
     """Collects the actions and buffers of one step of all ranks."""
 
     def __init__(self, packs: Packs, sizes: Sizes) -> None:
+        super().__init__()
         self.packs, self.sizes = packs, sizes
         self.head = packs.num_units - 1
         self.stashed = {pack.start for pack in packs.backward[:-1]} - {0}
         """Units whose inputs wait on the host for their backward visit."""
-        self.actions: list[Action] = []
-        self.buffers: dict[str, Buffer] = {}
         self._weights: dict[tuple[Task, int], Visit] = {}
         self._gradients: dict[tuple[Task, int], Visit] = {}
         self.stashes: dict[int, list[Action]] = defaultdict(list)
@@ -81,20 +81,20 @@ class Draft:
         packs, sizes = self.packs, self.sizes
         for rank in range(packs.ranks):
             samples = self.samples_of(rank)
-            self.buffer(rank, "tokens", DEVICE, sizes.token_bytes(samples), permanent=True)
+            self.lay(rank, "tokens", DEVICE, sizes.token_bytes(samples), permanent=True)
             if sizes.library_bytes:
-                self.buffer(rank, "libraries", DEVICE, sizes.library_bytes, permanent=True)
+                self.lay(rank, "libraries", DEVICE, sizes.library_bytes, permanent=True)
             self._place_weights(rank, weight_ring)
             self._place_gradients(rank, gradient_ring)
         for unit in range(packs.num_units):
             weight, state = sizes.weight_bytes(unit), sizes.state_bytes(unit)
             visit = sizes.visit_bytes(unit)
-            self.buffer(0, name.host_weights(unit), HOST_TIER, weight, permanent=True)
-            self.buffer(0, name.host_states(unit), HOST_TIER, state, permanent=True)
+            self.lay(0, name.host_weights(unit), HOST_TIER, weight, permanent=True)
+            self.lay(0, name.host_states(unit), HOST_TIER, state, permanent=True)
             for rank in range(packs.ranks if packs.mode == DP else 1):
                 share = self.share_bytes(visit) if packs.mode == DP else visit
                 label = self.label(rank, name.host_gradients(unit))
-                self.buffers[label] = Buffer(tier=HOST_TIER, nbytes=share, permanent=True)
+                self.buffer(label, HOST_TIER, share, permanent=True)
 
     def share_bytes(self, nbytes: int) -> int:
         """A rank's share of some gradients; the last one may end in padding."""
@@ -168,55 +168,16 @@ class Draft:
         """The name of a buffer of a rank."""
         return name.on_rank(rank, text)
 
-    def buffer(self, rank: int, text: str, tier: str, nbytes: int, **kw) -> str:
+    def lay(self, rank: int, text: str, tier: str, nbytes: int, **kw: Any) -> str:
         """Enter a buffer of a rank; returns its name."""
-        label = self.label(rank, text)
-        self.buffers[label] = Buffer(tier=tier, nbytes=nbytes, rank=rank, **kw)
-        return label
+        return self.buffer(self.label(rank, text), tier, nbytes, rank=rank, **kw)
 
-    def scratch(self, rank: int, owner: str, nbytes: int) -> str:
-        """What one compute action needs for itself; `add` frees it with the action."""
-        label = name.scratch(owner)
-        self.buffers[label] = Buffer(tier=DEVICE, nbytes=nbytes, rank=rank)
-        return label
-
-    def add(
-        self,
-        kind: Kind,
-        unit: int,
-        lane: str,
-        rank: int,
-        micro: int | None = None,
-        *,
-        turn: int = 0,
-        after: list[str] | None = None,
-        nbytes: int = 0,
-        takes: list[str] | None = None,
-        uses: list[str] | None = None,
-        frees: list[str] | None = None,
-        samples: Samples | None = None,
-    ) -> str:
-        """Write one action at the end of its lane; returns its name."""
-        takes, frees = list(takes or []), list(frees or [])
-        frees += [t for t in takes if t.startswith("t:")]
-        action = Action(
-            kind=kind,
-            unit=unit,
-            lane=lane,
-            microbatch=micro,
-            turn=turn,
-            rank=rank,
-            after=tuple(dict.fromkeys(after or [])),
-            nbytes=nbytes,
-            takes=tuple(takes),
-            uses=tuple(dict.fromkeys(uses or [])),
-            frees=tuple(frees),
-            samples=samples,
-        )
-        self.actions.append(action)
+    def add(self, kind: Kind, unit: int, *what: Any, **kw: Any) -> str:
+        """The same; what goes to the host is noted for whoever fetches it."""
+        written = super().add(kind, unit, *what, **kw)
         if kind is Kind.STASH:
-            self.stashes[unit].append(action)
-        return action.name
+            self.stashes[unit].append(self.actions[-1])
+        return written
 
     def schedule(self, budgets: dict[str, int] | None) -> Schedule:
         """What was written."""

@@ -68,9 +68,9 @@ def _load(sheet: Sheet, task: Task) -> None:
         text = name.weights(unit, visit.turn)
         after = [sheet.last_use(step, other) for step, other in visit.behind]
         sheet.add(
-            Kind.LOAD, unit, H2D, task.rank, turn=visit.turn, after=sheet.updated(unit) + after,
-            nbytes=nbytes,
-            takes=[sheet.buffer(
+            Kind.LOAD, unit, H2D, rank=task.rank, turn=visit.turn, nbytes=nbytes,
+            after=sheet.updated(unit) + after,
+            takes=[sheet.lay(
                 task.rank, text, DEVICE, nbytes, slot="weights", offset=visit.offset
             )],
         )  # fmt: skip
@@ -103,9 +103,9 @@ def _forward(
     weights = sheet.weights_label(task, unit)
     uses, frees = [label for label in (weights, source) if label], []
     scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
-    takes = [sheet.scratch(rank, me, scratch)]
+    takes = [sheet.scratch(me, rank=rank, nbytes=scratch)]
     if keeps:
-        takes.append(sheet.buffer(rank, name.kept(unit, micro), DEVICE, cost.kept_bytes))
+        takes.append(sheet.lay(rank, name.kept(unit, micro), DEVICE, cost.kept_bytes))
     _output(sheet, task, unit, micro, span, (takes, uses, after))
     if task.forward:
         if source and unit not in sheet.stashed and (last or not sheet.whole(task, source)):
@@ -113,13 +113,13 @@ def _forward(
         if last and sheet.weights(task, unit).last is task:
             frees.append(weights)
     sheet.add(
-        kind, unit, COMPUTE, rank, micro, after=after, takes=takes, frees=frees, samples=span,
+        kind, unit, COMPUTE, micro, rank=rank, after=after, takes=takes, frees=frees, samples=span,
         uses=[label for label in uses if label not in frees],
     )  # fmt: skip
     if task.forward and unit in sheet.stashed:
         whole = sheet.whole(task, source)
         sheet.add(
-            Kind.STASH, unit, D2H, rank, micro, after=[me], samples=span,
+            Kind.STASH, unit, D2H, micro, rank=rank, after=[me], samples=span,
             nbytes=sheet.input_bytes(unit, span),
             uses=[sheet.host_inputs(rank, unit), *([source] if whole and not last else [])],
             frees=[source] if last or not whole else [],
@@ -142,12 +142,12 @@ def _output(
         label = name.inputs(unit + 1)
         nbytes = sheet.input_bytes(unit + 1, sheet.packs.share_of(task))
         if micro == 0:
-            takes.append(sheet.buffer(task.rank, label, DEVICE, nbytes))
+            takes.append(sheet.lay(task.rank, label, DEVICE, nbytes))
         else:
             uses.append(sheet.label(task.rank, label))
     elif task.forward:
         nbytes = sheet.input_bytes(unit + 1, span)
-        takes.append(sheet.buffer(task.rank, name.output(unit, micro), DEVICE, nbytes))
+        takes.append(sheet.lay(task.rank, name.output(unit, micro), DEVICE, nbytes))
         gone = Kind.STASH if sheet.by_host(sheet.following(task)) else Kind.SEND
         after.append(act(gone, unit + 1, micro, rank=task.rank, step=-1))
 
@@ -161,7 +161,7 @@ def _pass_on(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
     label = sheet.label(rank, name.output(unit - 1, micro))
     by_host = sheet.by_host(following)
     sheet.add(
-        Kind.STASH if by_host else Kind.SEND, unit, D2H if by_host else NET_OUT, rank, micro,
+        Kind.STASH if by_host else Kind.SEND, unit, D2H if by_host else NET_OUT, micro, rank=rank,
         after=[act(F, unit - 1, micro, rank=rank)],
         nbytes=sheet.input_bytes(unit, span),
         uses=[sheet.host_inputs(rank, unit)] if by_host else [],
@@ -180,14 +180,14 @@ def _backward(
     weights, gradients = sheet.weights_label(task, unit), sheet.gradients_label(task, unit)
     # Autograd returns gradients of its own, which are then added to those of the pack.
     scratch = cost.backward_scratch_bytes + sheet.sizes.visit_bytes(unit)
-    uses, takes = [weights, gradients], [sheet.scratch(rank, me, scratch)]
+    uses, takes = [weights, gradients], [sheet.scratch(me, rank=rank, nbytes=scratch)]
     frees = [sheet.label(rank, name.kept(unit, micro))]
     if micro == 0:
         visit = sheet.gradients(task, unit)
         after += [
             act(Kind.GRAD_OUT, other.unit, rank=rank, step=step) for step, other in visit.behind
         ]
-        takes.append(sheet.buffer(
+        takes.append(sheet.lay(
             rank, name.gradients(unit), DEVICE, sheet.sizes.visit_bytes(unit), slot="gradients",
             offset=visit.offset,
         ))  # fmt: skip
@@ -198,7 +198,7 @@ def _backward(
         frees.append(weights)
     _input_gradient(sheet, task, unit, micro, span, (takes, uses, after))
     sheet.add(
-        B, unit, COMPUTE, rank, micro, after=after, takes=takes, frees=frees, samples=span,
+        B, unit, COMPUTE, micro, rank=rank, after=after, takes=takes, frees=frees, samples=span,
         uses=[label for label in uses if label not in (*takes, *frees)],
     )  # fmt: skip
 
@@ -217,13 +217,13 @@ def _input_gradient(
         return
     rank, nbytes = task.rank, sheet.input_bytes(unit, span)
     if unit - 1 in task.units:
-        takes.append(sheet.buffer(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes))
+        takes.append(sheet.lay(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes))
     elif sheet.following(task).rank != rank:
-        takes.append(sheet.buffer(rank, name.input_gradient(unit, micro), DEVICE, nbytes))
+        takes.append(sheet.lay(rank, name.input_gradient(unit, micro), DEVICE, nbytes))
         after.append(act(Kind.SEND, unit, micro, turn=GRADIENT, rank=rank, step=-1))
     elif micro == 0:
         whole = sheet.input_bytes(unit, sheet.packs.share_of(task))
-        takes.append(sheet.buffer(rank, name.output_gradients(unit - 1), DEVICE, whole))
+        takes.append(sheet.lay(rank, name.output_gradients(unit - 1), DEVICE, whole))
     else:
         uses.append(sheet.label(rank, name.output_gradients(unit - 1)))
 
@@ -234,7 +234,7 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
     if unit == 0 or sheet.following(task).rank == rank:
         return
     sheet.add(
-        Kind.SEND, unit, NET_OUT, rank, micro, turn=GRADIENT,
+        Kind.SEND, unit, NET_OUT, micro, rank=rank, turn=GRADIENT,
         after=[act(B, unit, micro, rank=rank)], nbytes=sheet.input_bytes(unit, span),
         frees=[sheet.label(rank, name.input_gradient(unit, micro))], samples=span,
     )  # fmt: skip
@@ -247,11 +247,11 @@ def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
     after = act(B, unit, len(task.micros) - 1, rank=rank)
     if sheet.packs.mode == DP and ranks > 1:
         after = sheet.add(
-            Kind.REDUCE, unit, NET_OUT, rank, after=[after], nbytes=nbytes, uses=[label]
+            Kind.REDUCE, unit, NET_OUT, rank=rank, after=[after], nbytes=nbytes, uses=[label]
         )
         nbytes = sheet.share_bytes(nbytes)
     sheet.add(
-        Kind.GRAD_OUT, unit, D2H, rank, after=[after], nbytes=nbytes,
+        Kind.GRAD_OUT, unit, D2H, rank=rank, after=[after], nbytes=nbytes,
         uses=[sheet.host_gradients(rank, unit)], frees=[label],
     )  # fmt: skip
 
@@ -261,12 +261,12 @@ def _update(sheet: Sheet, clipped: bool) -> None:
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
     gone = [(task.rank, unit, act(Kind.GRAD_OUT, unit, rank=task.rank)) for task, unit in made]
     if clipped:
-        norm = sheet.add(Kind.NORM, 0, HOST, 0, after=[left for _, _, left in gone])
+        norm = sheet.add(Kind.NORM, 0, HOST, after=[left for _, _, left in gone])
         made.reverse()
     for task, unit in made:
         adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
         sheet.add(
-            Kind.UPDATE, unit, HOST, task.rank,
+            Kind.UPDATE, unit, HOST, rank=task.rank,
             after=[norm] if clipped else [
                 left for rank, giver, left in gone
                 if giver in adding and (giver != unit or rank == task.rank)

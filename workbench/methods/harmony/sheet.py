@@ -13,7 +13,7 @@ from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.schedule import buffers as name
 from workbench.schedule.action import H2D, NET_IN, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
@@ -65,7 +65,7 @@ class Sheet(Draft):
     def activation(self, task: Task, unit: int, micro: int, span: Samples) -> str:
         """A new buffer for the input of a unit within a task."""
         nbytes = self.input_bytes(unit, span)
-        return self.buffer(task.rank, self._inside(task, unit, micro), DEVICE, nbytes)
+        return self.lay(task.rank, self._inside(task, unit, micro), DEVICE, nbytes)
 
     def _inside(self, task: Task, unit: int, micro: int) -> str:
         return name.activation(unit, micro, int(not task.forward))
@@ -108,9 +108,9 @@ class Sheet(Draft):
             ends = Kind.STASH
         if (task.forward or task.fused) and not self.by_host(task):
             after = self._after_spent(rank, NET_IN, act(ends, unit, micro, rank=rank))
-            takes = [self.buffer(rank, label, DEVICE, nbytes)]
+            takes = [self.lay(rank, label, DEVICE, nbytes)]
             made = self.add(
-                Kind.RECV, unit, NET_IN, rank, micro, after=after, nbytes=nbytes, takes=takes,
+                Kind.RECV, unit, NET_IN, micro, rank=rank, after=after, nbytes=nbytes, takes=takes,
                 samples=span,
             )  # fmt: skip
             return [made]
@@ -121,8 +121,8 @@ class Sheet(Draft):
             if action.samples[0] < span[1] and span[0] < action.samples[1]
         ]
         made = self.add(
-            Kind.FETCH, unit, FETCHES, rank, micro, after=after, nbytes=nbytes,
-            takes=[self.buffer(rank, label, DEVICE, nbytes)],
+            Kind.FETCH, unit, FETCHES, micro, rank=rank, after=after, nbytes=nbytes,
+            takes=[self.lay(rank, label, DEVICE, nbytes)],
             uses=[self.host_inputs(rank, unit)], samples=span,
         )  # fmt: skip
         return [made]
@@ -147,7 +147,7 @@ class Sheet(Draft):
         label = self.label(rank, name.host_inputs(unit))
         if label not in self.buffers:
             nbytes = self.sizes.input_bytes(unit, self.samples_of(rank))
-            self.buffers[label] = Buffer(tier=HOST_TIER, nbytes=nbytes, permanent=True)
+            self.buffer(label, HOST_TIER, nbytes, permanent=True)
         return label
 
     def bring_gradient(self, task: Task, micro: int, span: Samples) -> list[str]:
@@ -160,9 +160,9 @@ class Sheet(Draft):
             return self._made(Kind.BACKWARD, unit, self._previous[task], span)
         nbytes = self.input_bytes(unit, span)
         ends = act(Kind.BACKWARD, unit - 1, micro, rank=rank)
-        label = self.buffer(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes)
+        label = self.lay(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes)
         made = self.add(
-            Kind.RECV, unit, NET_IN, rank, micro, turn=GRADIENT,
+            Kind.RECV, unit, NET_IN, micro, rank=rank, turn=GRADIENT,
             after=self._after_spent(rank, NET_IN, ends), nbytes=nbytes, takes=[label], samples=span,
         )  # fmt: skip
         return [made]

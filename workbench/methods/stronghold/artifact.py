@@ -27,10 +27,11 @@ from dataclasses import dataclass, replace
 from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
 from workbench.methods.plan import Plan
+from workbench.methods.script import Script
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
@@ -123,14 +124,13 @@ def _memory(profile: Profile, window: int, artifact: Artifact) -> dict[str, Buff
     }
 
 
-class _Builder:
+class _Builder(Script):
     """Collects one step's actions. Layers are counted from 0 here, as in the artifact."""
 
     def __init__(self, profile: Profile, layers: int, window: int) -> None:
+        super().__init__()
         self.profile, self.layers, self.window = profile, layers, window
         self.head = layers + 1
-        self.actions: list[Action] = []
-        self.buffers: dict[str, Buffer] = {}
 
     def forward(self) -> None:
         self._compute(F, 0)
@@ -164,7 +164,7 @@ class _Builder:
             self._leave(layer + 1, hook)
         self._compute(B, 0, [act(B, 1, 0)])
         for unit in (0, 1, self.head):  # the artifact's "default" optimizer, at the end of the step
-            self._add(U, unit, COMPUTE, after=[act(B, 0, 0), *self._awaited(0)])
+            self.add(U, unit, COMPUTE, after=[act(B, 0, 0), *self._awaited(0)])
 
     def _leave(self, layer: int, hook: list[str]) -> None:
         """A layer's gradients are complete: evict and update it, or update it where it is."""
@@ -172,13 +172,13 @@ class _Builder:
         if not 0 < layer < self.layers:
             return
         if layer < self.window:
-            self._add(U, unit, COMPUTE, after=hook)
+            self.add(U, unit, COMPUTE, after=hook)
             return
         if layer + 1 < self.layers:
             hook = [*hook, act(U, unit + 1)]  # one task at a time
         self._copy(E, unit, D2H, turn=1, after=hook)
         self._copy(G, unit, D2H, after=[act(E, unit, turn=1)])
-        self._add(U, unit, HOST, after=[act(G, unit)])
+        self.add(U, unit, HOST, after=[act(G, unit)])
 
     def _awaited(self, layer: int) -> list[str]:
         """What the backward hook of a layer waits for: the eviction from W layers above."""
@@ -192,51 +192,21 @@ class _Builder:
             R: cost.recompute_scratch_bytes,
             B: cost.backward_scratch_bytes,
         }[kind]
-        takes = [self._buffer(name.scratch(act(kind, unit, 0)), scratch)]
-        frees = list(takes)
+        takes = [self.scratch(act(kind, unit, 0), scratch)]
+        frees: list[str] = []
         if kind is F and unit < self.head:
-            takes.append(self._buffer(name.activation(unit + 1, 0), cost.output_bytes))
+            takes.append(self.buffer(name.activation(unit + 1, 0), DEVICE, cost.output_bytes))
         if kind is R or (kind is F and unit == self.head):
-            takes.append(self._buffer(name.kept(unit, 0), cost.kept_bytes))
+            takes.append(self.buffer(name.kept(unit, 0), DEVICE, cost.kept_bytes))
         if kind is B:
             if unit:
-                takes.append(self._buffer(name.output_gradient(unit - 1, 0), cost.input_bytes))
+                gradient = name.output_gradient(unit - 1, 0)
+                takes.append(self.buffer(gradient, DEVICE, cost.input_bytes))
                 frees += [name.activation(unit, 0), name.kept(unit, 0)]
             if unit < self.head:
                 frees.append(name.output_gradient(unit, 0))
-        self._add(kind, unit, COMPUTE, micro=0, after=after or [], takes=takes, frees=frees)
+        self.add(kind, unit, COMPUTE, micro=0, after=after or [], takes=takes, frees=frees)
 
     def _copy(self, kind: Kind, unit: int, lane: str, *, after: list[str], turn: int = 0) -> None:
         nbytes = self.profile.units[unit].parameters * self.profile.weight_bytes
-        self._add(kind, unit, lane, after=after, turn=turn, nbytes=nbytes)
-
-    def _buffer(self, label: str, nbytes: int) -> str:
-        self.buffers[label] = Buffer(tier=DEVICE, nbytes=nbytes)
-        return label
-
-    def _add(
-        self,
-        kind: Kind,
-        unit: int,
-        lane: str,
-        *,
-        after: list[str],
-        micro: int | None = None,
-        turn: int = 0,
-        nbytes: int = 0,
-        takes: list[str] | None = None,
-        frees: list[str] | None = None,
-    ) -> None:
-        self.actions.append(
-            Action(
-                kind=kind,
-                unit=unit,
-                lane=lane,
-                microbatch=micro,
-                turn=turn,
-                after=tuple(dict.fromkeys(after)),
-                nbytes=nbytes,
-                takes=tuple(takes or []),
-                frees=tuple(frees or []),
-            )
-        )
+        self.add(kind, unit, lane, after=after, turn=turn, nbytes=nbytes)
