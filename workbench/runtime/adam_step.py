@@ -28,14 +28,21 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from workbench.runs.spec import RunSpec
 from workbench.runtime.split import join, split
 
 # Elements the inverse takes at a time, since it needs several temporaries of 8 bytes per element.
 UNDO_CHUNK = 1 << 19
+
+
+def clip_coefficient(limit: float | None, norm: float) -> float:
+    """What gradients of a global norm are multiplied by under a limit: torch's clip_grad_norm_."""
+    return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +72,20 @@ class AdamStep:
         for name in ("lr", "eps", "weight_decay"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}; it must not be negative")
+
+    @classmethod
+    def of(cls, spec: RunSpec, step: int, *, number: int, norm: float | None = None) -> Self:
+        """The update that a run makes in its step `step` (from 0) as its `number`-th; clipped where
+        the global norm is given and beyond the limit."""
+        return cls(
+            step=number,
+            lr=spec.learning_rate(step),
+            beta1=spec.beta1,
+            beta2=spec.beta2,
+            eps=spec.eps,
+            weight_decay=spec.weight_decay,
+            grad_scale=1.0 if norm is None else clip_coefficient(spec.clip, norm),
+        )
 
     def scalars(self) -> dict[str, float]:
         """What a kernel multiplies with: computed in double, then rounded once to fp32, as torch

@@ -22,7 +22,7 @@ from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, Step
-from workbench.runtime.storage import Flat
+from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
 from workbench.schedule import buffers as name
@@ -288,7 +288,7 @@ class Engine:
         key = (action.unit, action.microbatch)
         source = self._inputs.pop(key)
         self._copy(self.memory.host_activation(*key, like=source), source)
-        _read_here(source)
+        read_here(source)
         self._count("store", source.nbytes)
 
     def _fetch(self, action: Action, step: int) -> None:
@@ -340,7 +340,7 @@ class Engine:
         """Of a resident unit, where they are what autograd returned."""
         if self._gradient_slab(unit) is None:
             for grad in self._gradients.pop(unit):
-                _read_here(grad)
+                read_here(grad)
 
     # -- small answers --------------------------------------------------------------------------
 
@@ -388,9 +388,3 @@ def _in_passing(tensor: Tensor, device: torch.device) -> Tensor:
     for target, source in zip(*pieces, strict=True):
         target.copy_(source)
     return copy
-
-
-def _read_here(tensor: Tensor) -> None:
-    """Its memory, from the compute stream's, is free only when the current stream has read it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream())

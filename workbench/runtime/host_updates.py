@@ -22,8 +22,6 @@ from workbench.runtime.threads import POLITENESS
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 
-MOMENTS = 2
-
 
 class HostUpdates:
     """The optimizer of one rank. `shares` are the ranks that update each layer together, 1 where a
@@ -127,31 +125,16 @@ class HostUpdates:
         )
 
     def _hyper(self, step: int) -> AdamStep | None:
-        spec, scale, done = self._spec, 1.0, step + 1
-        if self._clipped:
-            norm, updates = map(float, self._board.total)
-            if not math.isfinite(norm):
-                return None
-            scale, done = min(1.0, spec.clip / (norm + 1e-6)), int(updates)
-        return AdamStep(
-            step=done,
-            lr=spec.learning_rate(step),
-            beta1=spec.beta1,
-            beta2=spec.beta2,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-            grad_scale=scale,
-        )
+        if not self._clipped:
+            return AdamStep.of(self._spec, step, number=step + 1)
+        norm, done = map(float, self._board.total)
+        if not math.isfinite(norm):
+            return None
+        return AdamStep.of(self._spec, step, number=int(done), norm=norm)
 
     def states(self, unit: int) -> States:
         """Weights, moments and masters' rest of a layer, where they live."""
-        numel = self._layouts[unit].flat.numel
-        whole = self._host.view(name.host_states(unit))
-        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)
-        narrow = self._dtype != torch.float32
-        return States(
-            weights=self._host.view(name.host_weights(unit), self._dtype),
-            rest=whole[MOMENTS * 4 * numel :].view(torch.int16) if narrow else None,
-            exp_avg=moments[:numel],
-            exp_avg_sq=moments[numel:],
+        return States.within(
+            self._host.view(name.host_weights(unit), self._dtype),
+            self._host.view(name.host_states(unit)),
         )

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.disk import DiskStore
-from workbench.runtime.storage import Flat, States
+from workbench.runtime.storage import MOMENTS, Flat, States
 from workbench.runtime.tiers import Tier, slab
 from workbench.schedule import buffers as name
 from workbench.schedule.schedule import DEVICE, DISK, Schedule
-
-MOMENTS = 2
-"""exp_avg and exp_avg_sq."""
 
 
 class Memory:
@@ -89,7 +86,7 @@ class Memory:
             if self._schedule.buffers[name.gradients(unit)].permanent:
                 self._gradients[unit] = self._on_device(numel, self.dtype)
             if unit in self.pulled:
-                self._states[unit] = self._view(unit, weights, self._whole[unit])
+                self._states[unit] = States.within(weights, self._whole[unit])
                 continue
             self._states[unit] = States(
                 weights=weights,
@@ -149,15 +146,6 @@ class Memory:
         whole = {unit: self._state_bytes(unit) for unit in sorted(self.pulled)}
         self._whole |= self._host("visiting states", whole, torch.uint8, apart=True)
 
-    def _view(self, unit: int, weights: Tensor, whole: Tensor) -> States:
-        """States that lie in one piece: exp_avg, exp_avg_sq, and the masters' rest."""
-        numel = self._flats[unit].numel
-        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)
-        rest = whole[MOMENTS * 4 * numel :].view(torch.int16) if self._narrow else None
-        return States(
-            weights=weights, rest=rest, exp_avg=moments[:numel], exp_avg_sq=moments[numel:]
-        )
-
     def _lay_out_disk(self, budget: int | None, folder: Path | None) -> None:
         if folder is None:
             raise ValueError("optimizer states on the disk need a folder to lie in")
@@ -178,7 +166,7 @@ class Memory:
         for unit in sorted(self._disk_units):
             slot = self._schedule.buffers[name.host_states(unit)].slot
             whole = self._whole[unit] = staging[slot][: self._state_bytes(unit)]
-            self._states[unit] = self._view(unit, self._host_weights[unit], whole)
+            self._states[unit] = States.within(self._host_weights[unit], whole)
 
     def _host(self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False) -> dict:
         """Pinned host memory for a dict of sizes: one slab with views, or (`apart`) a slab each."""
@@ -228,7 +216,7 @@ class Memory:
         """What an update on the device changes; of a pulled unit, while its states visit."""
         if unit not in self.pulled:
             return self._states[unit]
-        return self._view(unit, self._weights[unit], self.visit(unit, turn)[1])
+        return States.within(self._weights[unit], self.visit(unit, turn)[1])
 
     def host_weights(self, unit: int) -> Tensor:
         """Working weights of a streamed unit: the source of its loads."""

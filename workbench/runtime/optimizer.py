@@ -26,7 +26,7 @@ from torch import Tensor
 
 from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep
+from workbench.runtime.adam_step import AdamStep, clip_coefficient
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
@@ -105,15 +105,7 @@ class Optimizer:
 
     def begin(self, step: int) -> AdamStep:
         """The snapshot of a step's updates, taken when its forward pass begins."""
-        spec = self._spec
-        hyper = AdamStep(
-            step=self.done + 1,
-            lr=spec.learning_rate(step),
-            beta1=spec.beta1,
-            beta2=spec.beta2,
-            eps=spec.eps,
-            weight_decay=spec.weight_decay,
-        )
+        hyper = AdamStep.of(self._spec, step, number=self.done + 1)
         if not self._deferred:
             self.done += 1
         return hyper
@@ -141,7 +133,7 @@ class Optimizer:
 
     def _scale(self, norm: float) -> float:
         """The clip coefficient."""
-        return 1.0 if self._spec.clip is None else min(1.0, self._spec.clip / (norm + 1e-6))
+        return clip_coefficient(self._spec.clip, norm)
 
     def _arrive(self) -> None:
         """Wait until what this lane waits for and has begun is done."""

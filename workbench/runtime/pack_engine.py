@@ -23,6 +23,7 @@ from workbench.runtime.board import Board
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.shared import SharedHost
+from workbench.runtime.storage import read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
@@ -222,7 +223,7 @@ class PackEngine:
     def _read(self, label: str, rows: slice) -> Tensor:
         """What lies in a buffer, or of these samples in one that holds all."""
         held = self._held[label]
-        _read_here(held)
+        read_here(held)
         if LABEL.fullmatch(label)["what"] in ("xs", "ds"):
             return held[rows.start - self._first : rows.stop - self._first]
         return held
@@ -240,7 +241,7 @@ class PackEngine:
         for label in action.frees:
             held = self._held.pop(label, None)
             if held is not None:
-                _read_here(held)
+                read_here(held)
 
     # -- transfers ------------------------------------------------------------------------------
 
@@ -367,9 +368,3 @@ def _links(action: Action, schedule: Schedule) -> Links:
         elif what in OUTPUTS:
             known["target"] = label
     return Links(**known)
-
-
-def _read_here(tensor: Tensor) -> None:
-    """Its memory, from another stream's, is free only when the current stream has read it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream())

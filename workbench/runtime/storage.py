@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
 from workbench.runtime import split
+
+MOMENTS = 2
+"""exp_avg and exp_avg_sq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,20 @@ class States:
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
+    @classmethod
+    def within(cls, weights: Tensor, whole: Tensor) -> Self:
+        """The states that lie in one piece of bytes: exp_avg, exp_avg_sq, and of weights that are
+        not fp32 the masters' rest."""
+        numel = len(weights)
+        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)
+        narrow = weights.dtype != torch.float32
+        return cls(
+            weights=weights,
+            rest=whole[MOMENTS * 4 * numel :].view(torch.int16) if narrow else None,
+            exp_avg=moments[:numel],
+            exp_avg_sq=moments[numel:],
+        )
+
     def master(self) -> Tensor:
         """fp32 weights: themselves in fp32 training, else a copy."""
         if self.rest is None:
@@ -104,3 +122,9 @@ class States:
         split.split(master, weights, rest)
         self.weights.copy_(weights)
         self.rest.copy_(rest)
+
+
+def read_here(tensor: Tensor) -> None:
+    """Its memory, from another stream's, is free only when the current stream has read it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream())
