@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import psutil
@@ -64,13 +65,13 @@ def schedule_for(packs, spec):
 def crew_of(packs, spec, folder, what="", **kw):
     process = (sys.executable, "-m", "tests.methods.rank_driver", what)
     more = {"process": process} if what else {}
-    return Crew(spec, schedule_for(packs, spec), folder, device="cpu", **more, **kw)
+    return closing(Crew(spec, schedule_for(packs, spec), folder, device="cpu", **more, **kw))
 
 
 def trained(packs, spec, folder, what=""):
     with crew_of(packs, spec, folder, what) as crew:
         crew.run(Silent())
-        parameters = checkpoint.parameters(crew.model, crew.memory, crew.flats)
+        parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         return crew, parameters
 
 

@@ -30,6 +30,8 @@ from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import use_device_threads
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import Event
 from workbench.schedule.trace import write_trace
 
 TIMELINE_STEPS = 3
@@ -194,7 +196,7 @@ def train_planned(
     try:
         training.run(report)
         try:
-            _write_timeline(folder, plan, training)
+            write_timeline(folder, plan.schedule, training.executor.events)
         except OSError as error:  # the training is done, whatever the disk says
             training.history.notes.append(f"the timeline was not written: {error}")
         return training.outcome(engine)
@@ -202,13 +204,11 @@ def train_planned(
         training.close()
 
 
-def _write_timeline(folder: Path, plan: Plan, training: Training) -> None:
+def write_timeline(folder: Path, schedule: Schedule, events: list[Event]) -> None:
     """Events of the last steps, which have nothing of the warm-up: as rows, and for Perfetto."""
-    events = training.executor.events
     if not events:  # resumed after its last step: what an earlier attempt wrote stays
         return
     rows = [asdict(event) for event in events]
-    (folder / "timeline.json").write_text(
-        json.dumps({"schedule": plan.schedule.name, "source": "measured", "events": rows})
-    )
-    write_trace(folder / "trace.json", events, schedule=plan.schedule, source="measured")
+    told = {"schedule": schedule.name, "source": "measured", "events": rows}
+    (folder / "timeline.json").write_text(json.dumps(told))
+    write_trace(folder / "trace.json", events, schedule=schedule, source="measured")

@@ -23,7 +23,7 @@ import numpy as np
 
 NAP_S = 2e-5
 """Sleep between two looks at the board."""
-NOBODY = -1
+NOBODY, EVERYBODY = -1, -2
 KEPT = 64
 """Steps whose ends are kept, for whoever reports them."""
 
@@ -81,8 +81,7 @@ class Board:
         while self._done[action] <= step:
             if stopped():
                 raise Failed("the run was stopped")
-            if self._failed[0] != NOBODY and self._failed[0] != self.rank:
-                raise Failed(f"rank {self._failed[0]} failed")
+            self._check()
             time.sleep(NAP_S)
 
     def begin(self, action: int, step: int) -> None:
@@ -129,8 +128,7 @@ class Board:
     def await_allowed(self, step: int) -> None:
         """Until this rank may begin a segment that ends at a step."""
         while self._allowed[0] < step:
-            if self.failed not in (None, self.rank):
-                raise Failed(f"rank {self.failed} failed")
+            self._check()
             time.sleep(NAP_S)
 
     def drain(self, step: int) -> None:
@@ -147,10 +145,18 @@ class Board:
         if self._failed[0] == NOBODY:
             self._failed[0] = self.rank
 
-    @property
-    def failed(self) -> int | None:
-        """The rank that failed first."""
-        return None if self._failed[0] == NOBODY else int(self._failed[0])
+    def stop(self) -> None:
+        """Tell all ranks to end."""
+        if self._failed[0] == NOBODY:
+            self._failed[0] = EVERYBODY
+
+    def _check(self) -> None:
+        """Raise Failed where there is no use in waiting."""
+        failed = int(self._failed[0])
+        if failed == EVERYBODY:
+            raise Failed("the run was stopped")
+        if failed not in (NOBODY, self.rank):
+            raise Failed(f"rank {failed} failed")
 
 
 def _floats(ranks: int, units: int) -> int:

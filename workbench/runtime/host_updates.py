@@ -132,6 +132,10 @@ class HostUpdates:
             return None
         return AdamStep.of(self._spec, step, number=int(done), norm=norm)
 
+    def on_disk(self, unit: int) -> bool:
+        """Nothing is: checkpoints ask."""
+        return False
+
     def states(self, unit: int) -> States:
         """Weights, moments and masters' rest of a layer, where they live."""
         return States.within(

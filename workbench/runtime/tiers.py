@@ -39,6 +39,8 @@ class OutOfMemory(RuntimeError):
         why: str = "",
     ) -> None:
         self.tier = tier
+        self.what = what
+        """What wanted it."""
         self.asked = asked
         """Bytes that were wanted."""
         self.in_use = in_use

@@ -97,9 +97,9 @@ def test_the_estimate_is_near_the_simulator(mode):
 
 
 def test_a_device_too_small_is_told():
-    with pytest.raises(DoesNotFit, match="no layer of the model fits on a device of 20000 bytes"):
+    with pytest.raises(DoesNotFit, match="no layer of the model fits on a device of 19.53 KiB"):
         search(replace(SETTING, device_bytes=20_000), LAYERS, UNITS, SERVER)
-    with pytest.raises(DoesNotFit, match=r"\d+ bytes of host memory are needed, 1000 are there"):
+    with pytest.raises(DoesNotFit, match=r"KiB of host memory are needed, 1000 B are there"):
         search(replace(SETTING, host_bytes=1000), LAYERS, UNITS, SERVER)
 
 

@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -26,10 +25,8 @@ from workbench.model import make_model
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
-from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
-from workbench.runtime.storage import States
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
@@ -47,19 +44,6 @@ PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
 
 class RankFailed(RuntimeError):
     """A rank ended, or hangs; the message says which one and why."""
-
-
-class _HostStates:
-    """The host memory of all ranks as checkpoints know memory."""
-
-    def __init__(self, updates: HostUpdates) -> None:
-        self._updates = updates
-
-    def on_disk(self, unit: int) -> bool:
-        return False
-
-    def states(self, unit: int) -> States:
-        return self._updates.states(unit)
 
 
 class Crew:
@@ -98,11 +82,10 @@ class Crew:
             Board.make(self.folder / "board", **sizes)
             self.board = Board(self.folder / "board", rank=0, **sizes)
             self._host = SharedHost(path, schedule, 0, pin=False)
-            self._updates = host_updates(
+            self.states = host_updates(
                 spec, schedule, self._host, self.board, self.layouts,
                 dtype=DTYPES[spec.dtype], device=torch.device(device),
             )  # fmt: skip
-            self.memory = _HostStates(self._updates)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -112,8 +95,8 @@ class Crew:
         for unit, flat in enumerate(self.flats):
             master = torch.empty(flat.numel)
             flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
-            self._updates.states(unit).set_master(master)
-        first = self.history.resume(self.model, self.memory, self.flats, report)
+            self.states.states(unit).set_master(master)
+        first = self.history.resume(self.model, self.states, self.flats, report)
         self.board.start_at(first, self.history.updates_done)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
@@ -131,7 +114,7 @@ class Crew:
                 time.sleep(POLL_S)
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
-                self.history.save(end, done, self.model, self.memory, self.flats, report)
+                self.history.save(end, done, self.model, self.states, self.flats, report)
         for process in self._ranks:
             process.wait()
         self._check()
@@ -191,11 +174,10 @@ class Crew:
         told = json.loads(path.read_text())
         message = f"rank {rank}: {told['message'] or told['type']}"
         if told["type"] == "OutOfMemory":
-            error = OutOfMemory(
-                tier=told["tier"], what=f"rank {rank}", asked=told["asked"],
-                in_use=told["in_use"], budget=told["budget"], why=told["message"],
+            raise OutOfMemory(
+                tier=told["tier"], what=f"rank {rank}'s {told['what']}", asked=told["asked"],
+                in_use=told["in_use"], budget=told["budget"],
             )  # fmt: skip
-            raise error
         if told["type"] == "OutOfMemoryError":
             raise torch.OutOfMemoryError(message)
         if told["type"] == "ValueError":
@@ -204,7 +186,7 @@ class Crew:
 
     def close(self) -> None:
         """End what is left, and give the memory back."""
-        self.board.fail()
+        self.board.stop()
         deadline = time.monotonic() + END_S
         for process in self._ranks:
             try:
@@ -217,14 +199,3 @@ class Crew:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,9 +8,10 @@ every rank all packs and its share of the samples.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 DP, PP = "dp", "pp"
 MODES = (DP, PP)
@@ -28,14 +29,13 @@ def divide(span: Samples, size: int) -> list[Samples]:
     return [(at, min(at + size, end)) for at in range(first, end, size)]
 
 
-def packs_of(sizes: list[int]) -> tuple[range, ...]:
+def packs_of(sizes: Iterable[int]) -> tuple[range, ...]:
     """Packs of so many consecutive units, from the first one.
 
     >>> packs_of([2, 1])
     (range(0, 2), range(2, 3))
     """
-    starts = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
-    return tuple(range(a, b) for a, b in pairwise(starts))
+    return tuple(range(a, b) for a, b in pairwise(accumulate(sizes, initial=0)))
 
 
 @dataclass(frozen=True, kw_only=True)

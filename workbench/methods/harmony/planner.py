@@ -10,12 +10,13 @@ from workbench.methods.harmony.search import Found, Setting, scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
-from workbench.profile.profile import Hardware, Profile
+from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate
 from workbench.schedule.validate import validate
+from workbench.units import format_bytes
 
 STEPS = 3
 LANES = {
@@ -33,7 +34,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     packs keep the budgets, ValueError for pinned packs that cannot be."""
     profile = profiles[min(profiles)]
     sizes = ProfiledSizes(profiles, tied=_tied(spec))
-    server = server_of(profile.hardware, spec)
+    server = server_of(profile, spec)
     setting = Setting(
         mode=mode,
         ranks=spec.ranks,
@@ -59,12 +60,14 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         HOST_TIER: found.proved.peak_bytes[0][HOST_TIER],
         DISK: 0,
     }
-    limits = {DEVICE: server.device_bytes, HOST_TIER: server.host_bytes}
-    for tier, limit in limits.items():
-        if peak[tier] > limit:
-            raise DoesNotFit(
-                f"{peak[tier]} bytes of {tier} memory are needed, {limit} are there", tier=tier
-            )
+    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    if tier := budgets.lacking(peak):
+        there = budgets.to_dict()[tier]
+        raise DoesNotFit(
+            f"{format_bytes(peak[tier])} of {tier} memory are needed, {format_bytes(there)} are "
+            "there",
+            tier=tier,
+        )
     return Plan(
         method=f"harmony-{mode}",
         fits=True,
@@ -77,11 +80,12 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     )
 
 
-def server_of(hardware: Hardware, spec: RunSpec) -> Server:
+def server_of(profile: Profile, spec: RunSpec) -> Server:
     """This machine with as many devices as the spec has ranks. Without GPUs the ranks divide the
     cores and the memory that play the device."""
-    ranks, cuda = spec.ranks, hardware.device == "cuda"
-    budgets = Budgets.of(spec, _Only(hardware), allocated=True)
+    hardware, ranks = profile.hardware, spec.ranks
+    cuda = hardware.device == "cuda"
+    budgets = Budgets.of(spec, profile, allocated=True)
     device = budgets.device
     if not cuda and spec.device_memory is None:
         device //= ranks
@@ -102,16 +106,18 @@ def server_of(hardware: Hardware, spec: RunSpec) -> Server:
     )
 
 
-class _Only:
-    """The part of a profile that budgets ask for."""
-
-    def __init__(self, hardware: Hardware) -> None:
-        self.hardware = hardware
-
-
 def _tied(spec: RunSpec) -> dict[int, tuple[int, int]]:
     model = spec.model
     return {model.units - 1: (0, model.vocab * model.hidden)} if model.tied else {}
+
+
+def check(spec: RunSpec, mode: str) -> None:
+    """Raise ValueError, before anything is measured, for what no plan can take."""
+    _pinned(spec, mode)
+    if mode == DP and spec.batch < spec.ranks:
+        raise ValueError(
+            f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any"
+        )
 
 
 def _pinned(spec: RunSpec, mode: str) -> Packs | None:
@@ -126,6 +132,11 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
             f"{spec.backward_size}"
         )
     forward, backward = ([int(word) for word in text.split()] for text in words)
+    if sum(backward) != spec.model.units:
+        raise ValueError(
+            f"backward_packs {spec.backward_packs!r} hold {sum(backward)} units, the model has "
+            f"{spec.model.units}: {spec.model.layers} layers, the embedding and the head"
+        )
     return Packs(
         mode=mode,
         ranks=spec.ranks,

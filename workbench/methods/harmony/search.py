@@ -23,6 +23,7 @@ from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
 from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import Validation, validate
+from workbench.units import format_bytes
 
 STEPS = 2
 TRIALS = 12
@@ -77,8 +78,9 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     candidates = _candidates(setting, sizes, units, pace)
     if not candidates:
         raise DoesNotFit(
-            f"no layer of the model fits on a device of {setting.device_bytes} bytes with what its "
-            "backward pass of one sample needs; give it more memory, or a shorter sequence",
+            f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
+            "with what its backward pass of one sample needs; give it more memory, "
+            "or a shorter sequence",
             tier=DEVICE,
         )
     tried: list[tuple[float, Packs, Schedule]] = []
@@ -101,7 +103,10 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     needed, there = (
         (host, setting.host_bytes) if tier == HOST_TIER else (peak, setting.device_bytes)
     )
-    raise DoesNotFit(f"{needed} bytes of {tier} memory are needed, {there} are there", tier=tier)
+    raise DoesNotFit(
+        f"{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there",
+        tier=tier,
+    )
 
 
 def scheduled(packs: Packs, setting: Setting, sizes: Sizes) -> Schedule:

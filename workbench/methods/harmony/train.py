@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from contextlib import closing
 from pathlib import Path
 
 from workbench.methods.harmony.crew import Crew
-from workbench.methods.harmony.planner import plan
+from workbench.methods.harmony.planner import check, plan
 from workbench.methods.plan import Plan
-from workbench.methods.train import load_batches
+from workbench.methods.train import load_batches, write_timeline
 from workbench.model import make_model
 from workbench.profile.profile import Profile
 from workbench.profile.store import profile_for
-from workbench.runs.machine import resolve_device
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.shared import host_layout
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
-from workbench.schedule.trace import write_trace
 
 PROFILED = 3
 """Micro-batch sizes that are profiled: one sample, the most that a rank may see at once, and one
@@ -30,11 +27,12 @@ between."""
 def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
     """Plan from this machine's profile, then train on as many ranks as the spec has."""
     load_batches(spec, make_model(spec.model), folder / "cache")
+    check(spec, mode)
     report.phase("profiling")
     profiles = profiles_for(spec, folder.parents[1], report)
     made = plan(spec, profiles, mode=mode)
     report.event("plan", **made.to_dict())
-    with Crew(spec, made.schedule, folder, device=resolve_device(spec.device)) as crew:
+    with closing(Crew(spec, made.schedule, folder, device=spec.device)) as crew:
         crew.run(report)
         return outcome(crew, made, folder)
 
@@ -61,11 +59,7 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
     events = [Event(*row) for result in results for row in result["events"]]
     notes = [*made.notes, *history.notes]
     try:
-        rows = [asdict(event) for event in events]
-        told = {"schedule": made.schedule.name, "source": "measured", "events": rows}
-        if rows:
-            (folder / "timeline.json").write_text(json.dumps(told))
-            write_trace(folder / "trace.json", events, schedule=made.schedule, source="measured")
+        write_timeline(folder, made.schedule, events)
     except OSError as error:  # the training is done, whatever the disk says
         notes.append(f"the timeline was not written: {error}")
     ways = ("load", "store", "read", "write")

@@ -19,19 +19,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+
+from workbench.methods.harmony.packs import packs_of
 
 Packs = tuple[range, ...]
 """Consecutive layers, in layer order."""
 
 Rule = Callable[[Sequence[float], Sequence[float], Sequence[float], float], Packs | None]
-
-
-def packs_of(sizes: Iterable[int]) -> Packs:
-    """Packs from the first layer on: (2, 3) -> layers 0 to 1 and 2 to 4."""
-    cuts = [0, *accumulate(sizes)]
-    return tuple(range(first, stop) for first, stop in pairwise(cuts))
 
 
 def sizes_of(packs: Packs) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.methods.harmony.server import Server
 from workbench.profile.profile import UnitCost
 
-TOKEN_BYTES = 16
-
 
 class PublishedSizes:
     """`Sizes` (harmony/draft.py) of a published profile: fp32, no tied weights.
