@@ -186,11 +186,16 @@ def _flat(rows: pd.DataFrame) -> Goal:
     deep = deep[deep["status"] == "ok"].drop_duplicates("layers")
     if len(deep) < FEWEST_DEPTHS:
         return _open(goal, f"fewer than {FEWEST_DEPTHS} depths of such runs")
-    peaks = deep["peak_device_gib"]
-    grown = float(peaks.max() / peaks.min() - 1)
-    why = f"{peaks.min():.4g} to {peaks.max():.4g} GiB from {deep['layers'].min()} to "
-    why += f"{deep['layers'].max()} layers; variant {deep['variant'].iloc[0]}"
-    return _judged(goal, f"{grown:.1%}", grown <= FLAT_WITHIN, why)
+    peaks, planned = deep["peak_device_gib"], deep["predicted_peak_device_gib"]
+    # How full the proven peak gets depends on how copies fall; that it does not grow is the goal.
+    grown = float(planned.max() / planned.min() - 1)
+    above = float((peaks / planned).max() - 1)
+    why = (
+        f"{planned.max():.4g} GiB planned and {peaks.min():.4g} to {peaks.max():.4g} GiB measured "
+    )
+    why += f"from {deep['layers'].min()} to {deep['layers'].max()} layers{_variant(deep.iloc[0])}"
+    holds = grown <= FLAT_WITHIN and above <= PREDICTED_WITHIN
+    return _judged(goal, f"{grown:.1%}", holds, why)
 
 
 def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal:
