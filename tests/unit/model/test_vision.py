@@ -1,0 +1,163 @@
+"""VGG and ResNet have the published sizes, layer for layer, and learn where they are shallow."""
+
+from itertools import groupby
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from workbench.model.pictures import SyntheticPictures
+from workbench.model.vision import (
+    RESNET_1026,
+    VGG_416,
+    ResNet,
+    ResNetShape,
+    Vgg,
+    VggShape,
+    initialize,
+)
+
+SMALL_VGG = {"convs": (1, 1, 2), "width": 8, "image": 32, "hidden": 32, "classes": 4}
+SMALL_RESNET = {"blocks": (1, 1, 2), "width": 8, "classes": 4}
+KINDS = {
+    "vgg": lambda **changes: Vgg(VggShape(**{**SMALL_VGG, **changes})),
+    "resnet": lambda **changes: ResNet(ResNetShape(**{**SMALL_RESNET, **changes})),
+}
+
+# Run lengths of Harmony's published profiles: bytes of weights, of buffers and of the input of one
+# sample, a layer.
+VGG_WEIGHTS = [
+    (7_168, 1), (147_712, 81), (295_424, 1), (590_336, 81), (1_180_672, 1), (2_360_320, 82),
+    (4_720_640, 1), (9_439_232, 165), (411_058_176, 1), (67_125_248, 1), (16_388_000, 1),
+]  # fmt: skip
+VGG_INPUTS = [
+    (602_112, 1), (12_845_056, 81), (3_211_264, 1), (6_422_528, 81), (1_605_632, 1),
+    (3_211_264, 82), (802_816, 1), (1_605_632, 82), (401_408, 83), (100_352, 1), (16_384, 2),
+]  # fmt: skip
+RESNET_WEIGHTS = [
+    (38_144, 1), (295_936, 128), (920_576, 1), (1_181_696, 127), (3_676_160, 1), (4_722_688, 127),
+    (14_692_352, 1), (18_882_560, 127), (2_052_000, 1),
+]  # fmt: skip
+RESNET_BUFFERS = [
+    (520, 1), (1_040, 128), (3_096, 1), (2_064, 127), (6_168, 1), (4_112, 127), (12_312, 1),
+    (8_208, 127), (0, 1),
+]  # fmt: skip
+RESNET_INPUTS = [
+    (602_112, 1), (802_816, 129), (401_408, 128), (200_704, 128), (100_352, 128),
+]  # fmt: skip
+# The published input of ResNet's last layer is the map before its mean over pixels, as here.
+
+
+def runs(values):
+    return [(value, len(list(group))) for value, group in groupby(values)]
+
+
+def sizes(model):
+    """Run lengths of the bytes of weights, buffers and inputs; the latter for one 224 px picture.
+
+    Layers run on the meta device: shapes alone."""
+    layers = model.layers()
+    inputs, x = [], torch.empty(1, 3, 224, 224, device="meta")
+    for layer in layers:
+        inputs.append(x.nbytes)
+        x = layer(x)
+    assert x.shape == (1, 1000)
+    weights = [sum(p.nbytes for p in layer.parameters()) for layer in layers]
+    buffers = [sum(b.nbytes for b in layer.buffers()) for layer in layers]
+    return runs(weights), runs(buffers), runs(inputs)
+
+
+def test_published_vgg():
+    with torch.device("meta"):
+        model = Vgg(VGG_416)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert (total, round(total / 1e6, 2)) == (577_894_184, 577.89)
+    assert len(model.layers()) == 416
+    assert sizes(model) == (VGG_WEIGHTS, [(0, 416)], VGG_INPUTS)
+
+
+def test_published_resnet():
+    with torch.device("meta"):
+        model = ResNet(RESNET_1026)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert (total, round(total / 1e6, 2)) == (801_800_232, 801.80)
+    assert len(model.layers()) == 514
+    assert sizes(model) == (RESNET_WEIGHTS, RESNET_BUFFERS, RESNET_INPUTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_in_their_order_are_the_model(kind):
+    model = KINDS[kind]().eval()
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(torch.nn.Sequential(*model.layers())(x), model(x), rtol=0, atol=0)
+    named = [id(p) for layer in model.layers() for p in layer.parameters()]
+    assert named == [id(p) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_alone_gets_the_weights_it_has_in_the_model(kind):
+    model = KINDS[kind]().initialize(seed=5)
+    for unit, whole in reversed(list(enumerate(model.layers()))):
+        torch.manual_seed(unit)  # must not matter
+        layer = KINDS[kind]().layers()[unit]
+        initialize(layer, unit=unit, seed=5)
+        for name, parameter in whole.named_parameters():
+            assert torch.equal(parameter, layer.get_parameter(name))
+    first = model.layers()[0].conv.weight.detach().clone()
+    assert not torch.equal(first, model.initialize(seed=6).layers()[0].conv.weight)
+
+
+def test_initial_convolutions_keep_the_size_of_what_flows():
+    conv = Vgg(VggShape(**{**SMALL_VGG, "width": 64})).initialize(seed=5).features[1].conv
+    assert conv.weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
+    assert conv.bias.eq(0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_steps_lower_the_loss_and_move_every_parameter(kind):
+    pictures = SyntheticPictures(classes=4, count=64, size=(32, 32), seed=1)
+    model = KINDS[kind]().initialize(seed=5)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    losses = []
+    for step in range(20):
+        x, labels = pictures.rows(range(16 * step, 16 * step + 16))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 1.0
+    assert sum(losses[-4:]) / 4 < 0.5
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+
+
+def test_gradients_pass_512_blocks():
+    model = ResNet(ResNetShape(blocks=RESNET_1026.blocks, width=2, classes=4)).initialize(seed=5)
+    F.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.tensor([0, 1])).backward()
+    grads = [layer.conv1.weight.grad for layer in model.blocks]
+    assert all(grad.isfinite().all() and grad.count_nonzero() for grad in grads)
+
+
+def test_vggs_dropout_is_off_unless_asked_for_and_in_evaluation():
+    x = torch.randn(2, 3, 32, 32)
+    plain, dropping = (KINDS["vgg"](dropout=p).initialize(seed=5) for p in (0.0, 0.5))
+    assert torch.equal(plain(x), plain(x))
+    assert not torch.allclose(dropping(x), dropping(x), atol=1e-4)
+    assert torch.equal(dropping.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        ("vgg", {"width": 0}, "width is 0; it must be at least 1"),
+        ("vgg", {"convs": (1, 0)}, r"convs is \(1, 0\); it must be one or more numbers"),
+        ("vgg", {"image": 36}, "36 pixels cannot be halved 3 times; use a multiple of 8"),
+        ("vgg", {"dropout": -0.1}, "dropout is -0.1; it must be at least 0 and below 1"),
+        ("resnet", {"blocks": ()}, r"blocks is \(\); it must be one or more numbers"),
+        ("resnet", {"classes": 0}, "classes is 0; it must be at least 1"),
+    ],
+)
+def test_refuses_impossible_sizes(kind, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        KINDS[kind](**changes)

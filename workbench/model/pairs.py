@@ -1,0 +1,328 @@
+"""Pairs of sentences with a label, as BERT reads them: [CLS] first [SEP] second [SEP].
+
+Read from a folder in the format of MRPC (Dolan and Brockett, "Automatically Constructing a Corpus
+of Sentential Paraphrases", IWP 2005): tab-separated lines of Quality, #1 ID, #2 ID, #1 String, #2
+String, in Microsoft's files or in GLUE's. Where there is no such folder there is still real text:
+neighbouring sentences of the standard library's comments and docstrings, and the question of
+ALBERT (Lan et al., ICLR 2020): are they in the text's order (1) or swapped (0)? Each pair comes in
+both ways, so labels are balanced, and no sentence is in both parts. A small BERT without
+pre-training finds part of the answer within a few epochs; whether the second sentence follows or
+is from elsewhere, BERT's own question, it does not find.
+
+A sample is found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.model.corpus import STDLIB, Corpus, read_corpus
+from workbench.model.keys import permuted
+from workbench.model.tokenize import Bytes, Tokenizer, tokenize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MRPC_FILES = {
+    "train": ("msr_paraphrase_train.txt", "train.tsv"),
+    "test": ("msr_paraphrase_test.txt", "dev.tsv"),  # GLUE's test file has no labels
+}
+"""Files of each part; the first that is there is read."""
+COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
+WORDPIECE = "wordpiece"
+WORDPIECE_FILE = "vocab.txt"
+
+SENTENCE = re.compile(
+    r"[A-Z](?:[\w ,;:'\"()`/*<>+-]|[.](?=\w)|\n[ \t]*(?:#[ \t]*)?(?=[\w(`'\"])){20,250}[.!?](?=\s)",
+    re.ASCII,
+)
+"""A capital to a full stop, over the ends of lines but not over an empty one."""
+BETWEEN = re.compile(r"[ \t]*(?:\n[ \t]*(?:#[ \t]*)?)?")
+"""What may lie between two sentences of one paragraph."""
+TEST_SHARE = 10
+"""One in so many of the standard library's pairs is for testing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    label: int
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """Tokenized pairs; sample g of a run is one of them, by the run's seed and g alone."""
+
+    name: str
+    """What was read, for people."""
+    digest: str
+    """SHA-256 of labels and sentences; equal digests and tokenizers mean comparable losses."""
+    vocab: int
+    """Token ids are below this, the special ones included."""
+    seed: int
+    """The run's seed."""
+    ids: np.ndarray
+    """[n, seq] int32."""
+    segments: np.ndarray
+    """[n, seq] uint8: 1 from after the first [SEP] to the second, else 0."""
+    mask: np.ndarray
+    """[n, seq] bool: False where there is padding."""
+    labels: np.ndarray
+    """[n] int64, 0 or 1."""
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return len(self.labels)
+
+    def position(self, sample: int) -> int:
+        """Which of the pairs a sample is."""
+        epoch, place = divmod(sample, len(self))
+        return permuted(place, len(self), self.seed, "sample", epoch)
+
+    def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ids and segments [len(samples), seq] int64, the mask alike bool, and labels
+        [len(samples)] int64, on the CPU: what `Bert` takes, the targets last."""
+        import torch
+
+        at = [self.position(sample) for sample in samples]
+        return (
+            torch.from_numpy(self.ids[at].astype(np.int64)),
+            torch.from_numpy(self.segments[at].astype(np.int64)),
+            torch.from_numpy(self.mask[at]),
+            torch.from_numpy(self.labels[at]),
+        )
+
+
+def load_pairs(
+    source: str | Path = STDLIB,
+    tokenizer: str = "",
+    *,
+    part: str = "train",
+    vocab: int,
+    seq: int,
+    seed: int,
+    cache: Path | None = None,
+) -> Pairs:
+    """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens.
+
+    `part` is ``train`` or ``test``. `tokenizer` is ``bytes``, ``bpe:N``, or ``wordpiece``, which
+    needs a ``vocab.txt`` in the folder and is the default where there is one, else ``bytes`` is.
+    A pair that is too long loses tokens from the end of its longer sentence, as in BERT's own
+    preparation. Raises ValueError, one sentence with file and line, for what is missing or
+    malformed, and when the tokens are more than the model's `vocab`.
+    """
+    if part not in MRPC_FILES:
+        raise ValueError(f"there is no part {part!r} of the pairs; use 'train' or 'test'")
+    if seq < 5:
+        raise ValueError(f"samples of {seq} tokens have no room for two sentences; use at least 5")
+    if source == STDLIB:
+        corpus = read_corpus(STDLIB)
+        name, pairs = corpus.name, _stdlib_pairs(corpus, part)
+    else:
+        name, pairs = Path(source).name, _read_mrpc(Path(source), part)
+    made = _tokenizer(source, tokenizer, cache)
+    special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
+    total = max(made.vocab, special[-1] + 1)
+    if total > vocab:
+        raise ValueError(
+            f"the model's vocabulary of {vocab} is smaller than the {total} tokens of "
+            f"{made.name!r} and [PAD], [CLS], [SEP]; use a vocabulary of at least {total}"
+        )
+    ids, segments, mask = _tokenized(pairs, made, tuple(special), seq)
+    labels = np.array([pair.label for pair in pairs], dtype=np.int64)
+    return Pairs(
+        name=f"{name}, {part}",
+        digest=_sentences(name, pairs).digest,
+        vocab=total,
+        seed=seed,
+        ids=ids,
+        segments=segments,
+        mask=mask,
+        labels=labels,
+    )
+
+
+class WordPiece(Tokenizer):
+    """BERT's tokenizer from its ``vocab.txt``: one token a line, ``##`` inside words."""
+
+    name = WORDPIECE
+
+    def __init__(self, inner: Any, special: tuple[int, int, int]) -> None:
+        self.inner = inner
+        self.vocab = inner.get_vocab_size()
+        self.special = special
+        """[PAD], [CLS], [SEP]."""
+
+    @classmethod
+    def read(cls, path: Path) -> WordPiece:
+        """Raises ValueError for a file that is missing, repeats a token or lacks a special one.
+
+        Text is lower-cased and loses its accents unless the vocabulary has capitals.
+        """
+        from tokenizers import Tokenizer as Inner
+        from tokenizers import models, normalizers, pre_tokenizers
+
+        ids: dict[str, int] = {}
+        for number, token in _lines(path):
+            if number != len(ids) + 1:
+                raise ValueError(f"{path.name} line {len(ids) + 1} is empty; a line is a token")
+            if token in ids:
+                raise ValueError(f"{path.name} line {number} repeats the token {token!r}")
+            ids[token] = len(ids)
+        for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
+            if token not in ids:
+                raise ValueError(f"{path.name} has {len(ids)} tokens and no {token} among them")
+        cased = any(token != token.lower() for token in ids if not token.startswith("["))
+        inner = Inner(models.WordPiece(ids, unk_token="[UNK]"))
+        inner.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return cls(inner, (ids["[PAD]"], ids["[CLS]"], ids["[SEP]"]))
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.asarray(self.inner.encode(text.decode()).ids, dtype=np.uint32)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        words = (self.inner.id_to_token(int(token)) for token in tokens)
+        return " ".join(words).replace(" ##", "")
+
+
+def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
+    words = None if source == STDLIB else Path(source) / WORDPIECE_FILE
+    if name == WORDPIECE and words is None:
+        raise ValueError(
+            f"'wordpiece' needs a folder with {WORDPIECE_FILE}; use 'bytes' or 'bpe:N'"
+        )
+    if words and (name == WORDPIECE or (not name and words.is_file())):
+        return WordPiece.read(words)
+    if name in ("", Bytes.name):
+        return Bytes()
+    if source == STDLIB:
+        return tokenize(read_corpus(STDLIB), name, cache)[0]
+    folder = Path(source)
+    return tokenize(_sentences(folder.name, _read_mrpc(folder, "train")), name, cache)[0]
+
+
+def _read_mrpc(folder: Path, part: str) -> list[Pair]:
+    names = MRPC_FILES[part]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise ValueError(f"there is no {' or '.join(names)} in {str(folder)!r}")
+    lines = _lines(path)
+    number, header = next(lines, (1, ""))
+    if header.split("\t") != COLUMNS:
+        raise ValueError(
+            f"{path.name} line {number} is not MRPC's header: {', '.join(COLUMNS)}, tab-separated"
+        )
+    pairs = []
+    for number, line in lines:
+        fields = line.split("\t")
+        if len(fields) != len(COLUMNS):
+            raise ValueError(
+                f"{path.name} line {number} has {len(fields)} tab-separated fields; "
+                f"MRPC has {len(COLUMNS)}: {', '.join(COLUMNS)}"
+            )
+        quality, _, _, first, second = (field.strip() for field in fields)
+        if quality not in ("0", "1"):
+            raise ValueError(f"{path.name} line {number} has the quality {quality!r}; use 0 or 1")
+        if not first or not second:
+            raise ValueError(f"{path.name} line {number} has an empty sentence")
+        pairs.append(Pair(label=int(quality), first=first, second=second))
+    if not pairs:
+        raise ValueError(f"{path.name} has no pairs")
+    return pairs
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines that are not empty; a byte order mark is left out.
+
+    Only a line feed ends a line: sentences may hold the other characters that Python splits at.
+    """
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        try:
+            text = line.decode().rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path.name} line {number} is not UTF-8: its byte {error.start} is "
+                f"0x{line[error.start]:02x}"
+            ) from None
+        if text:
+            yield number, text
+
+
+def _stdlib_pairs(corpus: Corpus, part: str) -> list[Pair]:
+    """A tenth of the pairs of neighbours, or the others, each in both orders."""
+    text = corpus.data.decode()
+    neighbours: list[tuple[str, str]] = []
+    used: set[str] = set()
+    before: re.Match[str] | None = None
+    for match in SENTENCE.finditer(text):
+        if before and BETWEEN.fullmatch(text, before.end(), match.start()):
+            pair = _prose(before), _prose(match)
+            if all(pair) and not used & set(pair):
+                neighbours.append(pair)
+                used.update(pair)
+                before = None  # a sentence is in one pair only
+                continue
+        before = match
+    order = [permuted(i, len(neighbours), "pairs", "order") for i in range(len(neighbours))]
+    cut = len(order) // TEST_SHARE
+    pairs = []
+    for first, second in (neighbours[i] for i in (order[:cut] if part == "test" else order[cut:])):
+        pairs.append(Pair(label=1, first=first, second=second))
+        pairs.append(Pair(label=0, first=second, second=first))
+    return pairs
+
+
+def _prose(match: re.Match[str]) -> str:
+    """The sentence on one line; nothing where it looks like code."""
+    sentence = " ".join(match[0].replace("#", " ").split())
+    letters = sum(character.isalpha() or character == " " for character in sentence)
+    return sentence if letters >= 0.9 * len(sentence) and sentence.count(" ") >= 3 else ""
+
+
+def _sentences(name: str, pairs: list[Pair]) -> Corpus:
+    lines = (f"{pair.label}\t{pair.first}\t{pair.second}\n" for pair in pairs)
+    data = "".join(lines).encode()
+    return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
+
+
+def _tokenized(
+    pairs: list[Pair], tokenizer: Tokenizer, special: tuple[int, ...], seq: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pad, cls, sep = special
+    ids = np.full((len(pairs), seq), pad, dtype=np.int32)
+    segments = np.zeros((len(pairs), seq), dtype=np.uint8)
+    mask = np.zeros((len(pairs), seq), dtype=bool)
+    for row, pair in enumerate(pairs):
+        first = tokenizer.encode(pair.first.encode())
+        second = tokenizer.encode(pair.second.encode())
+        kept_first, kept_second = _kept(len(first), len(second), seq - 3)
+        tokens = [cls, *first[:kept_first], sep, *second[:kept_second], sep]
+        ids[row, : len(tokens)] = tokens
+        segments[row, kept_first + 2 : len(tokens)] = 1
+        mask[row, : len(tokens)] = True
+    return ids, segments, mask
+
+
+def _kept(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths after the longer one lost tokens, one at a time, until both fit."""
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if first <= room - half:
+        return first, room - first
+    if second <= half:
+        return room - second, second
+    return room - half, half
