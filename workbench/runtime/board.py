@@ -3,8 +3,8 @@
 Each rank walks its own lanes (executor.py). Where one waits for what another does to shared host
 memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
-and a reader needs no lock. Messages and collectives need no board, for whoever takes part waits in
-them.
+and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
+sender's, that it is filled (inbox.py). Collectives need no board: whoever takes part waits in them.
 
 The board also knows when each rank did something last and what it waits for, so that a rank that
 hangs can be named, and the first failure, so that nobody waits for a rank that is gone.
@@ -16,7 +16,6 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,8 @@ class Board:
 
     def __init__(self, path: Path, *, actions: int, ranks: int, units: int, rank: int) -> None:
         self.rank = rank
+        self._stopped = False
+        """Whether this rank has failed: its own lanes must not wait for others any more."""
         file = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(file, _nbytes(actions, ranks, units))
@@ -74,14 +75,12 @@ class Board:
         """This rank has done an action of a step, and all can see what it did."""
         self._done[action] = step + 1
 
-    def wait(self, action: int, step: int, stopped: Callable[[], bool]) -> None:
+    def wait(self, action: int, step: int) -> None:
         """Until another rank has done an action of a step. Raises Failed when it never will."""
         if step < 0:
             return
         while self._done[action] <= step:
-            if stopped():
-                raise Failed("the run was stopped")
-            self._check()
+            self.check()
             time.sleep(NAP_S)
 
     def begin(self, action: int, step: int) -> None:
@@ -128,7 +127,7 @@ class Board:
     def await_allowed(self, step: int) -> None:
         """Until this rank may begin a segment that ends at a step."""
         while self._allowed[0] < step:
-            self._check()
+            self.check()
             time.sleep(NAP_S)
 
     def drain(self, step: int) -> None:
@@ -142,6 +141,7 @@ class Board:
 
     def fail(self) -> None:
         """Tell all that this rank has failed, unless another one has."""
+        self._stopped = True
         if self._failed[0] == NOBODY:
             self._failed[0] = self.rank
 
@@ -150,10 +150,10 @@ class Board:
         if self._failed[0] == NOBODY:
             self._failed[0] = EVERYBODY
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise Failed where there is no use in waiting."""
         failed = int(self._failed[0])
-        if failed == EVERYBODY:
+        if failed == EVERYBODY or self._stopped:
             raise Failed("the run was stopped")
         if failed not in (NOBODY, self.rank):
             raise Failed(f"rank {failed} failed")

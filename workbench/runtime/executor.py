@@ -40,7 +40,6 @@ from workbench.schedule.action import (
     D2H,
     H2D,
     MEETING,
-    NET_IN,
     NET_OUT,
     VISIT,
     Action,
@@ -50,8 +49,9 @@ from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
 
-STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
-"""Kinds of lanes that have a stream each on CUDA."""
+STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_OUT)
+"""Kinds of lanes that have a stream each on CUDA. What comes from other ranks is waited for on the
+host: the sender copies it."""
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 
@@ -286,7 +286,7 @@ class Executor:
                 else:
                     token.cuda.synchronize()
         for back, other in self._remote[index]:
-            self._board.wait(other, step + back, lambda: self._stop)
+            self._board.wait(other, step + back)
         if self._stop:
             raise Stopped
         if self._board is not None:

@@ -8,6 +8,7 @@ sees the same numbers, and a step with a gradient that is not finite changes not
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from workbench.runtime.storage import States
 from workbench.runtime.threads import POLITENESS
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
+
+CHUNK = 1 << 20
+"""Elements that are added up at a time."""
 
 
 class HostUpdates:
@@ -75,28 +79,36 @@ class HostUpdates:
         """The global norm of all that has arrived, for all ranks."""
         total = float(self._board.norms.sum())
         for unit in self._lenders:
-            whole = self._summed(unit, 0, self._layouts[unit].flat.numel)
-            total += float(torch.linalg.vector_norm(whole, dtype=torch.float32)) ** 2
+            end = self._layouts[unit].flat.numel
+            self._add_borrowed(unit, 0, end)
+            for chunk in self._pieces(unit, 0, end):
+                total += float(torch.linalg.vector_norm(chunk.float())) ** 2
         self._board.decide(step, math.sqrt(total) if total >= 0 else math.nan)
 
-    def _summed(self, unit: int, first: int, end: int) -> Tensor:
-        """Elements of a layer's gradients, with what borrowers add to them."""
-        parts = [self.gradients(unit, rank) for rank in range(self._shares)]
-        if unit not in self._lenders:
-            share = len(parts[0])
-            rank = first // share if share else 0
-            return parts[rank][first - rank * share : end - rank * share]
-        own = torch.cat(parts)[first:end].clone()
+    def _pieces(self, unit: int, first: int, end: int) -> Iterator[Tensor]:
+        """Elements of a layer's gradients where they lie, in pieces that a cache holds: sums of
+        all at once would fill pages that nobody has touched yet, which takes ten times as long."""
+        share = self.share(unit)
+        while first < end:
+            rank, at = divmod(first, share)
+            length = min(end - first, share - at, CHUNK)
+            yield self.gradients(unit, rank)[at : at + length]
+            first += length
+
+    def _add_borrowed(self, unit: int, first: int, end: int) -> None:
+        """Add what borrowers have for elements of a layer to its own gradients, in their place."""
         for borrower, layout in enumerate(self._layouts):
             for loan in layout.loans:
-                if loan.owner == unit:
-                    visit = [self.gradients(borrower, rank) for rank in range(self._shares)]
-                    added = torch.cat(visit)[loan.place]
-                    low, high = max(first, loan.lent.start), min(end, loan.lent.stop)
-                    if low < high:
-                        shift = loan.lent.start
-                        own[low - first : high - first] += added[low - shift : high - shift]
-        return own
+                low, high = max(first, loan.lent.start), min(end, loan.lent.stop)
+                if loan.owner != unit or low >= high:
+                    continue
+                shift = loan.place.start - loan.lent.start
+                for own in self._pieces(unit, low, high):
+                    at = 0
+                    for added in self._pieces(borrower, low + shift, low + shift + len(own)):
+                        own[at : at + len(added)] += added
+                        at += len(added)
+                    low += len(own)
 
     def update(self, unit: int, step: int) -> None:
         """Update this rank's part of a layer, unless the step is skipped."""
@@ -110,13 +122,15 @@ class HostUpdates:
             first, end = (min(end, at * share) for at in (self._board.rank, self._board.rank + 1))
         if first == end:
             return
-        states = self.states(unit)
-        part = slice(first, end)
+        if not self._clipped:  # else the norm needed the sums already
+            self._add_borrowed(unit, first, end)
+        states, part = self.states(unit), slice(first, end)
+        rank = self._board.rank if self._shares > 1 else 0
         host_adam.update(
             states.weights[part],
             states.exp_avg[part],
             states.exp_avg_sq[part],
-            self._summed(unit, first, end),
+            self.gradients(unit, rank)[: end - first],
             hyper,
             decay_split=max(0, min(end, layout.flat.decay_split) - first),
             rest=None if states.rest is None else states.rest[part],

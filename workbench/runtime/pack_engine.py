@@ -22,15 +22,18 @@ from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.host_updates import HostUpdates
+from workbench.runtime.inbox import Inbox
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.storage import read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
-from workbench.schedule.schedule import DEVICE, Schedule
+from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
 LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
+PLACED = ("weights", "gradients")
+"""Slots of what has fixed places and is viewed as the parameters of modules."""
 INPUTS = {"x", "xs"}
 OUTPUTS = {"x", "xs", "y"}
 GRADIENTS_IN, GRADIENTS_OUT = {"d", "ds"}, {"d", "ds", "e"}
@@ -80,12 +83,12 @@ class PackEngine:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        wires: Wires,
+        inbox: Inbox,
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
         self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
-        self._host, self._layouts, self._updates, self._wires = host, layouts, updates, wires
+        self._host, self._layouts, self._updates, self._inbox = host, layouts, updates, inbox
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._held: dict[str, Tensor] = {}
@@ -97,6 +100,8 @@ class PackEngine:
         self._links = {action.name: _links(action, schedule) for action in mine}
         self._first = min((a.span[0] for a in mine if a.samples), default=0)
         """The first sample that passes this rank."""
+        self._index = {action.name: i for i, action in enumerate(schedule.actions)}
+        self._partner = _partners(schedule)
         self._arenas = self._lay_out()
         self._modules: dict[str, nn.Module] = {}
         self._parameters: dict[str, list[nn.Parameter]] = {}
@@ -132,18 +137,24 @@ class PackEngine:
             held.clear()
         self._modules.clear()
         self._parameters.clear()
+        self._inbox.close()
 
     # -- set-up ---------------------------------------------------------------------------------
 
     def _lay_out(self) -> dict[str, Tensor]:
-        """One piece of device memory for each slot of this rank."""
-        ends: dict[str, int] = {}
-        for buffer in self.schedule.buffers.values():
-            if (buffer.tier, buffer.rank) == (DEVICE, self.board.rank) and buffer.slot:
-                end = buffer.offset + buffer.nbytes
-                ends[buffer.slot] = max(ends.get(buffer.slot, 0), end)
+        """One piece of device memory each for the weights and the gradients of this rank."""
+        ends = self.schedule.slot_bytes(DEVICE, self.board.rank)
         size = self.dtype.itemsize
-        return {s: self.meter.zeros(-(-end // size), self.dtype) for s, end in ends.items()}
+        return {
+            slot: self.meter.zeros(-(-end // size), self.dtype)
+            for slot, end in ends.items()
+            if slot in PLACED
+        }
+
+    def _has_place(self, buffer: Buffer) -> bool:
+        """Whether it is one of the weights or gradients that have fixed places on this rank."""
+        mine = (buffer.tier, buffer.rank) == (DEVICE, self.board.rank)
+        return mine and buffer.slot in PLACED
 
     def _place(self, label: str, numel: int) -> Tensor:
         buffer = self.schedule.buffers[label]
@@ -154,7 +165,7 @@ class PackEngine:
         """One module for each visit of weights, and views for each of gradients: their places never
         change."""
         for label, buffer in self.schedule.buffers.items():
-            if (buffer.tier, buffer.rank) != (DEVICE, self.board.rank) or buffer.slot is None:
+            if not self._has_place(buffer):
                 continue
             unit = int(LABEL.fullmatch(label)["unit"])
             layout = self._layouts[unit]
@@ -270,9 +281,6 @@ class PackEngine:
             return place
         return place[self.board.rank * share : (self.board.rank + 1) * share]
 
-    def _reduce(self, action: Action, links: Links, step: int) -> None:
-        self._wires.reduce(self._place(links.gradients, self._layouts[action.unit].numel))
-
     def _stash(self, action: Action, links: Links, step: int) -> None:
         rows = slice(*action.span)
         source = self._read(links.source, rows)
@@ -298,47 +306,35 @@ class PackEngine:
         return self.spec.model.seq, self.model.hidden
 
     def _send(self, action: Action, links: Links, step: int) -> None:
-        self._wires.send(self._read(links.source, slice(*action.span)))
+        """Into the receiver's inbox, when its place there is free."""
+        source = self._read(links.source, slice(*action.span))
+        partner = self._partner[action.name]
+        (label,) = partner.takes
+        offset = self.schedule.buffers[label].offset
+        place = self._inbox.place(partner.rank, offset, source.shape, source.dtype)
+        self.board.wait(self._index[partner.name], step)
+        place.copy_(source, non_blocking=True)
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+            event.synchronize()
+        self.board.publish(self._index[action.name], step)
         self._drop(action)
 
     def _receive(self, action: Action, links: Links, step: int) -> None:
         first, end = action.span
-        with self.meter:
-            held = torch.empty((end - first, *self._shape()), dtype=self.dtype, device=self.device)
-        self._wires.receive(held)
-        self._held[links.target] = held
+        shape = (end - first, *self._shape())
+        offset = self.schedule.buffers[links.target].offset
+        self.board.publish(self._index[action.name], step)
+        self.board.wait(self._index[self._partner[action.name].name], step)
+        self._held[links.target] = self._inbox.place(self.board.rank, offset, shape, self.dtype)
+
+    def _reduce(self, action: Action, links: Links, step: int) -> None:
+        dist.all_reduce(self._place(links.gradients, self._layouts[action.unit].numel))
 
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:
             self.moved[way] += nbytes
-
-
-class Wires:
-    """Messages to the next rank and from the one before, and sums over all: one process group for
-    each direction, since what is under way in one must not hold up another."""
-
-    def __init__(self, rank: int, ranks: int) -> None:
-        self._next, self._previous = (rank + 1) % ranks, (rank - 1) % ranks
-        self._out = self._in = None
-        for sender in range(ranks if ranks > 1 else 0):
-            group = dist.new_group([sender, (sender + 1) % ranks])
-            if sender == rank:
-                self._out = group
-            if sender == self._previous:
-                self._in = group
-        self._all = dist.new_group(list(range(ranks))) if ranks > 1 else None
-
-    def send(self, tensor: Tensor) -> None:
-        """To the next rank."""
-        dist.isend(tensor.contiguous(), self._next, group=self._out).wait()
-
-    def receive(self, tensor: Tensor) -> None:
-        """From the rank before."""
-        dist.irecv(tensor, self._previous, group=self._in).wait()
-
-    def reduce(self, tensor: Tensor) -> None:
-        """Add up over all ranks, in place."""
-        dist.all_reduce(tensor, group=self._all)
 
 
 def _links(action: Action, schedule: Schedule) -> Links:
@@ -351,7 +347,7 @@ def _links(action: Action, schedule: Schedule) -> Links:
         if match is None or match["unit"] is None:
             continue
         what, unit = match["what"], int(match["unit"])
-        if buffer.slot in ("weights", "gradients"):
+        if buffer.slot in PLACED:
             known[buffer.slot] = label
         elif buffer.tier != DEVICE:
             known["host"] = label
@@ -368,3 +364,13 @@ def _links(action: Action, schedule: Schedule) -> Links:
         elif what in OUTPUTS:
             known["target"] = label
     return Links(**known)
+
+
+def _partners(schedule: Schedule) -> dict[str, Action]:
+    """The other side of each message."""
+    sides: dict[tuple[int, int | None, int], list[Action]] = {}
+    for action in schedule.actions:
+        if action.kind in (Kind.SEND, Kind.RECV):
+            key = (action.unit, action.microbatch, action.turn)
+            sides.setdefault(key, []).append(action)
+    return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}

@@ -18,13 +18,14 @@ from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.host_updates import HostUpdates
-from workbench.runtime.pack_engine import PackEngine, Wires
+from workbench.runtime.inbox import Inbox
+from workbench.runtime.pack_engine import PackEngine
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import available_cores
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule.action import Kind
-from workbench.schedule.schedule import Schedule
+from workbench.schedule.schedule import DEVICE, Schedule
 
 
 def layouts_of(model: LayeredModel) -> list[VisitLayout]:
@@ -93,6 +94,14 @@ class Rank:
             updates = host_updates(
                 spec, schedule, self.host, self.board, layouts, dtype=dtype, device=device
             )
+            inbox = Inbox(
+                board.parent,
+                rank,
+                schedule.slot_bytes(DEVICE, rank).get("inbox", 0),
+                self.meter,
+                device,
+                self.board.check,
+            )
             self.engine = PackEngine(
                 model,
                 schedule,
@@ -105,7 +114,7 @@ class Rank:
                 updates,
                 device=device,
                 dtype=dtype,
-                wires=Wires(rank, schedule.num_ranks),
+                inbox=inbox,
             )
             self.executor = Executor(
                 schedule,

@@ -86,16 +86,21 @@ class Schedule:
 
     def static_bytes(self, tier: str, rank: int = 0) -> int:
         """Bytes held for the whole run: permanent buffers, and each slot to its farthest end."""
-        total, slots = 0, {}
+        permanent = sum(
+            buffer.nbytes
+            for buffer in self.buffers.values()
+            if buffer.permanent and (buffer.tier, buffer.rank) == (tier, rank)
+        )
+        return permanent + sum(self.slot_bytes(tier, rank).values())
+
+    def slot_bytes(self, tier: str, rank: int = 0) -> dict[str, int]:
+        """Slot -> bytes to its farthest end."""
+        slots: dict[str, int] = {}
         for buffer in self.buffers.values():
-            if (buffer.tier, buffer.rank) != (tier, rank):
-                continue
-            if buffer.slot is not None:
+            if (buffer.tier, buffer.rank) == (tier, rank) and buffer.slot is not None:
                 end = buffer.offset + buffer.nbytes
                 slots[buffer.slot] = max(slots.get(buffer.slot, 0), end)
-            elif buffer.permanent:
-                total += buffer.nbytes
-        return total + sum(slots.values())
+        return slots
 
     def moved_bytes(self) -> dict[str, int]:
         """Bytes a step moves: load (to the device), store (to the host), read and write (disk).

@@ -55,6 +55,7 @@ def build(
             for unit in reversed(task.units):
                 _gradients_out(sheet, task, unit)
     _update(sheet, clipped)
+    sheet.lay_inboxes()
     return sheet.schedule(budgets)
 
 

@@ -24,13 +24,14 @@ from workbench.runtime.board import Failed
 from workbench.runtime.executor import Perturb
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_device_threads
+from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import from_json
 
 GRACE_S = 2.0
 """After a failure, for lanes to end by themselves."""
 PATIENCE = timedelta(hours=12)
-"""Messages wait as long as compute takes; who hangs is told by the board, not by a timeout."""
+"""Sums wait as long as compute takes; who hangs is told by the board, not by a timeout."""
 
 
 def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
@@ -84,8 +85,9 @@ def _device(kind: str, number: int) -> torch.device:
 
 
 def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -> None:
-    """The process groups; all addresses are this machine's own."""
-    if schedule.num_ranks == 1:
+    """The process group of sums over all ranks; messages need none (runtime/inbox.py). All
+    addresses are this machine's own."""
+    if all(action.kind is not Kind.REDUCE for action in schedule.actions):
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, "lo")

@@ -7,9 +7,11 @@ depends on the rank of the task before and after, and on how these divide the mi
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from workbench.methods.harmony.draft import Draft, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
+from workbench.methods.harmony.ring import aligned
 from workbench.schedule import buffers as name
 from workbench.schedule.action import H2D, NET_IN, Kind
 from workbench.schedule.action import format_name as act
@@ -19,6 +21,8 @@ AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
 FETCHES = H2D + ".1"
 """Stashed inputs come beside the weights of the next pack, not behind them."""
+INBOX = "inbox"
+"""Slot of what comes from other ranks."""
 GRADIENT = 1
 """Turn of messages that carry gradients."""
 
@@ -32,6 +36,8 @@ class Sheet(Draft):
         self._previous: dict[Task, Task] = {}
         self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)
         """(rank, lane) -> what frees each thing that came on that lane, in order."""
+        self._received: dict[int, list[int]] = defaultdict(list)
+        """Rank -> its RECV actions, by their places among all actions."""
         for task, following in self._neighbours():
             self._next[task] = following
             self._previous[following] = task
@@ -107,13 +113,7 @@ class Sheet(Draft):
         if task.forward and unit in self.stashed:
             ends = Kind.STASH
         if (task.forward or task.fused) and not self.by_host(task):
-            after = self._after_spent(rank, NET_IN, act(ends, unit, micro, rank=rank))
-            takes = [self.lay(rank, label, DEVICE, nbytes)]
-            made = self.add(
-                Kind.RECV, unit, NET_IN, micro, rank=rank, after=after, nbytes=nbytes, takes=takes,
-                samples=span,
-            )  # fmt: skip
-            return [made]
+            return [self._receive(task, unit, micro, span, label, 0, ends)]
         after = self._after_spent(rank, FETCHES, act(ends, unit, micro, rank=rank))
         after += [
             action.name
@@ -126,6 +126,35 @@ class Sheet(Draft):
             uses=[self.host_inputs(rank, unit)], samples=span,
         )  # fmt: skip
         return [made]
+
+    def _receive(
+        self, task: Task, unit: int, micro: int, span: Samples, label: str, turn: int, ends: Kind
+    ) -> str:
+        """Have a message of another rank come into the inbox, where `ends` will free its place."""
+        rank, nbytes = task.rank, self.input_bytes(unit, span)
+        of = unit - 1 if turn == GRADIENT else unit
+        self._received[rank].append(len(self.actions))
+        return self.add(
+            Kind.RECV, unit, NET_IN, micro, rank=rank, turn=turn, nbytes=nbytes, samples=span,
+            after=self._after_spent(rank, NET_IN, act(ends, of, micro, rank=rank)),
+            takes=[self.lay(rank, label, DEVICE, nbytes, slot=INBOX)],
+        )  # fmt: skip
+
+    def lay_inboxes(self) -> None:
+        """Places for messages, taken in turn: the first ones of a step wait for the last ones of
+        the step before."""
+        for rank, received in self._received.items():
+            size = aligned(max(self.actions[index].nbytes for index in received))
+            spent = self._spent[rank, NET_IN]
+            for number, index in enumerate(received):
+                action = self.actions[index]
+                (label,) = action.takes
+                offset = number % AHEAD * size
+                self.buffers[label] = replace(self.buffers[label], offset=offset)
+                if number < AHEAD:
+                    last = max(n for n in range(len(received)) if n % AHEAD == number)
+                    after = (*action.after, f"{spent[last]}@-1")
+                    self.actions[index] = replace(action, after=after)
 
     def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
         """What must be gone before one more thing comes on a lane; notes what will free it."""
@@ -153,16 +182,10 @@ class Sheet(Draft):
     def bring_gradient(self, task: Task, micro: int, span: Samples) -> list[str]:
         """Have the gradient of a task's output come; returns what its first backward pass waits
         for."""
-        unit, rank = task.units.stop, task.rank
+        unit = task.units.stop
         if unit > self.head:
             return []
         if self.alone(task):
             return self._made(Kind.BACKWARD, unit, self._previous[task], span)
-        nbytes = self.input_bytes(unit, span)
-        ends = act(Kind.BACKWARD, unit - 1, micro, rank=rank)
-        label = self.lay(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes)
-        made = self.add(
-            Kind.RECV, unit, NET_IN, micro, rank=rank, turn=GRADIENT,
-            after=self._after_spent(rank, NET_IN, ends), nbytes=nbytes, takes=[label], samples=span,
-        )  # fmt: skip
-        return [made]
+        label = name.output_gradient(unit - 1, micro)
+        return [self._receive(task, unit, micro, span, label, GRADIENT, Kind.BACKWARD)]
