@@ -15,6 +15,7 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from workbench.methods.harmony.crew import Crew, RankFailed
+from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
@@ -51,13 +52,8 @@ def schedule_for(packs, spec):
         sum(aligned(sizes.visit_bytes(unit)) for unit in pack)
         for pack in (*packs.forward, *packs.backward)
     )
-    schedule = build(
-        packs,
-        sizes,
-        weight_ring=2 * largest,
-        gradient_ring=largest,
-        clipped=spec.clip is not None,
-    )
+    rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
+    schedule = build(packs, sizes, rings=rings, clipped=spec.clip is not None)
     validate(schedule)
     return schedule
 
@@ -92,8 +88,13 @@ def whole(tmp_path_factory):
             backward=packs_of([3, 2, 1]),
         ),
         replace(PACKS, ranks=3, forward_size=5, backward_size=5),
+        replace(PACKS, mirrored=True, resident=frozenset({1, 2, 4})),
+        replace(
+            PACKS, ranks=3, forward=packs_of([1] * 4), backward=packs_of([1, 1, 1, 1, 2]),
+            mirrored=True, resident=frozenset({1, 2, 3, 4}),
+        ),
     ],
-    ids=["replicas", "one rank", "uneven", "three ranks"],
+    ids=["replicas", "one rank", "uneven", "three ranks", "some stay", "all that can stay"],
 )  # fmt: skip
 def test_ranks_train_as_plain_training_does(packs, tmp_path):
     """With random delays around every action."""

@@ -1,4 +1,5 @@
-"""Updates on the host memory of all ranks: of whole layers, or of each rank's share of them.
+"""Updates of a rank: of layers in the host memory of all ranks, whole or its share of each, and of
+layers that stay on its device.
 
 Norms come from where gradients arrive; the first rank adds them up, decides the clip coefficient
 and whether the step is skipped, and all others read that from the board. So every update of a step
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.runs.spec import RunSpec
-from workbench.runtime import host_adam
+from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.board import Board
 from workbench.runtime.shared import SharedHost
@@ -47,6 +48,7 @@ class HostUpdates:
         self._spec, self._host, self._board, self._layouts = spec, host, board, layouts
         self._dtype, self._shares, self._clipped = dtype, shares, clipped
         self._threads, self._niceness = threads, POLITENESS if polite else 0
+        self._squares = torch.from_numpy(board.norms[board.rank])
         self._lenders = {loan.owner for layout in layouts for loan in layout.loans}
 
     def share(self, unit: int) -> int:
@@ -136,6 +138,29 @@ class HostUpdates:
             rest=None if states.rest is None else states.rest[part],
             threads=self._threads,
             niceness=self._niceness,
+        )
+
+    def see_here(self, unit: int, gradients: Tensor) -> None:
+        """Take the norm of gradients that stay on the device: it writes to the board itself, so
+        that nobody waits until whoever reads it knows that they are complete."""
+        if self._clipped:
+            square = torch.linalg.vector_norm(gradients, dtype=torch.float32).double() ** 2
+            self._squares[unit : unit + 1].copy_(square.reshape(1), non_blocking=True)
+
+    def update_here(self, unit: int, step: int, states: States, gradients: Tensor) -> None:
+        """Update a layer that stays on the device, unless the step is skipped."""
+        hyper = self._hyper(step)
+        if hyper is None:
+            return
+        device_adam.update(
+            states.weights,
+            states.exp_avg,
+            states.exp_avg_sq,
+            gradients,
+            hyper,
+            decay_split=self._layouts[unit].flat.decay_split,
+            rest=states.rest,
+            threads=self._threads,
         )
 
     def _hyper(self, step: int) -> AdamStep | None:

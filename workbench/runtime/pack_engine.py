@@ -7,7 +7,6 @@ that is written in the schedule as the buffers an action takes, uses and frees.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,20 +22,15 @@ from workbench.runtime.board import Board
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
+from workbench.runtime.links import Links, holds_all, links_of, partners, placed
+from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
-from workbench.runtime.storage import read_here
+from workbench.runtime.storage import States, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
-from workbench.schedule.schedule import DEVICE, Buffer, Schedule
-
-LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
-PLACED = ("weights", "gradients")
-"""Slots of what has fixed places and is viewed as the parameters of modules."""
-INPUTS = {"x", "xs"}
-OUTPUTS = {"x", "xs", "y"}
-GRADIENTS_IN, GRADIENTS_OUT = {"d", "ds"}, {"d", "ds", "e"}
+from workbench.schedule.schedule import DEVICE, Schedule
 
 
 @dataclass
@@ -50,20 +44,6 @@ class Step:
     samples: tuple[int, ...]
     losses: list[Tensor] = field(default_factory=list)
     """Parts of the minibatch's mean loss."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
-    """The buffers of one action, by what they are for."""
-
-    weights: str | None
-    gradients: str | None
-    source: str | None
-    """Where a pass reads its input, or a message lies."""
-    target: str | None
-    output_gradient: str | None
-    input_gradient: str | None
-    host: str | None
 
 
 class PackEngine:
@@ -97,12 +77,13 @@ class PackEngine:
         compiled = compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         mine = [action for action in schedule.actions if action.rank == board.rank]
-        self._links = {action.name: _links(action, schedule) for action in mine}
+        self._links = {action.name: links_of(action, schedule) for action in mine}
         self._first = min((a.span[0] for a in mine if a.samples), default=0)
         """The first sample that passes this rank."""
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
-        self._partner = _partners(schedule)
+        self._partner = partners(schedule)
         self._arenas = self._lay_out()
+        self._residents = self._stay(mine)
         self._modules: dict[str, nn.Module] = {}
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._gradients: dict[str, list[Tensor]] = {}
@@ -119,12 +100,20 @@ class PackEngine:
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
             Kind.NORM: lambda action, links, step: updates.norm(step),
-            Kind.UPDATE: lambda action, links, step: updates.update(action.unit, step),
+            Kind.UPDATE: self._update,
         }
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step."""
         self._work[action.kind](action, self._links[action.name], step)
+
+    def bring(self) -> None:
+        """Layers that stay come from the host, before the first step."""
+        self._residents.bring()
+
+    def give_back(self) -> None:
+        """Write them to the host, where checkpoints are made."""
+        self._residents.give_back()
 
     def end_step(self, step: int) -> None:
         """Put this rank's part of the loss on the board."""
@@ -142,35 +131,41 @@ class PackEngine:
     # -- set-up ---------------------------------------------------------------------------------
 
     def _lay_out(self) -> dict[str, Tensor]:
-        """One piece of device memory each for the weights and the gradients of this rank."""
-        ends = self.schedule.slot_bytes(DEVICE, self.board.rank)
-        size = self.dtype.itemsize
-        return {
-            slot: self.meter.zeros(-(-end // size), self.dtype)
-            for slot, end in ends.items()
-            if slot in PLACED
-        }
+        """One piece of device memory for each slot of this rank, and for each layer that stays."""
+        sizes = self.schedule.slot_bytes(DEVICE, self.board.rank)
+        sizes.pop("inbox", None)
+        for label, buffer in self.schedule.buffers.items():
+            if buffer.permanent and placed(label, buffer, self.board.rank):
+                sizes[label] = buffer.nbytes
+        return {name: self.meter.zeros(nbytes, torch.uint8) for name, nbytes in sizes.items()}
 
-    def _has_place(self, buffer: Buffer) -> bool:
-        """Whether it is one of the weights or gradients that have fixed places on this rank."""
-        mine = (buffer.tier, buffer.rank) == (DEVICE, self.board.rank)
-        return mine and buffer.slot in PLACED
+    def _stay(self, mine: list[Action]) -> Residents:
+        """The layers whose states are here."""
+        there = {}
+        for label, buffer in self.schedule.buffers.items():
+            what, unit = placed(label, buffer, self.board.rank) or (None, None)
+            if what == "states":
+                weights = name.on_rank(self.board.rank, name.weights(unit))
+                place = self._place(weights, self._layouts[unit].flat.numel)
+                there[unit] = States.within(place, self._arenas[label])
+        return Residents(there, mine, self._updates)
 
     def _place(self, label: str, numel: int) -> Tensor:
         buffer = self.schedule.buffers[label]
-        start = buffer.offset // self.dtype.itemsize
-        return self._arenas[buffer.slot][start : start + numel]
+        whole = self._arenas[buffer.slot or label]
+        end = buffer.offset + numel * self.dtype.itemsize
+        return whole[buffer.offset : end].view(self.dtype)
 
     def _point(self) -> None:
         """One module for each visit of weights, and views for each of gradients: their places never
         change."""
         for label, buffer in self.schedule.buffers.items():
-            if not self._has_place(buffer):
+            what, unit = placed(label, buffer, self.board.rank) or (None, None)
+            if what not in ("weights", "gradients"):
                 continue
-            unit = int(LABEL.fullmatch(label)["unit"])
             layout = self._layouts[unit]
             place = self._place(label, layout.numel)
-            if buffer.slot == "weights":
+            if what == "weights":
                 module = self.model.shell(unit, device=self.device, dtype=self.dtype)
                 self._modules[label] = module
                 self._parameters[label] = layout.point(module, place)
@@ -229,18 +224,21 @@ class PackEngine:
             torch._foreach_copy_(views, grads)
         else:
             torch._foreach_add_(views, grads)
+        if self._residents.complete(action):
+            numel = self._layouts[unit].flat.numel
+            self._updates.see_here(unit, self._place(links.gradients, numel))
         self._drop(action)
 
     def _read(self, label: str, rows: slice) -> Tensor:
         """What lies in a buffer, or of these samples in one that holds all."""
         held = self._held[label]
         read_here(held)
-        if LABEL.fullmatch(label)["what"] in ("xs", "ds"):
+        if holds_all(label):
             return held[rows.start - self._first : rows.stop - self._first]
         return held
 
     def _write(self, label: str, rows: slice, value: Tensor) -> None:
-        if LABEL.fullmatch(label)["what"] not in ("xs", "ds"):
+        if not holds_all(label):
             self._held[label] = value
             return
         if label not in self._held:
@@ -253,6 +251,13 @@ class PackEngine:
             held = self._held.pop(label, None)
             if held is not None:
                 read_here(held)
+
+    def _update(self, action: Action, links: Links, step: int) -> None:
+        if action.unit not in self._residents:
+            self._updates.update(action.unit, step)
+            return
+        gradients = self._place(links.gradients, self._layouts[action.unit].flat.numel)
+        self._residents.update(action.unit, step, gradients)
 
     # -- transfers ------------------------------------------------------------------------------
 
@@ -335,42 +340,3 @@ class PackEngine:
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:
             self.moved[way] += nbytes
-
-
-def _links(action: Action, schedule: Schedule) -> Links:
-    """Sort an action's buffers by what they are for."""
-    known: dict[str, str | None] = dict.fromkeys(Links.__dataclass_fields__)
-    backward, below = action.kind is Kind.BACKWARD, action.unit - 1
-    for label in dict.fromkeys((*action.takes, *action.uses, *action.frees)):
-        match = LABEL.fullmatch(label)
-        buffer = schedule.buffers[label]
-        if match is None or match["unit"] is None:
-            continue
-        what, unit = match["what"], int(match["unit"])
-        if buffer.slot in PLACED:
-            known[buffer.slot] = label
-        elif buffer.tier != DEVICE:
-            known["host"] = label
-        elif action.kind in (Kind.RECV, Kind.FETCH):
-            known["target"] = label
-        elif action.kind in (Kind.SEND, Kind.STASH):
-            known["source"] = label
-        elif what in GRADIENTS_OUT and backward and (what == "e" or unit == below):
-            known["input_gradient"] = label
-        elif what in GRADIENTS_IN and backward:
-            known["output_gradient"] = label
-        elif what in INPUTS and unit == action.unit:
-            known["source"] = label
-        elif what in OUTPUTS:
-            known["target"] = label
-    return Links(**known)
-
-
-def _partners(schedule: Schedule) -> dict[str, Action]:
-    """The other side of each message."""
-    sides: dict[tuple[int, int | None, int], list[Action]] = {}
-    for action in schedule.actions:
-        if action.kind in (Kind.SEND, Kind.RECV):
-            key = (action.unit, action.microbatch, action.turn)
-            sides.setdefault(key, []).append(action)
-    return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}

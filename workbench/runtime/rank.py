@@ -88,6 +88,8 @@ class Rank:
             rank=rank,
         )
         self.meter = device_meter(device, spec.device_memory)
+        if device.type == "cuda":
+            self.board.pin()
         self.host = SharedHost(host, schedule, rank, pin=device.type == "cuda")
         try:
             layouts = layouts_of(model)
@@ -132,9 +134,13 @@ class Rank:
             raise
 
     def run(self, first: int, steps: int) -> None:
-        """So many steps from one on; raises the first failure of this rank."""
+        """So many steps from one on, after which the host has all weights and states; raises the
+        first failure of this rank."""
         with self.meter:
+            if not self.executor.step_numbers:
+                self.engine.bring()
             self.executor.run(first, steps)
+            self.engine.give_back()
 
     def close(self) -> None:
         """Give all memory back."""

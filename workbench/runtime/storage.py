@@ -107,6 +107,17 @@ class States:
             exp_avg_sq=moments[numel:],
         )
 
+    def copy_(self, other: States) -> None:
+        """Take all numbers from elsewhere, which must be ready; they are here when this returns."""
+        for own, new in (
+            (self.weights, other.weights),
+            (self.rest, other.rest),
+            (self.exp_avg, other.exp_avg),
+            (self.exp_avg_sq, other.exp_avg_sq),
+        ):
+            if own is not None:
+                own.copy_(new)
+
     def master(self) -> Tensor:
         """fp32 weights: themselves in fp32 training, else a copy."""
         if self.rest is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.ring import aligned
@@ -96,6 +97,16 @@ def drawn(rng: random.Random, **fixed) -> Packs:
         "backward": backward,
     }
     return Packs(**{**chosen, **fixed})
+
+
+def mirrored(packs: Packs, rng: random.Random, *, keep_off: set[int] = frozenset()) -> Packs:
+    """The same backward packs, each on one rank forward and backward, some of their units
+    resident."""
+    units = [unit for unit in range(packs.num_units) if unit not in keep_off]
+    resident = rng.sample(units, rng.randint(0, len(units)))
+    return replace(
+        packs, mode="pp", forward=packs.backward[:-1], mirrored=True, resident=frozenset(resident)
+    )
 
 
 def largest_pack(packs: Packs, layers: Layers) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.harmony.made_up import Layers, Seconds, drawn, largest_pack
+from tests.unit.harmony.made_up import Layers, Seconds, drawn, largest_pack, mirrored
+from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.schedule import Kind, ScheduleError, simulate, validate
@@ -26,8 +27,8 @@ PACKS = Packs(
 
 def built(packs: Packs, layers: Layers = LAYERS, *, room: float = 2.0, **kw):
     largest = largest_pack(packs, layers)
-    rings = {"weight_ring": int(largest * room), "gradient_ring": largest}
-    return build(packs, layers, **{**rings, **kw})
+    rings = Rings(weights=int(largest * room), gradients=largest)
+    return build(packs, layers, **{"rings": [rings] * packs.ranks, **kw})
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -46,6 +47,35 @@ def test_every_choice_is_training(seed):
         assert all(peaks[tier] <= proved.peak_bytes[rank][tier] for tier in peaks)
     samples = 3e-3 * packs.minibatch * packs.num_units
     assert seen.step_seconds >= samples / packs.ranks, "no rank computes faster than it can"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_layers_that_stay_are_training_and_cross_no_link(seed):
+    rng = random.Random(1000 + seed)
+    packs = drawn(rng)
+    head, tied = packs.num_units - 1, rng.random() < 0.5
+    layers = Layers(
+        [rng.randint(1, 2000) for _ in range(packs.num_units)], {head: 0} if tied else None
+    )
+    packs = mirrored(packs, rng, keep_off={0, head} if tied else set())
+    schedule = built(packs, layers, clipped=rng.random() < 0.5)
+    proved = validate(schedule)
+    seen = simulate(schedule, Seconds(), steps=2)
+    for rank, peaks in seen.peak_bytes.items():
+        assert all(peaks[tier] <= proved.peak_bytes[rank][tier] for tier in peaks)
+    moving = {a.unit for a in schedule.actions if a.kind in (Kind.LOAD, Kind.GRAD_OUT)}
+    assert moving == set(range(packs.num_units)) - packs.resident
+    for unit in packs.resident:
+        ranks = {a.rank for a in schedule.actions if a.unit == unit and a.lane == "compute"}
+        (update,) = (a for a in schedule.actions if (a.kind, a.unit) == (Kind.UPDATE, unit))
+        assert ranks == {update.rank}
+
+
+def test_layers_stay_only_where_one_rank_runs_them():
+    with pytest.raises(ValueError, match="resident ones need mirrored packs"):
+        replace(PACKS, resident=frozenset({1}))
+    with pytest.raises(ValueError, match="the same forward and backward"):
+        replace(PACKS, forward=packs_of([1, 3]), mirrored=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -92,7 +122,7 @@ def test_passes_may_divide_an_uneven_minibatch_differently():
 
 def test_a_ring_too_small_for_a_pack_is_refused():
     with pytest.raises(ValueError, match="4608 bytes that are needed at once do not fit into 4000"):
-        built(PACKS, weight_ring=4000)
+        built(PACKS, rings=[Rings(weights=4000, gradients=8192)] * 2)
 
 
 def test_a_message_the_other_way_round_is_a_deadlock_with_a_name():

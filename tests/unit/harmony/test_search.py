@@ -31,6 +31,7 @@ SERVER = Server(
     all_stores_bytes_per_s=2e6,
     message_bytes_per_s=1e7,
     host_adam_params_per_s=1e7,
+    device_adam_params_per_s=1e9,
 )
 SETTING = Setting(
     mode="pp", ranks=3, minibatch=12, device_bytes=200_000, host_bytes=1 << 30, clipped=False

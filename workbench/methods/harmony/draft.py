@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,6 +45,14 @@ class Sizes(Protocol):
     def token_bytes(self, samples: int) -> int: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rings:
+    """Device memory of one rank for what comes and goes, in bytes."""
+
+    weights: int
+    gradients: int
+
+
 @dataclass(kw_only=True, eq=False)
 class Visit:
     """A layer's weights, or its gradients, on a device, up to their last use."""
@@ -51,9 +60,9 @@ class Visit:
     rank: int
     unit: int
     turn: int
-    first: Task
-    """The task that brings them."""
-    last: Task
+    first: Task | None
+    """The task that brings them; None where they are resident."""
+    last: Task | None
     """The one that uses them last: a later one where they are pinned."""
     offset: int = 0
     behind: list[tuple[int, Visit]] = field(default_factory=list)
@@ -76,21 +85,24 @@ class Draft(Script):
 
     # -- memory that lasts --------------------------------------------------------------------
 
-    def lay_out(self, weight_ring: int, gradient_ring: int) -> None:
-        """Everything that is there all the time, and the places of what comes and goes."""
+    def lay_out(self, rings: Sequence[Rings]) -> None:
+        """Everything that is there all the time, and the places of what comes and goes in the rings
+        of each rank."""
         packs, sizes = self.packs, self.sizes
         for rank in range(packs.ranks):
             samples = self.samples_of(rank)
             self.lay(rank, "tokens", DEVICE, sizes.token_bytes(samples), permanent=True)
             if sizes.library_bytes:
                 self.lay(rank, "libraries", DEVICE, sizes.library_bytes, permanent=True)
-            self._place_weights(rank, weight_ring)
-            self._place_gradients(rank, gradient_ring)
+            self._place_weights(rank, rings[rank].weights)
+            self._place_gradients(rank, rings[rank].gradients)
         for unit in range(packs.num_units):
             weight, state = sizes.weight_bytes(unit), sizes.state_bytes(unit)
             visit = sizes.visit_bytes(unit)
             self.lay(0, name.host_weights(unit), HOST_TIER, weight, permanent=True)
             self.lay(0, name.host_states(unit), HOST_TIER, state, permanent=True)
+            if unit in packs.resident:
+                continue
             for rank in range(packs.ranks if packs.mode == DP else 1):
                 share = self.share_bytes(visit) if packs.mode == DP else visit
                 label = self.label(rank, name.host_gradients(unit))
@@ -116,7 +128,9 @@ class Draft(Script):
             if not pins:
                 groups.append([])
             for unit in task.units:
-                if unit in pins:
+                if unit in self.packs.resident:
+                    visit = self._stays(rank, unit)
+                elif unit in pins:
                     visit = self._weights[before, unit]
                     visit.last = task
                 else:
@@ -126,25 +140,37 @@ class Draft(Script):
                 self._weights[task, unit] = visit
         self._put(groups, capacity)
 
+    def _stays(self, rank: int, unit: int) -> Visit:
+        """A layer that is never brought, with its states."""
+        label, states = name.weights(unit), name.states(unit)
+        self.lay(rank, label, DEVICE, self.sizes.visit_bytes(unit), permanent=True)
+        self.lay(rank, states, DEVICE, self.sizes.state_bytes(unit), permanent=True)
+        return Visit(rank=rank, unit=unit, turn=0, first=None, last=None)
+
     def _pins(self, before: Task | None, task: Task, capacity: int) -> set[int]:
         """Layers that stay from a rank's last forward task to its first backward one, where both
         packs fit together."""
         if before is None or not before.forward or task.forward:
             return set()
-        both = {*before.units} | {*task.units}
+        both = ({*before.units} | {*task.units}) - self.packs.resident
         needed = sum(aligned(self.sizes.visit_bytes(unit)) for unit in both)
-        return {*before.units} & {*task.units} if needed <= capacity else set()
+        return {*before.units} & {*task.units} & both if needed <= capacity else set()
 
     def _place_gradients(self, rank: int, capacity: int) -> None:
-        groups = [
-            [
-                Visit(rank=rank, unit=unit, turn=0, first=task, last=task)
-                for unit in reversed(task.units)
-            ]
-            for task in self._tasks_of(rank)
-            if not task.forward
-        ]
-        self._gradients |= {(visit.first, visit.unit): visit for group in groups for visit in group}
+        groups: list[list[Visit]] = []
+        behind = capacity
+        for task in self._tasks_of(rank):
+            if task.forward:
+                continue
+            groups.append([])
+            for unit in reversed(task.units):
+                visit = Visit(rank=rank, unit=unit, turn=0, first=task, last=task)
+                self._gradients[task, unit] = visit
+                if unit in self.packs.resident:  # behind the ring, until the update
+                    visit.offset = behind
+                    behind += aligned(self.sizes.visit_bytes(unit))
+                else:
+                    groups[-1].append(visit)
         self._put(groups, capacity)
 
     def _put(self, groups: list[list[Visit]], capacity: int) -> None:
@@ -196,6 +222,8 @@ class Draft(Script):
                 "backward_size": packs.backward_size,
                 "forward_packs": " ".join(str(len(pack)) for pack in packs.forward),
                 "backward_packs": " ".join(str(len(pack)) for pack in packs.backward),
+                "mirrored": packs.mirrored,
+                "resident": len(packs.resident),
             },
         )
 
@@ -210,9 +238,11 @@ class Draft(Script):
         visit = self.weights(task, unit)
         return self.label(visit.rank, name.weights(unit, visit.turn))
 
-    def loaded(self, task: Task, unit: int) -> str:
-        """The action that brings them."""
+    def there(self, task: Task, unit: int) -> str:
+        """The action that brings them, or that updates them in their place."""
         visit = self.weights(task, unit)
+        if visit.first is None:
+            return act(Kind.UPDATE, unit, rank=visit.rank, step=-1)
         return act(Kind.LOAD, unit, turn=visit.turn, rank=visit.rank)
 
     def updated(self, unit: int) -> list[str]:

@@ -21,9 +21,7 @@ class Pace:
 
     def __init__(self, sizes: Sizes, server: Server, units: int) -> None:
         self._sizes, self._server, self._units = sizes, server, units
-        self._bytes = [0, *accumulate(sizes.visit_bytes(unit) for unit in range(units))]
-        parameters = [sizes.cost(unit, 1).parameters for unit in range(units)]
-        self._parameters = [0, *accumulate(parameters)]
+        self._visiting: dict[frozenset[int], tuple[list[int], list[int]]] = {}
         self._sums: dict[int, tuple[list[float], list[float], list[float]]] = {}
 
     def _seconds(self, samples: int) -> tuple[list[float], list[float], list[float]]:
@@ -40,6 +38,16 @@ class Pace:
             )
         return self._sums[samples]
 
+    def visiting(self, resident: frozenset[int]) -> tuple[list[int], list[int]]:
+        """Running sums over the units that are not resident: bytes of a visit, parameters."""
+        if resident not in self._visiting:
+            units = range(self._units)
+            self._visiting[resident] = tuple(
+                [0, *accumulate(0 if unit in resident else of(unit) for unit in units)]
+                for of in (self._sizes.visit_bytes, lambda u: self._sizes.cost(u, 1).parameters)
+            )
+        return self._visiting[resident]
+
     def step_seconds(self, packs: Packs) -> float:
         """Seconds of a step."""
         tasks = packs.tasks
@@ -53,6 +61,7 @@ class _Walk:
 
     def __init__(self, pace: Pace, packs: Packs) -> None:
         self.pace, self.packs, self.server = pace, packs, pace._server
+        self.bytes, self.parameters = pace.visiting(packs.resident)
         self.compute: dict[int, float] = defaultdict(float)
         self.link: dict[int, float] = defaultdict(float)
         self.store: dict[int, float] = defaultdict(float)
@@ -97,8 +106,8 @@ class _Walk:
     def _load(self, task: Task) -> tuple[float, float]:
         """When the first layer is there, and when all are: a ring holds two packs."""
         rank, units, ends = task.rank, task.units, self.ends[task.rank]
-        nbytes = self.pace._bytes[units.stop] - self.pace._bytes[units.start]
-        first = self.pace._bytes[units.start + 1] - self.pace._bytes[units.start]
+        nbytes = self.bytes[units.stop] - self.bytes[units.start]
+        first = self.bytes[units.start + 1] - self.bytes[units.start]
         start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0)
         self.link[rank] = start + nbytes / self.server.load_rate
         return start + first / self.server.load_rate, self.link[rank]
@@ -112,8 +121,8 @@ class _Walk:
     def _finish(self, task: Task) -> None:
         """Gradients leave, and the layers are updated."""
         rank, units, server = task.rank, task.units, self.server
-        nbytes = self.pace._bytes[units.stop] - self.pace._bytes[units.start]
-        parameters = self.pace._parameters[units.stop] - self.pace._parameters[units.start]
+        nbytes = self.bytes[units.stop] - self.bytes[units.start]
+        parameters = self.parameters[units.stop] - self.parameters[units.start]
         end = self.compute[rank]
         if self.packs.mode == DP:
             ranks = self.packs.ranks

@@ -55,6 +55,12 @@ class Packs:
     """Units of each forward pack, in order (P_F); none where one backward pack is the model."""
     backward: tuple[range, ...]
     """Units of each backward pack, in the model's order (P_B)."""
+    mirrored: bool = False
+    """Whether a pack runs backward on the rank that ran it forward, the last pack's neighbours
+    taking turns downwards; else turns go on upwards, as published. PP mode."""
+    resident: frozenset[int] = frozenset()
+    """Units whose weights and optimizer states stay on the one rank that runs them, and are updated
+    there. Mirrored packs only."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -70,6 +76,12 @@ class Packs:
             raise ValueError("there are no backward packs; one at least must hold the model")
         _check_cover(self.backward, "backward", self.num_units)
         _check_cover(self.forward, "forward", self.backward[-1].start)
+        if self.mirrored and (self.mode != PP or self.forward != self.backward[:-1]):
+            raise ValueError("mirrored packs are those of PP mode, the same forward and backward")
+        if self.resident and not self.mirrored:
+            raise ValueError(
+                "units stay where one rank runs them: resident ones need mirrored packs"
+            )
 
     @property
     def num_units(self) -> int:
@@ -89,10 +101,13 @@ class Packs:
         backward = self.backward[::-1]
         for number, units in enumerate([*self.forward, *backward]):
             forward = number < len(self.forward)
+            turn = number
+            if self.mirrored and not forward:
+                turn = len(self.forward) + len(self.backward) - 1 - number
             tasks.append(
                 Task(
                     number=number,
-                    rank=number % self.ranks if only is None else only,
+                    rank=turn % self.ranks if only is None else only,
                     units=units,
                     forward=forward,
                     fused=number == len(self.forward),

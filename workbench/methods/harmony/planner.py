@@ -101,6 +101,7 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         all_stores_bytes_per_s=min(2 * host_copy, ranks * hardware.d2h_bytes_per_s),
         message_bytes_per_s=hardware.h2d_bytes_per_s if cuda else host_copy / 2,
         host_adam_params_per_s=hardware.host_adam_params_per_s,
+        device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         action_overhead_s=hardware.action_overhead_s,
     )

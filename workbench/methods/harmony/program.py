@@ -15,16 +15,19 @@ once a task. The order of tasks is the order of each rank's lanes; everything el
 * **Gradients** add up on the device over a pack's micro-batches and leave once; in DP mode the
   ranks add theirs up first, and each takes its share to the host.
 * **Updates** run on the host (jit-update): of a pack's layers by the rank that ran it backward, of
-  shares by each rank for itself. With a limit on the global norm they wait for it.
+  shares by each rank for itself. Resident layers have their states on that rank's device, are
+  updated there, and cross no link. With a limit on the global norm all updates wait for it.
 """
 
 from __future__ import annotations
 
-from workbench.methods.harmony.draft import Sizes
+from collections.abc import Sequence
+
+from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, Kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Schedule
 
@@ -35,18 +38,16 @@ def build(
     packs: Packs,
     sizes: Sizes,
     *,
-    weight_ring: int,
-    gradient_ring: int,
+    rings: Sequence[Rings],
     clipped: bool = True,
     budgets: dict[str, int] | None = None,
 ) -> Schedule:
     """The schedule of one step.
 
-    `weight_ring` and `gradient_ring` are device bytes of every rank. Raises ValueError where a
-    layer is larger than its ring.
+    `rings` are those of each rank. Raises ValueError where a pack is larger than its ring.
     """
     sheet = Sheet(packs, sizes)
-    sheet.lay_out(weight_ring, gradient_ring)
+    sheet.lay_out(rings)
     for task in packs.tasks:
         _load(sheet, task)
         for micro, span in enumerate(task.micros):
@@ -99,7 +100,7 @@ def _forward(
     kind = F if task.forward or task.fused else R
     me, last = act(kind, unit, micro, rank=rank), micro == len(task.micros) - 1
     after = [*came] if unit == task.units.start else [act(kind, unit - 1, micro, rank=rank)]
-    after.append(sheet.loaded(task, unit))
+    after.append(sheet.there(task, unit))
     source = sheet.source(task, unit, micro)
     weights = sheet.weights_label(task, unit)
     uses, frees = [label for label in (weights, source) if label], []
@@ -195,7 +196,7 @@ def _backward(
     for label in (sheet.source(task, unit, micro), sheet.gradient_source(task, unit, micro)):
         if label:
             (frees if last or not sheet.whole(task, label) else uses).append(label)
-    if last:
+    if last and sheet.weights(task, unit).last is task:
         frees.append(weights)
     _input_gradient(sheet, task, unit, micro, span, (takes, uses, after))
     sheet.add(
@@ -243,6 +244,8 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
 
 def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
     """A layer's gradients, complete over the micro-batches, to the host; in DP mode a share."""
+    if unit in sheet.packs.resident:
+        return
     rank, ranks, label = task.rank, sheet.packs.ranks, sheet.gradients_label(task, unit)
     nbytes = sheet.sizes.visit_bytes(unit)
     after = act(B, unit, len(task.micros) - 1, rank=rank)
@@ -260,20 +263,31 @@ def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
 def _update(sheet: Sheet, clipped: bool) -> None:
     """As gradients arrive, or where they wait for the norm in the order of the next loads."""
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
-    gone = [(task.rank, unit, act(Kind.GRAD_OUT, unit, rank=task.rank)) for task, unit in made]
+    done = [(task.rank, unit, _last_gradients(sheet, task, unit)) for task, unit in made]
     if clipped:
-        norm = sheet.add(Kind.NORM, 0, HOST, after=[left for _, _, left in gone])
+        norm = sheet.add(Kind.NORM, 0, HOST, after=[last for _, _, last in done])
         made.reverse()
     for task, unit in made:
+        rank, stays = task.rank, unit in sheet.packs.resident
         adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
+        gradients = sheet.gradients_label(task, unit)
         sheet.add(
-            Kind.UPDATE, unit, HOST, rank=task.rank,
+            Kind.UPDATE, unit, VISIT if stays else HOST, rank=rank,
             after=[norm] if clipped else [
-                left for rank, giver, left in gone
-                if giver in adding and (giver != unit or rank == task.rank)
+                last for other, giver, last in done
+                if giver in adding and (giver != unit or other == rank)
             ],
             uses=[
-                name.host_weights(unit), name.host_states(unit),
-                sheet.host_gradients(task.rank, unit),
+                sheet.label(rank, name.weights(unit)), sheet.label(rank, name.states(unit)),
+            ] if stays else [
+                name.host_weights(unit), name.host_states(unit), sheet.host_gradients(rank, unit),
             ],
+            frees=[gradients] if stays else [],
         )  # fmt: skip
+
+
+def _last_gradients(sheet: Sheet, task: Task, unit: int) -> str:
+    """What completes a layer's gradients where they are used."""
+    if unit in sheet.packs.resident:
+        return act(B, unit, len(task.micros) - 1, rank=task.rank)
+    return act(Kind.GRAD_OUT, unit, rank=task.rank)

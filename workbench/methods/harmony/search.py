@@ -9,11 +9,12 @@ tells the time of the best, and the validator's bound on memory must keep the bu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import DP, Packs
+from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.partition import min_max_partitions
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
@@ -111,37 +112,94 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
 
 def scheduled(packs: Packs, setting: Setting, sizes: Sizes) -> Schedule:
     """The schedule of some packs, with rings of two packs where there is room for them."""
-    largest = _largest(packs, sizes, (*packs.forward, *packs.backward))
-    gradients = _largest(packs, sizes, packs.backward)
-    room = setting.device_bytes - _working(packs, sizes)
-    double = 2 * largest + gradients <= room
-    return build(
-        packs,
-        sizes,
-        weight_ring=2 * largest if double else max(largest, min(2 * largest, room - gradients)),
-        gradient_ring=gradients,
-        clipped=setting.clipped,
+    rings = [rings_of(packs, rank, setting.device_bytes, sizes) for rank in range(packs.ranks)]
+    return build(packs, sizes, rings=rings, clipped=setting.clipped)
+
+
+def rings_of(packs: Packs, rank: int, device_bytes: int, sizes: Sizes) -> Rings:
+    """A rank's rings: of two packs of weights, or what there is room for but at least one."""
+    tasks = [task for task in packs.tasks if task.rank == rank]
+    largest = _largest(packs, sizes, tasks)
+    gradients = _largest(packs, sizes, [task for task in tasks if not task.forward])
+    room = device_bytes - _working(packs, sizes, tasks) - resident_bytes(packs, rank, sizes)
+    weights = max(largest, min(2 * largest, room - gradients))
+    return Rings(weights=weights, gradients=gradients)
+
+
+def resident_bytes(packs: Packs, rank: int, sizes: Sizes) -> int:
+    """Weights, states and gradients of the layers that stay on a rank."""
+    return sum(
+        2 * aligned(sizes.visit_bytes(unit)) + sizes.state_bytes(unit)
+        for task in packs.tasks
+        if task.rank == rank and not task.forward
+        for unit in task.units
+        if unit in packs.resident
     )
 
 
-def _largest(packs: Packs, sizes: Sizes, among: tuple[range, ...]) -> int:
-    return max(sum(aligned(sizes.visit_bytes(unit)) for unit in pack) for pack in among)
+def with_residents(packs: Packs, setting: Setting, sizes: Sizes) -> Packs:
+    """The same packs with as many layers resident on each rank as it has room for, those first
+    whose weights the next step needs first. Layers that lend or borrow weights are updated on the
+    host, where both parts of their gradients meet."""
+    tied = {u for u in range(packs.num_units) if sizes.owner(u) != u}
+    tied |= {sizes.owner(u) for u in tied}
+    stay: set[int] = set()
+    for rank in range(packs.ranks):
+        own = sorted(
+            unit
+            for task in packs.tasks
+            if task.rank == rank and not task.forward
+            for unit in task.units
+            if unit not in tied
+        )
+        for count in range(len(own), 0, -1):
+            # Fewer visitors need smaller rings, so more may fit where fewer do not.
+            tried = replace(packs, resident=frozenset(own[:count]))
+            if device_bytes_of(tried, rank, sizes) <= setting.device_bytes:
+                stay |= tried.resident
+                break
+    return replace(packs, resident=frozenset(stay))
 
 
-def _working(packs: Packs, sizes: Sizes) -> int:
-    """About what a micro-batch needs beside weights and gradients."""
+def device_bytes_of(packs: Packs, rank: int, sizes: Sizes) -> int:
+    """About what a rank needs at least for packs and residents; the validator proves the rest."""
+    tasks = [task for task in packs.tasks if task.rank == rank]
+    rings = rings_of(packs, rank, 0, sizes)
+    return (
+        rings.weights
+        + rings.gradients
+        + resident_bytes(packs, rank, sizes)
+        + _working(packs, sizes, tasks)
+    )
+
+
+def _largest(packs: Packs, sizes: Sizes, among: Sequence[Task]) -> int:
     return max(
-        sum(
-            sizes.cost(u, packs.backward_size).kept_bytes
-            + sizes.cost(u, packs.backward_size).input_bytes
-            for u in pack
-        )
-        + max(
-            sizes.cost(u, packs.backward_size).backward_scratch_bytes + sizes.visit_bytes(u)
-            for u in pack
-        )
-        for pack in packs.backward
+        (
+            sum(
+                aligned(sizes.visit_bytes(unit))
+                for unit in task.units
+                if unit not in packs.resident
+            )
+            for task in among
+        ),
+        default=0,
     )
+
+
+def _working(packs: Packs, sizes: Sizes, tasks: Sequence[Task]) -> int:
+    """About what a rank needs beside weights and gradients: the micro-batch in work, the next one's
+    inputs, and what lies there all the time."""
+    size = packs.backward_size
+    passes = [
+        sum(sizes.cost(u, size).kept_bytes + sizes.cost(u, size).input_bytes for u in task.units)
+        + max(sizes.cost(u, size).backward_scratch_bytes + sizes.visit_bytes(u) for u in task.units)
+        for task in tasks
+        if not task.forward
+    ]
+    messages = 6 * max(sizes.input_bytes(unit, max(size, packs.forward_size)) for unit in (1, 2))
+    fixed = sizes.library_bytes + sizes.token_bytes(packs.minibatch)
+    return max(passes, default=0) + messages + fixed
 
 
 def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> list[_Candidate]:
@@ -159,7 +217,12 @@ def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> list[
     counts = [n for n in range(1, units + 1) if _tried(n, setting.ranks)]
     made: dict[Packs, _Candidate] = {}
 
-    def add(forward: tuple[range, ...], backward: tuple[range, ...], sizes_: tuple[int, int]):
+    def add(
+        forward: tuple[range, ...],
+        backward: tuple[range, ...],
+        sizes_: tuple[int, int],
+        mirrored: bool = False,
+    ) -> None:
         packs = Packs(
             mode=setting.mode,
             ranks=setting.ranks,
@@ -168,7 +231,10 @@ def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> list[
             backward_size=sizes_[1],
             forward=forward,
             backward=backward,
+            mirrored=mirrored,
         )
+        if mirrored:
+            packs = with_residents(packs, setting, sizes)
         if packs not in made:
             made[packs] = _Candidate(packs=packs, pace_s=pace.step_seconds(packs))
 
@@ -176,6 +242,8 @@ def _candidates(setting: Setting, sizes: Sizes, units: int, pace: Pace) -> list[
         like = min((n for n in forward_sizes if n >= size), default=forward_sizes[-1])
         for backward in _backward_packs(setting, sizes, units, size, counts):
             add(backward[:-1], backward, (like, size))
+            if setting.mode == PP and len(backward) >= setting.ranks:
+                add(backward[:-1], backward, (like, size), mirrored=True)
     best = sorted(made.values(), key=lambda c: c.pace_s)[:KEPT]
     few = [n for n in counts if n % setting.ranks == 0 or n <= setting.ranks]
     for candidate in best:

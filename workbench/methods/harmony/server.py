@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import VISIT, Action, Kind
 from workbench.schedule.buffers import kept
 
 
@@ -32,6 +32,8 @@ class Server:
     """From one device to another."""
     host_adam_params_per_s: float
     """All cores together."""
+    device_adam_params_per_s: float
+    """One device."""
     compute_slowdown: float = 1.0
     """Of ranks that divide a processor which was profiled alone."""
     action_overhead_s: float = 0.0
@@ -83,6 +85,9 @@ class ServerCosts:
             case Kind.REDUCE:
                 times = 2 * (server.ranks - 1) / server.ranks
                 return times * action.nbytes / server.message_bytes_per_s
+            case Kind.UPDATE if action.lane == VISIT:
+                parameters = self._sizes.cost(action.unit, 1).parameters
+                return parameters / server.device_adam_params_per_s
             case Kind.UPDATE:
                 parameters = self._sizes.cost(action.unit, 1).parameters / self._parts
                 return parameters * server.ranks / server.host_adam_params_per_s

@@ -1,0 +1,83 @@
+"""What the buffers of an action are for, read from their names (schedule/buffers.py)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.schedule import DEVICE, Buffer, Schedule
+
+LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
+PLACED = {"w": "weights", "g": "gradients", "o": "states"}
+"""What has a fixed place on a device, in a slot or of its own -> how `Links` calls it."""
+INPUTS = {"x", "xs"}
+OUTPUTS = {"x", "xs", "y"}
+GRADIENTS_IN, GRADIENTS_OUT = {"d", "ds"}, {"d", "ds", "e"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """The buffers of one action, by what they are for."""
+
+    weights: str | None
+    gradients: str | None
+    states: str | None
+    source: str | None
+    """Where a pass reads its input, or a message lies."""
+    target: str | None
+    output_gradient: str | None
+    input_gradient: str | None
+    host: str | None
+
+
+def links_of(action: Action, schedule: Schedule) -> Links:
+    """Sort an action's buffers by what they are for."""
+    known: dict[str, str | None] = dict.fromkeys(Links.__dataclass_fields__)
+    backward, below = action.kind is Kind.BACKWARD, action.unit - 1
+    for label in dict.fromkeys((*action.takes, *action.uses, *action.frees)):
+        match = LABEL.fullmatch(label)
+        if match is None or match["unit"] is None:
+            continue
+        what, unit = match["what"], int(match["unit"])
+        if schedule.buffers[label].tier != DEVICE:
+            known["host"] = label
+        elif what in PLACED:
+            known[PLACED[what]] = label
+        elif action.kind in (Kind.RECV, Kind.FETCH):
+            known["target"] = label
+        elif action.kind in (Kind.SEND, Kind.STASH):
+            known["source"] = label
+        elif what in GRADIENTS_OUT and backward and (what == "e" or unit == below):
+            known["input_gradient"] = label
+        elif what in GRADIENTS_IN and backward:
+            known["output_gradient"] = label
+        elif what in INPUTS and unit == action.unit:
+            known["source"] = label
+        elif what in OUTPUTS:
+            known["target"] = label
+    return Links(**known)
+
+
+def partners(schedule: Schedule) -> dict[str, Action]:
+    """The other side of each message."""
+    sides: dict[tuple[int, int | None, int], list[Action]] = {}
+    for action in schedule.actions:
+        if action.kind in (Kind.SEND, Kind.RECV):
+            key = (action.unit, action.microbatch, action.turn)
+            sides.setdefault(key, []).append(action)
+    return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}
+
+
+def placed(label: str, buffer: Buffer, rank: int) -> tuple[str, int] | None:
+    """(what, unit) of weights, gradients or states that have a fixed place on a rank's device."""
+    match = LABEL.fullmatch(label)
+    if match is None or match["unit"] is None or (buffer.tier, buffer.rank) != (DEVICE, rank):
+        return None
+    what = PLACED.get(match["what"])
+    return None if what is None else (what, int(match["unit"]))
+
+
+def holds_all(label: str) -> bool:
+    """Whether a buffer of activations, or of their gradients, holds all samples of its rank."""
+    return LABEL.fullmatch(label)["what"] in ("xs", "ds")
