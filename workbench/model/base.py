@@ -2,10 +2,10 @@
 
 The methods compared here differ in where a layer's weights are and when it runs, so a model must
 come apart: unit 0 embeds tokens, units 1 to n are blocks, unit n + 1 is the head with the loss.
-Between units flows one tensor [B, S, H]. A unit can be made alone, with weights that depend on the
-seed and its number only, so a model larger than any one memory is never whole anywhere; and
-`whole` makes the same model, bit for bit, as the one module that plain training and libraries
-expect.
+Between units flows one tensor [B, S, H], or what the model's `boundary` says. A unit can be made
+alone, with weights that depend on the seed and its number only, so a model larger than any one
+memory is never whole anywhere; and `whole` makes the same model, bit for bit, as the one module
+that plain training and libraries expect.
 
 Units of one `kind` have equal shapes and run alike. So one module per kind and buffer is enough:
 make an empty `shell`, point its parameters into a buffer (`parameter.data = view`), and run any
@@ -36,6 +36,29 @@ class Context:
     """Global sample number of each row, counted from the start of the run."""
     training: bool = True
     """False for evaluation: nothing is dropped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One tensor of what flows from a unit to the next."""
+
+    shape: tuple[int, ...]
+    """Without the batch dimension."""
+    dtype: torch.dtype | None = None
+    """None for the one the run computes in."""
+    differentiable: bool = True
+    """Whether a gradient comes back for it."""
+    batch_dim: int | None = 0
+    """Where the batch dimension is; None for what does not grow with the batch."""
+    rows: int = 1
+    """Entries of the batch dimension per sample."""
+
+    def full_shape(self, samples: int) -> tuple[int, ...]:
+        """Shape for so many samples."""
+        if self.batch_dim is None:
+            return self.shape
+        at = self.batch_dim
+        return (*self.shape[:at], samples * self.rows, *self.shape[at:])
 
 
 class LayeredModel(ABC):
@@ -104,6 +127,11 @@ class LayeredModel(ABC):
         """
 
     # What follows from it.
+
+    def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
+        """What flows into a unit from the one before, for samples of `seq` tokens. Where it is
+        several tensors, `forward` takes and returns a tuple."""
+        return (Part(shape=(seq, self.hidden)),)
 
     def kind(self, unit: int) -> str:
         """Units of one kind have equal shapes and can share one module."""

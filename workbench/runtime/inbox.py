@@ -49,12 +49,11 @@ class Inbox:
             make = self._make_on_device if device.type == "cuda" else self._make_in_file
             self._inboxes[rank] = make(nbytes, meter)
 
-    def place(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A place in a rank's inbox."""
+    def place(self, rank: int, offset: int, nbytes: int) -> Tensor:
+        """Bytes in a rank's inbox."""
         if rank not in self._inboxes:
             self._inboxes[rank] = self._open(rank)
-        end = offset + torch.Size(shape).numel() * dtype.itemsize
-        return self._inboxes[rank][offset:end].view(dtype).view(shape)
+        return self._inboxes[rank][offset : offset + nbytes]
 
     def close(self) -> None:
         """Let go of all; messages must have ended."""

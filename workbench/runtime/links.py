@@ -78,6 +78,12 @@ def placed(label: str, buffer: Buffer, rank: int) -> tuple[str, int] | None:
     return None if what is None else (what, int(match["unit"]))
 
 
+def what_of(label: str) -> tuple[str, int]:
+    """What a buffer of one unit is, and of which."""
+    match = LABEL.fullmatch(label)
+    return match["what"], int(match["unit"])
+
+
 def holds_all(label: str) -> bool:
     """Whether a buffer of activations, or of their gradients, holds all samples of its rank."""
     return LABEL.fullmatch(label)["what"] in ("xs", "ds")

@@ -19,13 +19,15 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
+from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, copy_into, single
 from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.flow import Flow
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import Links, holds_all, links_of, partners, placed
+from workbench.runtime.links import Links, links_of, partners, placed
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
-from workbench.runtime.storage import States, read_here
+from workbench.runtime.storage import States
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
@@ -37,11 +39,11 @@ from workbench.schedule.schedule import DEVICE, Schedule
 class Step:
     """What one step shares among this rank's actions."""
 
-    index: int
-    tokens: Tensor
+    inputs: Bundle
     targets: Tensor
-    """[B, S] of the whole minibatch, on the device."""
+    """Of all samples that pass this rank, on the device."""
     samples: tuple[int, ...]
+    """Their global numbers."""
     losses: list[Tensor] = field(default_factory=list)
     """Parts of the minibatch's mean loss."""
 
@@ -71,15 +73,19 @@ class PackEngine:
         self._host, self._layouts, self._updates, self._inbox = host, layouts, updates, inbox
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
-        self._held: dict[str, Tensor] = {}
-        """Device buffer of activations or their gradients -> what lies there."""
-        self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         compiled = compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         mine = [action for action in schedule.actions if action.rank == board.rank]
         self._links = {action.name: links_of(action, schedule) for action in mine}
-        self._first = min((a.span[0] for a in mine if a.samples), default=0)
-        """The first sample that passes this rank."""
+        spans = [action.span for action in mine if action.samples] or [(0, 0)]
+        self._first, self._end = min(spans)[0], max(end for _, end in spans)
+        """The first sample that passes this rank, and the one after the last."""
+        boundaries = {
+            unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
+            for unit in range(1, model.num_units)
+        }
+        self._flow = Flow(boundaries, self._first, self._end, device)
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
         self._arenas = self._lay_out()
@@ -122,7 +128,7 @@ class PackEngine:
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
-        for held in (self._held, self._graphs, self._steps, self._arenas, self._gradients):
+        for held in (self._flow, self._graphs, self._steps, self._arenas, self._gradients):
             held.clear()
         self._modules.clear()
         self._parameters.clear()
@@ -176,50 +182,56 @@ class PackEngine:
 
     def _state(self, step: int) -> Step:
         if step not in self._steps:
+            samples = self.batches.samples(step)[self._first : self._end]
             with self.meter.on_host():
-                tokens, targets = (t.to(self.device) for t in self.batches.batch(step))
-            self._steps[step] = Step(
-                index=step, tokens=tokens, targets=targets, samples=self.batches.samples(step)
-            )
+                *inputs, targets = (t.to(self.device) for t in self.batches.rows(samples))
+            self._steps[step] = Step(inputs=tuple(inputs), targets=targets, samples=samples)
         return self._steps[step]
 
     def _forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
-        unit, state = action.unit, self._state(step)
+        unit, state, span = action.unit, self._state(step), action.span
         keeps = name.kept(unit, action.microbatch) in [
             label.rpartition(":")[2] for label in action.takes
         ]
-        rows = slice(*action.span)
-        x = state.tokens[rows] if unit == 0 else self._read(links.source, rows)
+        rows = slice(span[0] - self._first, span[1] - self._first)
+        x = (
+            tuple(t[rows] for t in state.inputs)
+            if unit == 0
+            else self._flow.read(links.source, span)
+        )
         if keeps and unit:
-            x = x.detach().requires_grad_()
+            wanted = self._flow.boundary_of(unit).differentiable
+            x = tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
         ctx = Context(seed=self.spec.seed, step=step, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
+        module = self._modules[links.weights]
         with torch.set_grad_enabled(keeps):
-            y = self._template.forward(unit, self._modules[links.weights], x, ctx, targets)
+            y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
         if keeps:
             self._graphs[unit, action.microbatch] = (x, y)
         if unit == self.model.head:
-            share = (rows.stop - rows.start) / self.spec.batch
-            state.losses.append(y.detach() * share)
+            state.losses.append(y[0].detach() * ((span[1] - span[0]) / self.spec.batch))
         elif links.target is not None:
-            self._write(links.target, rows, y.detach())
-        self._drop(action)
+            self._flow.write(links.target, span, tuple(t.detach() for t in y))
+        self._flow.drop(action.frees)
 
     def _backward(self, action: Action, links: Links, step: int) -> None:
-        unit, rows = action.unit, slice(*action.span)
+        unit, span = action.unit, action.span
         x, y = self._graphs.pop((unit, action.microbatch))
         parameters = self._parameters[links.weights]
-        inputs = (x, *parameters) if unit else tuple(parameters)
+        through = [t for t in x if t.requires_grad] if unit else []
         if unit == self.model.head:
-            y, above = y * ((rows.stop - rows.start) / self.spec.batch), None
+            ends, above = [y[0] * ((span[1] - span[0]) / self.spec.batch)], None
         else:
-            above = self._read(links.output_gradient, rows)
-        grads = torch.autograd.grad(y, inputs, above, materialize_grads=True)
+            wanted = self._flow.boundary_of(unit + 1).differentiable
+            back = [t for t, d in zip(y, wanted, strict=True) if d]
+            pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
+            ends, above = zip(*[(t, g) for t, g in pairs if t.requires_grad], strict=True)
+        grads = torch.autograd.grad(ends, [*through, *parameters], above, materialize_grads=True)
         if unit:
-            input_grad, *grads = grads
-            self._write(links.input_gradient, rows, input_grad)
-        views = self._gradients[links.gradients]
+            self._flow.write(links.input_gradient, span, grads[: len(through)])
+        views, grads = self._gradients[links.gradients], grads[len(through) :]
         if links.gradients in action.takes:
             torch._foreach_copy_(views, grads)
         else:
@@ -227,30 +239,7 @@ class PackEngine:
         if self._residents.complete(action):
             numel = self._layouts[unit].flat.numel
             self._updates.see_here(unit, self._place(links.gradients, numel))
-        self._drop(action)
-
-    def _read(self, label: str, rows: slice) -> Tensor:
-        """What lies in a buffer, or of these samples in one that holds all."""
-        held = self._held[label]
-        read_here(held)
-        if holds_all(label):
-            return held[rows.start - self._first : rows.stop - self._first]
-        return held
-
-    def _write(self, label: str, rows: slice, value: Tensor) -> None:
-        if not holds_all(label):
-            self._held[label] = value
-            return
-        if label not in self._held:
-            per_sample = self.schedule.buffers[label].nbytes // (value[0].numel() * value.itemsize)
-            self._held[label] = value.new_empty((per_sample, *value.shape[1:]))
-        self._held[label][rows.start - self._first : rows.stop - self._first] = value
-
-    def _drop(self, action: Action) -> None:
-        for label in action.frees:
-            held = self._held.pop(label, None)
-            if held is not None:
-                read_here(held)
+        self._flow.drop(action.frees)
 
     def _update(self, action: Action, links: Links, step: int) -> None:
         if action.unit not in self._residents:
@@ -287,52 +276,52 @@ class PackEngine:
         return place[self.board.rank * share : (self.board.rank + 1) * share]
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
-        rows = slice(*action.span)
-        source = self._read(links.source, rows)
-        target = self._host_rows(links.host, rows, source.shape[1:])
-        target.copy_(source, non_blocking=True)
-        self._count("store", source.nbytes)
-        self._drop(action)
+        source = self._flow.read(links.source, action.span)
+        copy_into(self._host_rows(links.host, action.span), source)
+        self._count("store", bytes_of(source))
+        self._flow.drop(action.frees)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
-        rows = slice(*action.span)
-        source = self._host_rows(links.host, rows, self._shape())
+        source = self._host_rows(links.host, action.span)
         with self.meter:
-            self._held[links.target] = source.to(self.device, non_blocking=True, copy=True)
-        self._count("load", source.nbytes)
+            self._flow[links.target] = tuple(
+                t.to(self.device, non_blocking=True, copy=True) for t in source
+            )
+        self._count("load", bytes_of(source))
 
-    def _host_rows(self, label: str, rows: slice, shape: tuple[int, ...]) -> Tensor:
-        whole = self._host.view(label, self.dtype).view(-1, *shape)
-        first = 0 if len(whole) == self.spec.batch else self._first
-        return whole[rows.start - first : rows.stop - first]
-
-    def _shape(self) -> tuple[int, ...]:
-        """Of what passes between units, for one sample."""
-        return self.spec.model.seq, self.model.hidden
+    def _host_rows(self, label: str, span: tuple[int, int]) -> Bundle:
+        """These samples in a stash, of all samples or of those that pass this rank."""
+        memory, boundary = self._host.view(label), self._flow.boundary(label)
+        whole = len(memory) == boundary.nbytes(self.spec.batch)
+        first, end = (0, self.spec.batch) if whole else (self._first, self._end)
+        bundle = boundary.carve(memory, end - first)
+        return boundary.rows(bundle, span[0] - first, span[1] - first)
 
     def _send(self, action: Action, links: Links, step: int) -> None:
         """Into the receiver's inbox, when its place there is free."""
-        source = self._read(links.source, slice(*action.span))
+        source = self._flow.read(links.source, action.span)
         partner = self._partner[action.name]
         (label,) = partner.takes
-        offset = self.schedule.buffers[label].offset
-        place = self._inbox.place(partner.rank, offset, source.shape, source.dtype)
+        place = self._message(partner, label)
         self.board.wait(self._index[partner.name], step)
-        place.copy_(source, non_blocking=True)
+        copy_into(place, source)
         if self.device.type == "cuda":
             event = torch.cuda.Event(blocking=True)
             event.record()
             event.synchronize()
         self.board.publish(self._index[action.name], step)
-        self._drop(action)
+        self._flow.drop(action.frees)
 
     def _receive(self, action: Action, links: Links, step: int) -> None:
-        first, end = action.span
-        shape = (end - first, *self._shape())
-        offset = self.schedule.buffers[links.target].offset
         self.board.publish(self._index[action.name], step)
         self.board.wait(self._index[self._partner[action.name].name], step)
-        self._held[links.target] = self._inbox.place(self.board.rank, offset, shape, self.dtype)
+        self._flow[links.target] = self._message(action, links.target)
+
+    def _message(self, receive: Action, label: str) -> Bundle:
+        """Where a message lies in its receiver's inbox."""
+        buffer = self.schedule.buffers[label]
+        place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
+        return self._flow.boundary(label).carve(place, receive.span[1] - receive.span[0])
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         dist.all_reduce(self._place(links.gradients, self._layouts[action.unit].numel))
