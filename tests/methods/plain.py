@@ -16,6 +16,7 @@ from workbench.model import make_model
 from workbench.model.spec import ModelSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.runs.spec import RunSpec
+from workbench.runtime.bundle import Boundary
 
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 
@@ -110,7 +111,11 @@ def made_up_profile(spec: RunSpec) -> Profile:
     prediction.
     """
     model = make_model(spec.model)
-    activation = spec.microbatch * spec.model.seq * spec.model.hidden * 4
+    into = {
+        unit: Boundary(model.boundary(unit, spec.model.seq), torch.float32).nbytes(spec.microbatch)
+        for unit in range(1, model.num_units)
+    }
+    activation = max(into.values())
     hardware = Hardware(
         name="made up",
         source="published",
@@ -133,8 +138,8 @@ def made_up_profile(spec: RunSpec) -> Profile:
             forward_s=1e-3,
             recompute_s=1e-3,
             backward_s=2e-3,
-            input_bytes=activation if unit else 0,
-            output_bytes=activation,
+            input_bytes=into.get(unit, 0),
+            output_bytes=into.get(unit + 1, 4),
             kept_bytes=16 * activation,
             forward_scratch_bytes=8 * activation,
             recompute_scratch_bytes=8 * activation,

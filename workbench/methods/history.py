@@ -6,11 +6,11 @@ data, batch or clipping.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from workbench.model.base import LayeredModel
+from workbench.model.draws import Draws
 from workbench.model.text import Batches
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
@@ -22,7 +22,7 @@ from workbench.runtime.storage import Flat
 class History:
     """The steps of one run, of this attempt and of those it continues."""
 
-    def __init__(self, spec: RunSpec, folder: Path, batches: Batches) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, batches: Batches | Draws) -> None:
         """`folder` is the run's own."""
         self._spec, self._folder = spec, folder / "checkpoints"
         self._continues = continued_by(spec, batches) if spec.save_every else {}
@@ -120,7 +120,7 @@ class History:
                 )
 
 
-def continued_by(spec: RunSpec, batches: Batches) -> dict[str, Any]:
+def continued_by(spec: RunSpec, batches: Batches | Draws) -> dict[str, Any]:
     """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
     of placement, method or number of steps.
     """
@@ -130,7 +130,7 @@ def continued_by(spec: RunSpec, batches: Batches) -> dict[str, Any]:
         "weight_decay", "beta1", "beta2", "eps",
     )  # fmt: skip
     shared = {name: fields[name] for name in decides}
-    shared["text of SHA-256"] = hashlib.sha256(batches.tokens).hexdigest()
+    shared["text of SHA-256"] = batches.digest
     if spec.lr_schedule != "constant":
         shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
     return shared

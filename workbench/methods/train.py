@@ -18,6 +18,7 @@ from workbench.methods.history import History
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
+from workbench.model.draws import Draws
 from workbench.model.text import Batches, load_text
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
@@ -48,8 +49,13 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) -> Batches:
+def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) -> Batches | Draws:
     """The run's data: the same samples in the same order for every method."""
+    if spec.model.decomposed:
+        from workbench.model.families import load_data
+
+        data = load_data(spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache)
+        return Draws(data, spec.batch)
     text = load_text(spec.text, spec.tokenizer, vocab=model.vocab, seq=spec.model.seq, cache=cache)
     return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
 

@@ -27,6 +27,10 @@ def make_model(spec: ModelSpec) -> LayeredModel:
         from workbench.model.gpt import GPT
 
         return GPT(spec)
+    if spec.decomposed:
+        from workbench.model.families import make_decomposed
+
+        return make_decomposed(spec)
     from workbench.model.hf import HFModel
 
     return HFModel.from_spec(spec)

@@ -86,7 +86,7 @@ class LayeredModel(ABC):
     @property
     def head(self) -> int:
         """Number of the last unit."""
-        return self.layers + 1
+        return self.num_units - 1
 
     # What a family defines.
 
@@ -107,8 +107,9 @@ class LayeredModel(ABC):
         """Name of a unit's parameter in the `state_dict` of the whole model."""
 
     @abstractmethod
-    def parts(self, unit: int, module: nn.Module) -> dict[str, nn.Module]:
-        """Where the submodules of a unit sit in the whole model: path -> submodule."""
+    def parts(self, unit: int, module: nn.Module) -> dict[str, nn.Module | Tensor]:
+        """Where the submodules of a unit, and parameters that are in none, sit in the whole model:
+        path -> submodule or parameter."""
 
     @abstractmethod
     def forward(
@@ -274,18 +275,19 @@ class Whole(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
+        tokens: Tensor | tuple[Tensor, ...],
         targets: Tensor | None = None,
         *,
         step: int = 0,
         samples: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Mean loss of token ids [B, S] against targets [B, S]; without targets, logits [B, S, V].
+        A decomposed module takes what it takes, several tensors as a tuple.
 
         `samples` are the rows' global numbers, by default those of an undivided batch: step * B
         onwards. Nothing is dropped in `eval` mode.
         """
-        rows = len(tokens)
+        rows = len(tokens[0] if isinstance(tokens, tuple) else tokens)
         if samples is None:
             samples = tuple(range(step * rows, (step + 1) * rows))
         x = tokens
@@ -324,11 +326,17 @@ def move_buffers(module: nn.Module, device: torch.device | str) -> None:
             setattr(owner, name, buffer.to(device))
 
 
-def _graft(root: nn.Module, path: str, part: nn.Module) -> None:
-    """Register `part` under a dotted path, making the modules on the way."""
+def _graft(root: nn.Module, path: str, part: nn.Module | Tensor) -> None:
+    """Register `part` under a dotted path, making the modules on the way.
+
+    A name of the model's may be one of `Whole`'s own too (``blocks``), which `add_module` refuses.
+    """
     *way, leaf = path.split(".")
     for name in way:
         if name not in root._modules:
-            root.add_module(name, nn.Module())
+            root._modules[name] = nn.Module()
         root = root._modules[name]
-    root.add_module(leaf, part)
+    if isinstance(part, nn.Module):
+        root._modules[leaf] = part
+    elif isinstance(part, nn.Parameter):
+        root._parameters[leaf] = part

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 GPT_FAMILY = "gpt"
+MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
+"""Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,8 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made with `hugging_face`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``, or the path of a Hugging Face ``config.json`` (or of the folder that holds it)."""
+    """``gpt``; ``bert``, ``vgg`` or ``resnet`` (families.py); or the path of a Hugging Face
+    ``config.json`` (or of the folder that holds it)."""
     layers: int = 16
     """Transformer blocks n; the model has n + 2 units."""
     hidden: int = 2048
@@ -73,8 +76,13 @@ class ModelSpec:
 
     @property
     def units(self) -> int:
-        """Embedding, blocks, head."""
-        return self.layers + 2
+        """Embedding, blocks, head; the layers of a decomposed module."""
+        return self.layers + MODULES.get(self.family, 2)
+
+    @property
+    def decomposed(self) -> bool:
+        """Whether the model is an ordinary module, cut into layers."""
+        return self.family in MODULES
 
     @property
     def block_parameters(self) -> int:

@@ -9,6 +9,7 @@ the data.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,11 @@ class Batches:
         self.tokens, self.seq, self.batch_size, self.seed = tokens, seq, batch, seed
         self.windows = _windows(len(tokens), seq)
         """Samples in one epoch."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the tokens."""
+        return hashlib.sha256(self.tokens).hexdigest()
 
     def samples(self, step: int) -> tuple[int, ...]:
         """Global numbers of the samples of a step."""

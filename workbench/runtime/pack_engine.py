@@ -185,7 +185,8 @@ class PackEngine:
             samples = self.batches.samples(step)[self._first : self._end]
             with self.meter.on_host():
                 *inputs, targets = (t.to(self.device) for t in self.batches.rows(samples))
-            self._steps[step] = Step(inputs=tuple(inputs), targets=targets, samples=samples)
+                inputs = tuple(t.to(self.dtype) if t.is_floating_point() else t for t in inputs)
+            self._steps[step] = Step(inputs=inputs, targets=targets, samples=samples)
         return self._steps[step]
 
     def _forward(self, action: Action, links: Links, step: int) -> None:

@@ -1,0 +1,117 @@
+"""Ordinary modules, decomposed, train on several ranks as they do whole and undivided."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
+from tests.methods.plain import made_up_profile, spec_for
+from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.draft import Rings
+from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.program import build
+from workbench.methods.harmony.ring import aligned
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.train import load_batches
+from workbench.model import bert, make_model, vision
+from workbench.model.spec import ModelSpec
+from workbench.runtime import checkpoint
+from workbench.schedule import validate
+
+BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)
+VGG = ModelSpec(family="vgg", layers=7, hidden=4, heads=1, seq=32, vocab=10, tied=False)
+RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=64, vocab=10, tied=False)
+
+
+def original(model: ModelSpec, seed: int) -> torch.nn.Module:
+    """The module as anybody would write and train it."""
+    if model.family == "bert":
+        shape = bert.BertShape(
+            layers=model.layers, hidden=model.hidden, heads=model.heads, vocab=model.vocab,
+            positions=model.seq,
+        )  # fmt: skip
+        return bert.Bert(shape)
+    if model.family == "vgg":
+        shape = vision.VggShape(
+            convs=(1, 1, 1, 2, 2), width=model.hidden, image=model.seq, hidden=64 * model.hidden,
+            classes=model.vocab,
+        )  # fmt: skip
+        return vision.Vgg(shape)
+    shape = vision.ResNetShape(blocks=(1, 1, 1, 1), width=model.hidden, classes=model.vocab)
+    return vision.ResNet(shape)
+
+
+def train_original(spec, micro: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    net, model = original(spec.model, spec.seed), make_model(spec.model)
+    whole = model.whole(seed=spec.seed)
+    net.load_state_dict(whole.state_dict())
+    matrices = {name for name, p in net.named_parameters() if p.dim() > 1}
+    groups = [
+        {
+            "params": [p for n, p in net.named_parameters() if (n in matrices) == decays],
+            "weight_decay": spec.weight_decay if decays else 0.0,
+        }
+        for decays in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    batches, losses = load_batches(spec, model), []
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.zero_grad()
+        *inputs, labels = batches.batch(step)
+        total = 0.0
+        for first in range(0, spec.batch, micro):
+            rows = slice(first, first + micro)
+            loss = F.cross_entropy(net(*(t[rows] for t in inputs)), labels[rows])
+            (loss * len(labels[rows]) / spec.batch).backward()
+            total += float(loss.detach()) * len(labels[rows]) / spec.batch
+        torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+        optimizer.step()
+        losses.append(total)
+    return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def crew_for(packs: Packs, spec, folder):
+    sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied={})
+    largest = max(sum(aligned(sizes.visit_bytes(u)) for u in pack) for pack in packs.backward)
+    rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
+    schedule = build(packs, sizes, rings=rings, clipped=True)
+    validate(schedule)
+    process = (sys.executable, "-m", "tests.methods.rank_driver", "delays")
+    return closing(Crew(spec, schedule, folder, device="cpu", process=process))
+
+
+def packs_for(spec, **changes) -> Packs:
+    units = spec.model.units
+    backward = packs_of([2, *[1] * (units - 4), 2])
+    chosen = {"mode": "pp", "ranks": 2, "forward": backward[:-1], "backward": backward, **changes}
+    return Packs(minibatch=spec.batch, forward_size=2, backward_size=2, **chosen)
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp", "mirrored"])
+@pytest.mark.parametrize("model", [BERT, VGG, RESNET], ids=lambda model: model.family)
+def test_a_module_trains_as_it_does_undivided(model, mode, tmp_path):
+    """Masks are relayed, a convolution is only a module, statistics are a micro-batch's."""
+    spec = spec_for(model=model, text="stdlib", batch=4, steps=3, clip=0.5)
+    if mode == "mirrored":
+        packs = packs_for(spec, mirrored=True, resident=frozenset({1, 3}))
+    else:
+        packs = packs_for(spec, mode=mode)
+    with crew_for(packs, spec, tmp_path) as crew:
+        crew.run(Silent())
+        parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    losses, expected = train_original(spec, packs.backward_size)
+    assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
+    assert parameters.keys() == expected.keys()
+    for name, value in expected.items():
+        worst = float((parameters[name] - value).abs().max())
+        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+    moved = crew.schedule.moved_bytes()
+    for way in ("load", "store"):
+        assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps

@@ -1,0 +1,173 @@
+"""Any module as a list of layers, each of which needs only what the one before it puts out.
+
+    layers = decompose(model, (tokens,), {"attention_mask": mask}, criterion=loss_function)
+    loss = run(layers, (tokens,), {"attention_mask": mask}, targets=targets)
+
+The layers call the model's own submodules, which are not copied, and give its outputs and
+gradients bit for bit at any batch size. `probe` finds the model's calls, `cut` says where layers
+begin, `layer` and `program` are what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.model.decompose.blocks import choose, has_weights
+from workbench.model.decompose.cut import Piece, cut
+from workbench.model.decompose.layer import Layer, Value, gather, local_tensors, run, scatter
+from workbench.model.decompose.probe import record
+from workbench.model.decompose.program import Program, State
+
+__all__ = ["Layer", "Value", "decompose", "from_list", "gather", "run", "scatter"]
+
+
+def decompose(
+    model: nn.Module,
+    args: tuple = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    layers: Sequence[str] | None = None,
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+) -> list[Layer]:
+    """Cut a model, which may be on the meta device, into a strictly sequential list of layers.
+
+    `args` and `kwargs` are an example of what the model is called with. Only shapes and dtypes of
+    its tensors are read. Those whose first dimension is as long as that of the first tensor are
+    batches of samples; that size is free later, all else is fixed. `layers` names the modules that
+    become layers, by path or class; `blocks.choose` has the rule used without it. With a criterion,
+    the last layer puts out `criterion(output, targets)`, taken to be one fp32 number, instead of
+    the model's output.
+
+    Raises ValueError when the calls the model makes between its blocks cannot be found, or are
+    others at another batch size, with the reason and what to do.
+    """
+    kwargs = dict(sorted((kwargs or {}).items()))
+    if not isinstance(args, tuple):
+        raise ValueError(f"the example arguments must be a tuple, not a {type(args).__name__}")
+    blocks = choose(model, layers)
+    return _decompose(model, args, kwargs, blocks, model, criterion, grow=layers is None)
+
+
+def from_list(
+    modules: Sequence[nn.Module | str],
+    args: tuple = (),
+    *,
+    model: nn.Module | None = None,
+    criterion: Callable[[Any, Any], Tensor] | None = None,
+) -> list[Layer]:
+    """The layers of a model that is these modules called one after another.
+
+    A tuple that a module puts out becomes the arguments of the next; anything else is its one
+    argument. Names in the state dict are those of `model`, of which the modules are parts and may
+    be given as paths; without it they are those of `nn.Sequential(*modules)`. Raises ValueError as
+    `decompose` does, and for an empty list or a path without a model.
+    """
+    if not modules or (model is None and any(isinstance(module, str) for module in modules)):
+        raise ValueError(
+            f"a list of layers needs modules, or paths and the model they are in; got {modules!r}"
+        )
+    chain = ListOfLayers(*(model.get_submodule(m) if isinstance(m, str) else m for m in modules))
+    if model is not None and model.training != chain.training:
+        chain.training = model.training
+    paths = {name for name, _ in chain.named_children()}
+    return _decompose(chain, args, {}, paths, model or chain, criterion, grow=False)
+
+
+class ListOfLayers(nn.Sequential):
+    def forward(self, *inputs: Any) -> Any:
+        for module in self:
+            out = module(*inputs)
+            inputs = out if isinstance(out, tuple) else (out,)
+        return out
+
+
+def _decompose(
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    blocks: set[str],
+    named: nn.Module,
+    criterion: Callable | None,
+    *,
+    grow: bool,
+) -> list[Layer]:
+    """`named` is the model that gives its names to the state dict."""
+    if isinstance(criterion, nn.Module) and has_weights(criterion):
+        raise ValueError("a criterion with parameters cannot be added: make it part of the model")
+    trace, mode = record(model, args, kwargs, blocks, grow=grow)
+    programs = []
+    pieces = cut(trace, blocks, model)
+    for piece in pieces:
+        piece.plan.mode = mode
+        targets = [call.target for call in piece.plan.calls if isinstance(call.target, str)]
+        keys = [leaf.key for leaf in piece.plan.leaves() if isinstance(leaf, State)]
+        program = Program(
+            piece.plan,
+            {path: model.get_submodule(path) for path in targets},
+            {key: trace.tensors[key] for key in keys},
+        )
+        program.training = model.training
+        programs.append(program)
+    if criterion is not None:
+        programs[-1].criterion = criterion
+        pieces[-1].outputs = (Value("loss", (), torch.float32, True, None),)
+    return _named(pieces, programs, named)
+
+
+def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> list[Layer]:
+    """Layers whose tensors have the names they have in the model, and know their owners."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    unseen = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    names: dict[int, list[str]] = {}
+    for name, tensor in unseen.items():
+        names.setdefault(id(tensor), []).append(name)
+    states: list[dict[str, str]] = [{} for _ in programs]
+    shared: list[dict[str, tuple[int, str]]] = [{} for _ in programs]
+    idle: list[set[str]] = [set() for _ in programs]
+    owners: dict[int, tuple[int, str]] = {}
+
+    def enter(index: int, local: str, tensor: Tensor, likely: str) -> None:
+        known = names.get(id(tensor), [])
+        if known:
+            states[index][local] = likely if likely in known else known[0]
+            unseen.pop(states[index][local], None)
+        owner = owners.setdefault(id(tensor), (index, local))
+        if owner != (index, local):
+            shared[index][local] = owner
+
+    for index, program in enumerate(programs):
+        for key, slot in program.slots.items():
+            part = getattr(program, slot)
+            if isinstance(part, Tensor):
+                enter(index, slot, part, key)
+                continue
+            path = paths.get(id(part), "")
+            for name, tensor in local_tensors(part).items():
+                enter(index, f"{slot}.{name}", tensor, f"{path}.{name}" if path else name)
+    for name, tensor in list(unseen.items()):
+        index, _ = owners.get(id(tensor), (len(programs) - 1, ""))
+        local = programs[index].keep(name + " unread", tensor)
+        enter(index, local, tensor, name)
+        idle[index].add(local)
+    return [
+        Layer(
+            index=index,
+            name=_path(program, piece, paths),
+            module=program,
+            inputs=piece.inputs,
+            outputs=piece.outputs,
+            state=states[index],
+            shared=shared[index],
+            idle=frozenset(idle[index]),
+        )
+        for index, (piece, program) in enumerate(zip(pieces, programs, strict=True))
+    ]
+
+
+def _path(program: Program, piece: Piece, paths: dict[int, str]) -> str:
+    slot = program.slots.get(piece.name)
+    return piece.name if slot is None else paths.get(id(getattr(program, slot)), piece.name)

@@ -1,0 +1,314 @@
+"""A layer's module: a straight-line program over parts of a model.
+
+It calls the model's own submodules, with their own code, and the functions that stood between
+them. Numbers in it that follow the batch size, the device or the mode (train, eval) are holes,
+filled at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Nested arguments and outputs as a flat list of leaves, and back.
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The structure without its leaves; equal forms hold leaves in the same places."""
+
+    kind: type | None
+    """Type of the container; None for a leaf."""
+    keys: tuple[Any, ...]
+    parts: tuple[Form, ...]
+
+
+LEAF = Form(None, (), ())
+
+
+def flatten(thing: Any) -> tuple[list[Any], Form]:
+    """Leaves in order, and the form that `build` makes the thing from."""
+    leaves: list[Any] = []
+
+    def visit(x: Any) -> Form:
+        keys: tuple = ()
+        if isinstance(x, Mapping):
+            keys, parts = tuple(x), tuple(x.values())
+        elif isinstance(x, tuple | list):
+            parts = tuple(x)
+        elif isinstance(x, slice):
+            parts = (x.start, x.stop, x.step)
+        elif is_dataclass(x) and not isinstance(x, type):
+            keys = tuple(f.name for f in fields(x))
+            parts = tuple(getattr(x, key) for key in keys)
+            if not any(isinstance(leaf, Tensor) for leaf in flatten(parts)[0]):
+                leaves.append(x)  # settings, not data: kept whole
+                return LEAF
+        else:
+            leaves.append(x)
+            return LEAF
+        return Form(type(x), keys, tuple(visit(part) for part in parts))
+
+    return leaves, visit(thing)
+
+
+def build(form: Form, leaves: Sequence[Any]) -> Any:
+    """The thing of that form with these leaves."""
+    return _build(form, iter(leaves))
+
+
+def _build(form: Form, leaves: Iterator[Any]) -> Any:
+    kind = form.kind
+    if kind is None:
+        return next(leaves)
+    parts = [_build(part, leaves) for part in form.parts]
+    if kind is slice or hasattr(kind, "_fields"):
+        return kind(*parts)
+    if issubclass(kind, Mapping):
+        items = dict(zip(form.keys, parts, strict=True))
+        return kind(**items) if is_dataclass(kind) else kind(items)
+    if is_dataclass(kind):
+        new = object.__new__(kind)  # `__init__` may take other arguments than there are fields
+        for key, part in zip(form.keys, parts, strict=True):
+            object.__setattr__(new, key, part)
+        return new
+    return kind(parts)
+
+
+def labels(form: Form, name: str) -> list[str]:
+    """A name for each leaf: `name`, with the keys or numbers that lead to it."""
+    if form.kind is None:
+        return [name]
+    keys = form.keys or [str(i) for i in range(len(form.parts))]
+    return [
+        label
+        for key, part in zip(keys, form.parts, strict=True)
+        for label in labels(part, f"{name}.{key}" if name else str(key))
+    ]
+
+
+# What stands in a program for what is known only when it runs.
+
+
+class Hole:
+    """Filled by `get` when its program runs."""
+
+    def get(self, frame: Frame) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Ref(Hole):
+    """A tensor computed before."""
+
+    number: int
+
+    def get(self, frame: Frame) -> Tensor:
+        return frame.values[self.number]
+
+
+@dataclass(frozen=True, slots=True)
+class State(Hole):
+    """A parameter, a buffer or a constant tensor of the model that a function is given."""
+
+    key: str
+
+    def get(self, frame: Frame) -> Tensor:
+        return getattr(frame.program, frame.program.slots[self.key])
+
+
+@dataclass(frozen=True, slots=True)
+class Affine(Hole):
+    """A whole number that follows the batch size B: slope * B + start."""
+
+    slope: int
+    start: int
+
+    def get(self, frame: Frame) -> int:
+        return self.slope * frame.batch + self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Hole):
+    """A fraction whose denominator is the batch size."""
+
+    whole: float
+
+    def get(self, frame: Frame) -> float:
+        return self.whole / frame.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Device(Hole):
+    """The device the layer runs on."""
+
+    def get(self, frame: Frame) -> torch.device:
+        return frame.device
+
+
+@dataclass(frozen=True, slots=True)
+class Mode(Hole):
+    """Something else in training than in evaluation, such as the probability of dropping."""
+
+    training: Any
+    evaluation: Any
+
+    def get(self, frame: Frame) -> Any:
+        return self.training if frame.program.training else self.evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A function that is found by its name, for one that cannot be pickled itself."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(self.module), self.name)(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a program: a submodule (by its path in the model) or a function."""
+
+    target: str | Callable
+    form: Form
+    """Of the pair (args, kwargs)."""
+    leaves: tuple[Any, ...]
+    results: tuple[int, ...]
+    """Numbers of the tensors that come out, in order."""
+    grad: bool = True
+    """False where the model's code had gradients switched off."""
+
+    def refs(self) -> Iterable[int]:
+        return (leaf.number for leaf in self.leaves if isinstance(leaf, Ref))
+
+
+@dataclass(slots=True)
+class Frame:
+    """What holes are filled from."""
+
+    program: Program
+    values: dict[int, Tensor]
+    batch: int
+    device: torch.device
+
+
+@dataclass(slots=True)
+class Plan:
+    """Plain data of a program."""
+
+    takes: list[int]
+    """Numbers of the inputs."""
+    gives: list[Any]
+    """Leaves that make up the outputs."""
+    calls: list[Call]
+    batch_from: tuple[int, int, int] | None
+    """(place among the inputs, dimension, rows per sample) of one that has the batch size."""
+    mode: bool | None = None
+    """The one value of `training` the program is right for; None when it is right for both."""
+    output: tuple[Form, tuple[Any, ...]] | None = None
+    """Structure of the model's output and its leaves, of which the tensors are the outputs."""
+    drops: list[list[int]] = field(init=False)
+    """After each call, what is not needed any more."""
+
+    def __post_init__(self) -> None:
+        kept = {leaf.number for leaf in self.gives if isinstance(leaf, Ref)}
+        self.drops = []
+        for call in reversed(self.calls):
+            last = {*call.refs(), *call.results} - kept
+            self.drops.append(sorted(last))
+            kept |= last
+        self.drops.reverse()
+
+    def leaves(self) -> list[Any]:
+        """All that the calls and the outputs are made from."""
+        return [*(leaf for call in self.calls for leaf in call.leaves), *self.gives]
+
+
+class Program(nn.Module):
+    """Runs a plan. Its children and tensors are called "0", "1", ... in order of first use."""
+
+    def __init__(
+        self, plan: Plan, parts: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.criterion: Callable | None = None
+        self.slots: dict[str, str] = {}
+        for path, part in parts.items():
+            self.add_module(self._slot(path), part)
+        for key, tensor in tensors.items():
+            self.keep(key, tensor)
+
+    def _slot(self, key: str) -> str:
+        return self.slots.setdefault(key, str(len(self.slots)))
+
+    def keep(self, key: str, tensor: Tensor) -> str:
+        """Register a tensor and return its local name."""
+        local = self._slot(key)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(local, tensor)
+        else:
+            self.register_buffer(local, tensor, persistent=False)
+        return local
+
+    def forward(self, *inputs: Tensor, targets: Any = None) -> tuple[Tensor, ...]:
+        plan = self.plan
+        if len(inputs) != len(plan.takes):
+            raise ValueError(f"the layer takes {len(plan.takes)} tensors, not {len(inputs)}")
+        if plan.mode is not None and plan.mode != self.training:
+            raise ValueError(
+                "the model does other things in training than in evaluation: decompose it once "
+                "more, after `model.train()` or `model.eval()`"
+            )
+        batch = 0
+        if plan.batch_from is not None:
+            place, dim, rows = plan.batch_from
+            batch = inputs[place].shape[dim] // rows
+        values = dict(zip(plan.takes, inputs, strict=True))
+        frame = Frame(self, values, batch, inputs[0].device)
+        for call, drops in zip(plan.calls, plan.drops, strict=True):
+            args, kwargs = build(call.form, [_filled(leaf, frame) for leaf in call.leaves])
+            target = call.target
+            if isinstance(target, str):
+                target = self._modules[self.slots[target]]
+            with nullcontext() if call.grad else torch.no_grad():
+                made, _ = flatten(target(*args, **kwargs))
+            made = [leaf for leaf in made if isinstance(leaf, Tensor)]
+            if len(made) != len(call.results):
+                raise ValueError(
+                    f"{call.target} put out {len(made)} tensors, and {len(call.results)} when the "
+                    "model was decomposed"
+                )
+            values.update(zip(call.results, made, strict=True))
+            for number in drops:
+                values.pop(number, None)
+        out = tuple(_filled(leaf, frame) for leaf in plan.gives)
+        if self.criterion is not None:
+            return (self.criterion(self.restore(out), targets),)
+        return out
+
+    def restore(self, outputs: tuple[Tensor, ...]) -> Any:
+        """The model's output, such as a dictionary, from the tensors in it."""
+        form, leaves = self.plan.output
+        tensors = iter(outputs)
+        frame = Frame(self, {}, 0, outputs[0].device)
+        return build(
+            form,
+            [
+                next(tensors) if isinstance(leaf, Ref | State) else _filled(leaf, frame)
+                for leaf in leaves
+            ],
+        )
+
+
+def _filled(leaf: Any, frame: Frame) -> Any:
+    return leaf.get(frame) if isinstance(leaf, Hole) else leaf

@@ -1,0 +1,154 @@
+"""Models that are ordinary modules: how each is made, decomposed, filled and fed.
+
+A `ModelSpec` names one by its family. What its numbers mean there:
+
+* ``bert``: as for GPT; n + 3 units, with pooler and classifier. Data: sentence pairs.
+* ``vgg``: `layers` convolutions in five groups, `hidden` channels of the first one, pictures of
+  `seq` pixels a side, `vocab` classes; n + 3 units. ``layers=413, hidden=64, seq=224, vocab=1000``
+  is VGG416.
+* ``resnet``: `layers` basic blocks in four groups, the rest alike; n + 2 units. ``layers=512`` is
+  ResNet1026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.model import bert, vision
+from workbench.model.corpus import STDLIB
+from workbench.model.decompose import decompose
+from workbench.model.keyed import make_keyed
+from workbench.model.modules import Decomposed
+from workbench.model.pairs import load_pairs
+from workbench.model.pictures import FolderPictures, SyntheticPictures
+from workbench.model.spec import ModelSpec
+
+EXAMPLE = 2
+"""Samples of the example a model is decomposed with; the number is free afterwards."""
+PICTURES = 4096
+"""Synthetic pictures in an epoch."""
+
+
+class Data(Protocol):
+    """Samples that are found by their number alone."""
+
+    name: str
+    digest: str
+
+    def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """What the model takes, the targets last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How to make the models of one family and their data."""
+
+    make: Callable[[ModelSpec], nn.Module]
+    initialize: Callable[..., None]
+    example: Callable[[ModelSpec], tuple[Tensor, ...]]
+    load: Callable[..., Data]
+    """``load(spec, source, tokenizer, seed, cache)``."""
+
+
+def make_decomposed(spec: ModelSpec) -> Decomposed:
+    """The layered model of a spec; no weights are made. Raises ValueError for sizes that a family
+    does not have."""
+    family = FAMILIES[spec.family]
+    with torch.device("meta"):
+        model = make_keyed(family.make(spec))
+        example = family.example(spec)
+    layers = decompose(model, example, criterion=cross_entropy)
+    made = Decomposed(
+        layers,
+        lambda module, unit, seed: family.initialize(module, unit=unit, seed=seed),
+        hidden=spec.hidden,
+        vocab=spec.vocab,
+        max_seq=spec.seq,
+    )
+    if made.num_units != spec.units:
+        raise ValueError(
+            f"a {spec.family} of {spec.layers} layers came apart into {made.num_units} units, "
+            f"{spec.units} were expected"
+        )
+    return made
+
+
+def load_data(
+    spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
+) -> Data:
+    """The data set of a model's family."""
+    return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean loss of the samples, in fp32."""
+    return F.cross_entropy(logits.float(), labels)
+
+
+def _bert(spec: ModelSpec) -> nn.Module:
+    return bert.Bert(
+        bert.BertShape(
+            layers=spec.layers, hidden=spec.hidden, heads=spec.heads, vocab=spec.vocab,
+            positions=spec.seq, dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
+def _pairs(
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
+) -> Data:
+    return load_pairs(source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache)
+
+
+def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
+    ids = torch.zeros(EXAMPLE, spec.seq, dtype=torch.int64)
+    return ids, ids.clone(), ids.bool()
+
+
+def _groups(count: int, groups: int) -> tuple[int, ...]:
+    """Nearly equal, the later ones larger."""
+    each, more = divmod(count, groups)
+    return tuple(each + (group >= groups - more) for group in range(groups))
+
+
+def _vgg(spec: ModelSpec) -> nn.Module:
+    return vision.Vgg(
+        vision.VggShape(
+            convs=_groups(spec.layers, 5), width=spec.hidden, image=spec.seq,
+            hidden=64 * spec.hidden, classes=spec.vocab, dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
+def _resnet(spec: ModelSpec) -> nn.Module:
+    shape = vision.ResNetShape(
+        blocks=_groups(spec.layers, 4), width=spec.hidden, classes=spec.vocab
+    )
+    return vision.ResNet(shape)
+
+
+def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
+    return (torch.zeros(EXAMPLE, 3, spec.seq, spec.seq),)
+
+
+def _pictures(
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
+) -> Data:
+    size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
+    if source == STDLIB:
+        return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
+    return FolderPictures(source, **size)
+
+
+FAMILIES = {
+    "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
+    "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
+    "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
+}

@@ -1,0 +1,92 @@
+"""Modules of torch that depend on how often and in what parts they run, made to depend on neither.
+
+A layer that visits a device runs forward twice, and a minibatch passes it in parts. `nn.Dropout`
+would draw other masks the second time, and BatchNorm would count its statistics twice. Their
+counterparts here ask what is running (`running`): masks belong to seed, step, sample, layer and
+place (dropout.py), and running statistics are updated by the pass that is differentiated, the one
+that happens once for each micro-batch whatever the method.
+
+The statistics that BatchNorm normalizes with are those of a micro-batch, as everywhere: a minibatch
+divided otherwise is another training.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workbench.model.base import Context
+from workbench.model.dropout import dropout
+
+_RUNNING = threading.local()
+
+
+@contextmanager
+def running(ctx: Context) -> Iterator[None]:
+    """Say what the modules called inside, in this thread, run."""
+    before = getattr(_RUNNING, "ctx", None)
+    _RUNNING.ctx = ctx
+    try:
+        yield
+    finally:
+        _RUNNING.ctx = before
+
+
+class KeyedDropout(nn.Module):
+    """`nn.Dropout` whose masks belong to the samples; the first dimension counts them."""
+
+    def __init__(self, p: float, site: str) -> None:
+        super().__init__()
+        self.p, self.site = p, site
+
+    def forward(self, x: Tensor) -> Tensor:
+        ctx = getattr(_RUNNING, "ctx", None)
+        if self.p == 0.0 or not self.training or (ctx is not None and not ctx.training):
+            return x
+        if ctx is None:
+            raise ValueError(f"dropout {self.site!r} does not know what samples it is called with")
+        return dropout(x, self.p, ctx, self.site)
+
+
+class OnceNorm(nn.Module):
+    """BatchNorm whose running statistics see each micro-batch once. Names are BatchNorm's own."""
+
+    def __init__(self, of: _BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum = of.eps, of.momentum
+        for name in ("weight", "bias"):
+            self.register_parameter(name, getattr(of, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(of, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = (self.running_mean, self.running_var)
+        if not self.training:
+            batchwise = self.running_mean is None
+            return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
+        counts = torch.is_grad_enabled() and self.running_mean is not None
+        rate = self.momentum
+        if counts:
+            self.num_batches_tracked.add_(1)
+            if rate is None:
+                rate = 1.0 / float(self.num_batches_tracked)
+        own = own if counts else (None, None)
+        return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
+
+
+def make_keyed(model: nn.Module) -> nn.Module:
+    """Put these in the place of a model's dropout and BatchNorm modules; gives the model back."""
+    for path, module in list(model.named_modules()):
+        for name, child in module.named_children():
+            place = f"{path}.{name}" if path else name
+            if type(child) is nn.Dropout:
+                setattr(module, name, KeyedDropout(child.p, place))
+            elif isinstance(child, _BatchNorm):
+                setattr(module, name, OnceNorm(child))
+    return model

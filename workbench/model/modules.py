@@ -1,0 +1,153 @@
+"""Any module as a layered model, from the layers it was decomposed into."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from workbench.model.base import Context, LayeredModel, Part
+from workbench.model.decompose import Layer
+from workbench.model.keyed import OnceNorm, running
+
+Initialize = Callable[[nn.Module, int, int], None]
+"""Writes initial weights into a layer, of a number, for a seed."""
+
+
+class Decomposed(LayeredModel):
+    """A module as units that can be made, moved and run one by one.
+
+    The layers' own modules stay as they were found, mostly on the meta device; units are copies.
+    """
+
+    def __init__(
+        self, layers: list[Layer], initialize: Initialize, *, hidden: int, vocab: int, max_seq: int
+    ) -> None:
+        """`layers` end with the loss. Raises ValueError for parameters that are not trained or that
+        no layer reads: every method here trains all of them."""
+        self._units, self._initialize = layers, initialize
+        self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
+        for layer in layers:
+            for name, parameter in layer.module.named_parameters():
+                if not parameter.requires_grad or name in layer.idle:
+                    why = "no layer reads it" if name in layer.idle else "it asks for no gradient"
+                    raise ValueError(
+                        f"parameter {layer.state.get(name, name)!r} cannot be trained: {why}"
+                    )
+
+    def skeleton(self, unit: int) -> nn.Module:
+        module = copy.deepcopy(self._units[unit].module)
+        for part in module.modules():
+            if isinstance(part, OnceNorm) and part.running_mean is not None:
+                part.running_mean = torch.zeros_like(part.running_mean, device="cpu")
+                part.running_var = torch.ones_like(part.running_var, device="cpu")
+                part.num_batches_tracked = torch.tensor(0)
+        for name, buffer in module.named_buffers():
+            if buffer.is_meta:
+                raise ValueError(
+                    f"buffer {name!r} of layer {unit} has no values: decompose a model that is "
+                    "not on the meta device"
+                )
+        return module
+
+    def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
+        self._initialize(module, unit, seed)
+
+    def tied(self) -> dict[tuple[int, str], tuple[int, str]]:
+        return self._tied
+
+    @cached_property
+    def _tied(self) -> dict[tuple[int, str], tuple[int, str]]:
+        return {
+            (layer.index, local): owner
+            for layer in self._units
+            for local, owner in layer.shared.items()
+            if local in dict(layer.module.named_parameters(remove_duplicate=False))
+        }
+
+    def state_name(self, unit: int, local_name: str) -> str:
+        return self._units[unit].state[local_name]
+
+    def parts(self, unit: int, module: nn.Module) -> dict[str, nn.Module | nn.Parameter]:
+        return {key: getattr(module, slot) for key, slot in module.slots.items()}
+
+    def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
+        return tuple(
+            Part(
+                shape=value.shape,
+                dtype=None if value.dtype == torch.float32 else value.dtype,
+                differentiable=value.differentiable,
+                batch_dim=value.batch_dim,
+                rows=value.rows,
+            )
+            for value in self._units[unit].inputs
+        )
+
+    def forward(
+        self,
+        unit: int,
+        module: nn.Module,
+        x: Tensor | tuple[Tensor, ...],
+        ctx: Context,
+        targets: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Run a unit; what it takes and puts out is its `boundary`, of the last one the loss."""
+        inputs = x if isinstance(x, tuple) else (x,)
+        module.train(ctx.training)
+        with running(ctx):
+            if unit == self.head:
+                return module(*inputs, targets=targets)[0].float()
+            made = module(*inputs)
+        return made if len(made) > 1 else made[0]
+
+    def kind(self, unit: int) -> str:
+        return self._kinds[unit]
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        """Units are alike when they make the same calls on the same shapes; a kind is named after
+        the first of them."""
+        first: dict[Any, str] = {}
+        return [first.setdefault(_signature(layer), layer.name) for layer in self._units]
+
+    def flops(self, unit: int, batch: int, seq: int) -> float:
+        return batch * self._flops[self.kind(unit)]
+
+    @cached_property
+    def _flops(self) -> dict[str, float]:
+        """Of one sample, by kind, counted on the meta device."""
+        found: dict[str, float] = {}
+        for layer in self._units:
+            if (kind := self.kind(layer.index)) in found:
+                continue
+            module = copy.deepcopy(layer.module).to("meta")
+            module.criterion = None
+            inputs = [
+                torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
+                for value in layer.inputs
+            ]
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                module(*inputs)
+            found[kind] = max(1.0, counter.get_total_flops() / 2)
+        return found
+
+
+def _signature(layer: Layer) -> Any:
+    plan = layer.module.plan
+    own = [
+        (name, tuple(parameter.shape), layer.shared.get(name))
+        for name, parameter in layer.module.named_parameters(remove_duplicate=False)
+    ]
+    children = [str(child) for child in layer.module.children()]
+    calls = [
+        (call.target if callable(call.target) else layer.module.slots[call.target], call.results)
+        for call in plan.calls
+    ]
+    inputs = [(v.shape, v.dtype, v.differentiable) for v in layer.inputs]
+    outputs = [(v.shape, v.dtype, v.differentiable) for v in layer.outputs]
+    return str((own, children, [(str(t), len(r)) for t, r in calls], inputs, outputs))
