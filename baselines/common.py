@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel, Whole
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
@@ -29,10 +30,10 @@ KEEP_CHECKPOINTS = 2
 class MicroBatch(NamedTuple):
     """A part of a batch, on the device."""
 
-    tokens: Tensor
-    """[B / K, S]"""
+    tokens: Tensor | tuple[Tensor, ...]
+    """[B / K, S], or what else the model takes; several tensors as a tuple."""
     targets: Tensor
-    """[B / K, S]"""
+    """[B / K, S], or one label a sample."""
     samples: tuple[int, ...]
     """Global number of each row, the key of its random numbers."""
 
@@ -44,8 +45,11 @@ def micro_batches(
     samples = batches.samples(step)
     for start in range(0, spec.batch, spec.microbatch):
         rows = samples[start : start + spec.microbatch]
-        tokens, targets = batches.rows(rows)
-        yield MicroBatch(tokens.to(device), targets.to(device), rows)
+        *inputs, targets = (part.to(device) for part in batches.rows(rows))
+        inputs = tuple(
+            part.to(DTYPES[spec.dtype]) if part.is_floating_point() else part for part in inputs
+        )
+        yield MicroBatch(inputs[0] if len(inputs) == 1 else inputs, targets, rows)
 
 
 def named_units(whole: Whole) -> Iterator[tuple[int, str, nn.Parameter]]:

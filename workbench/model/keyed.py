@@ -60,6 +60,8 @@ class OnceNorm(nn.Module):
     def __init__(self, of: _BatchNorm) -> None:
         super().__init__()
         self.eps, self.momentum = of.eps, of.momentum
+        self._counted: tuple[int, tuple[int, ...]] | None = None
+        """The micro-batch that was counted last: a checkpoint's repetition of it is not."""
         for name in ("weight", "bias"):
             self.register_parameter(name, getattr(of, name))
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -70,13 +72,18 @@ class OnceNorm(nn.Module):
         if not self.training:
             batchwise = self.running_mean is None
             return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
+        ctx = getattr(_RUNNING, "ctx", None)
+        micro_batch = None if ctx is None else (ctx.step, ctx.samples)
         counts = torch.is_grad_enabled() and self.running_mean is not None
+        counts = counts and (micro_batch is None or micro_batch != self._counted)
         rate = self.momentum
         if counts:
+            self._counted = micro_batch
             self.num_batches_tracked.add_(1)
             if rate is None:
                 rate = 1.0 / float(self.num_batches_tracked)
-        own = own if counts else (None, None)
+        if not counts:  # autograd keeps as many tensors as the first time, or a checkpoint objects
+            own = tuple(None if t is None else t.clone() for t in own)
         return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
 
 

@@ -54,7 +54,7 @@ def footprints(
         if not fake:
             bench.step(*size, lambda phase, unit, action: action())  # libraries take workspaces
         bench.step(*size, visit)
-        libraries = _library_bytes(meter)
+        libraries = library_bytes_of(meter)
     tokens = size[0] * size[1]
     activation = tokens * model.hidden * dtype.itemsize
     gradients = {model.kind(unit): model.unit_parameters(unit) * dtype.itemsize for unit in units}
@@ -71,7 +71,8 @@ def footprints(
     return found, libraries
 
 
-def _library_bytes(meter: DeviceMeter) -> int:
+def library_bytes_of(meter: DeviceMeter) -> int:
+    """Device bytes of matrix products' workspaces, which are given back here."""
     if not isinstance(meter, CudaMeter):
         return 0
     torch.cuda.synchronize(meter.device)

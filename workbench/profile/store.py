@@ -22,12 +22,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.table import Ceilings, Echo, Figure
 from workbench.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
 
 T = TypeVar("T")
 
@@ -147,15 +150,19 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     model = make_model(spec.model)
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
-    costs, library_bytes, note = unit_costs(
-        model,
-        microbatch=spec.microbatch,
-        seq=spec.model.seq,
-        dtype=spec.dtype,
-        device=machine.device,
-        hardware=hardware_,
-        compile=spec.compile,
-    )
+    if spec.model.decomposed:
+        costs, library_bytes = _measure_kinds(spec, model, machine)
+        note = ""
+    else:
+        costs, library_bytes, note = unit_costs(
+            model,
+            microbatch=spec.microbatch,
+            seq=spec.model.seq,
+            dtype=spec.dtype,
+            device=machine.device,
+            hardware=hardware_,
+            compile=spec.compile,
+        )
     return UnitCosts(
         machine=machine,
         costs=costs,
@@ -164,6 +171,23 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
         probe_s=probe_s,
         library_bytes=library_bytes,
         note=note,
+    )
+
+
+def _measure_kinds(
+    spec: RunSpec, model: LayeredModel, machine: Machine
+) -> tuple[dict[str, UnitCost], int]:
+    from workbench.methods.train import DTYPES, load_batches
+    from workbench.profile.kinds import kind_costs
+
+    *inputs, targets = load_batches(spec, model).rows(range(spec.microbatch))
+    return kind_costs(
+        model,
+        tuple(inputs),
+        targets,
+        seq=spec.model.seq,
+        dtype=DTYPES[spec.dtype],
+        device=machine.device,
     )
 
 
@@ -196,7 +220,8 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     """Named by what unit costs depend on: the model without its depth, micro-batch, dtype, and
     whether blocks are compiled.
     """
-    shape = replace(spec.model, layers=1).to_dict()
+    layers = spec.model.layers if spec.model.decomposed else 1  # kinds may depend on the depth
+    shape = replace(spec.model, layers=layers).to_dict()
     text = json.dumps([FORMAT, shape, spec.microbatch, spec.dtype, spec.compile], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return folder_of(results, machine) / f"units-{key}.json"

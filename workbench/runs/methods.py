@@ -31,6 +31,8 @@ class Method:
     """Whether `window` and `resident` of a spec mean anything to it."""
     parallel: bool = False
     """Whether it runs on several ranks."""
+    modules: bool = False
+    """Whether it trains ordinary modules, cut into layers, beside decoders."""
 
 
 METHODS = {
@@ -80,6 +82,7 @@ PEERS = {
             label="plain torch",
             module="baselines.plain",
             summary="everything on the device, in torch alone",
+            modules=True,
         ),
         Method(
             name="fsdp",
@@ -106,6 +109,7 @@ PARALLEL = {
             module="workbench.methods.harmony.pp",
             summary="packs of layers dealt out to the devices in turn, everything on the host",
             parallel=True,
+            modules=True,
         ),
         Method(
             name="harmony-dp",
@@ -113,6 +117,7 @@ PARALLEL = {
             module="workbench.methods.harmony.dp",
             summary="packs of layers on every device, each with its share of the samples",
             parallel=True,
+            modules=True,
         ),
     )
 }

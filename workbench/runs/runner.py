@@ -56,6 +56,12 @@ def resolve(spec: RunSpec) -> RunSpec:
         raise ValueError(
             f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
         )
+    if spec.model.decomposed and not method.modules:
+        able = ", ".join(m.name for m in methods.known().values() if m.modules)
+        raise ValueError(
+            f"{method.name} trains decoders only, and the model is a {spec.model.family}; it is "
+            f"for {able}"
+        )
     if changes["device"] == "cuda" and spec.ranks > len(machine.gpus()):
         raise ValueError(
             f"ranks is {spec.ranks}; this machine has {len(machine.gpus())} GPUs, a rank needs one"

@@ -10,6 +10,8 @@ from workbench.methods.harmony.search import Found, Setting, scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
+from workbench.model import make_model
+from workbench.model.base import LayeredModel
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
@@ -33,7 +35,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The plan of a spec, from profiles by samples in a micro-batch. Raises DoesNotFit where no
     packs keep the budgets, ValueError for pinned packs that cannot be."""
     profile = profiles[min(profiles)]
-    sizes = ProfiledSizes(profiles, tied=_tied(spec))
+    sizes = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
     server = server_of(profile, spec)
     setting = Setting(
         mode=mode,
@@ -107,9 +109,21 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
     )
 
 
-def _tied(spec: RunSpec) -> dict[int, tuple[int, int]]:
-    model = spec.model
-    return {model.units - 1: (0, model.vocab * model.hidden)} if model.tied else {}
+def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:
+    """Unit -> (owner, parameters) of what it borrows. Raises ValueError for a unit that borrows of
+    several."""
+    found: dict[int, tuple[int, int]] = {}
+    for (unit, _), (owner, lent) in model.tied().items():
+        before, parameters = found.get(unit, (owner, 0))
+        if owner == unit:  # one parameter under two names of one unit
+            continue
+        if before != owner:
+            raise ValueError(
+                f"unit {unit} borrows parameters of units {before} and {owner}; one owner a unit "
+                "is what can be planned"
+            )
+        found[unit] = (owner, parameters + model.shapes(owner)[lent].numel())
+    return found
 
 
 def check(spec: RunSpec, mode: str) -> None:

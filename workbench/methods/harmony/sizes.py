@@ -68,8 +68,9 @@ class ProfiledSizes:
         return self._any.units[unit].parameters * self._any.state_bytes
 
     def token_bytes(self, samples: int) -> int:
-        """Of tokens and their targets."""
-        return samples * self._any.seq * TOKEN_BYTES
+        """Of tokens and their targets, or of what else the first unit takes."""
+        first = self._any.units[0].input_bytes // self._any.microbatch
+        return samples * max(first, self._any.seq * TOKEN_BYTES)
 
 
 def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> UnitCost:

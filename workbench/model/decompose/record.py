@@ -141,6 +141,7 @@ class Recorder(TorchFunctionMode):
         self.tensors: list[Tensor] = []  # by number
         self.captured: list[Tensor] = []  # an id means nothing once its tensor is gone
         self.twins: dict[int, tuple[Tensor, Tensor]] = {}
+        self.homes: dict[int, int] = {}  # storage of a twin -> storage it stands for
         self.listened: set[int] = set()  # modules that report their calls, by id
         self.inside = 0
         self.autocast = _autocast()
@@ -216,7 +217,7 @@ class Recorder(TorchFunctionMode):
 
     def _note_changes(self, tensors: list[Tensor], changed: list[Tensor], index: int) -> None:
         """What a call wrote to, and which tensors need gradients since."""
-        written = frozenset(storage_of(tensor) for tensor in changed)
+        written = frozenset(self._storage(tensor) for tensor in changed)
         self.aliasing.written.append(written)
         numbers = {self.numbers[id(t)] for t in tensors if id(t) in self.numbers}
         if written:
@@ -252,6 +253,7 @@ class Recorder(TorchFunctionMode):
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
                 )
             self.twins[id(tensor)] = tensor, twin
+            self.homes[storage_of(twin)] = storage_of(tensor)
         return self.twins[id(tensor)][1]
 
     def leaf(self, leaf: Any) -> Any:
@@ -276,7 +278,7 @@ class Recorder(TorchFunctionMode):
             self.states[id(leaf)] = f"constant {len(self.states)}", leaf
         key, tensor = self.states[id(leaf)]
         self.trace.tensors[key] = tensor
-        self.aliasing.of_state[key] = storage_of(leaf)
+        self.aliasing.of_state[key] = self._storage(leaf)
         return State(key)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
@@ -293,6 +295,10 @@ class Recorder(TorchFunctionMode):
             raise Refusal(OWN_FUNCTION)
         self.trace.output = form, tuple(self.leaf(leaf) for leaf in leaves)
 
+    def _storage(self, tensor: Tensor) -> int:
+        storage = storage_of(tensor)
+        return self.homes.get(storage, storage)
+
     def _number(self, tensor: Tensor, name: str, index: int) -> int:
         number = self.numbers[id(tensor)] = len(self.trace.names)
         self.tensors.append(tensor)
@@ -300,7 +306,7 @@ class Recorder(TorchFunctionMode):
         self.trace.shapes.append(tuple(tensor.shape))
         self.trace.dtypes.append(tensor.dtype)
         self.trace.grads.append([(index, tensor.requires_grad)])
-        self.aliasing.storage.append(storage_of(tensor))
+        self.aliasing.storage.append(self._storage(tensor))
         return number
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from weakref import ref
 
 import pytest
 import torch
@@ -308,14 +309,32 @@ def test_example_tensors_may_be_anywhere_and_gradients_may_be_off():
 
 
 def test_layers_run_on_the_device_their_inputs_are_on():
-    """Positions are counted there, wherever the model was when it was decomposed."""
-    torch.manual_seed(0)
-    model, layers = chain_of("tied")
+    """Constants are made there, wherever the model was when it was decomposed."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+        def forward(self, x):
+            return self.b(self.a(x) + torch.arange(D, device=x.device))
+
+    layers = decompose(Model(), (torch.randn(4, D),))
     for layer in layers:
         layer.module.to("meta")
-    mask = torch.ones(3, 5, device="meta")
-    out = run(layers, (ids(3).to("meta"),), {"mask": mask, "scale": 2.0})["logits"]
-    assert (out.device.type, out.shape) == ("meta", (3, 5, 11))
+    out = run(layers, (torch.randn(3, D, device="meta"),))
+    assert (out.device.type, out.shape) == ("meta", (3, D))
+
+
+def test_a_layer_holds_nothing_longer_than_it_is_needed():
+    model = Tied().eval()
+    found = {}
+    model.blocks[0].down.register_forward_hook(lambda *call: found.update(tensor=ref(call[2])))
+    model.head.register_forward_hook(lambda *call: found.update(dead=found["tensor"]() is None))
+    (layer,) = decompose(model, (ids(4),), {"mask": torch.ones(4, 5)}, layers=["words"])
+    with torch.no_grad():
+        layer.module(ids(4), torch.ones(4, 5))
+    assert found["dead"]
 
 
 @pytest.mark.gpu

@@ -85,7 +85,7 @@ def outcome(call, module, seed):
     return outputs, {k: g.clone() for k, g in grads(module).items() if g is not None}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(STEP, min_size=2, max_size=14), st.booleans(), st.sampled_from((1, 3, 7)))
 def test_chain_of_a_random_model_is_the_model(steps, training, batch):
     torch.manual_seed(0)
@@ -99,6 +99,12 @@ def test_chain_of_a_random_model_is_the_model(steps, training, batch):
         assert torch.equal(one, two)
         assert one.requires_grad == two.requires_grad
     assert torch.equal(model.count, other.count)
+    values = (x,)
+    for layer in layers:
+        for tensor, value in zip(values, layer.inputs, strict=True):
+            assert tuple(tensor.shape) == value.full_shape(batch)
+            assert tensor.requires_grad == value.differentiable
+        values = layer.module(*values)
     if expected_grads is not None:
         assert found_grads.keys() == expected_grads.keys()
         for key, grad in found_grads.items():

@@ -20,6 +20,7 @@ class Two(nn.Module):
         super().__init__()
         self.a, self.b, self.between = nn.Linear(D, D), nn.Linear(D, D), between
         self.register_buffer("seen", torch.zeros(()))
+        self.tables = [torch.full((), float(i)) for i in range(9)]
 
     def forward(self, x):
         return self.b(self.between(self, self.a(x)))
@@ -51,6 +52,8 @@ class Cache:
 
 REFUSED = {
     "value": (lambda model, x: x if x.sum() > 0 else -x, r"line \d+, DataDependent"),
+    "luck": (lambda model, x: x if torch.rand(()) > 0.5 else -x, "DataDependent"),
+    "table": (lambda model, x: x + model.tables[len(x)], "that changes"),
     "rows": (rows, "calls"),
     "square": (lambda model, x: x * x.shape[0] ** 2, "4, 9, 25 at batch 2, 3, 5"),
     "odd": (lambda model, x: x * 2 if len(x) % 2 else x + 2, "something else"),

@@ -206,7 +206,26 @@ class Constants(nn.Module):
         x = self.a(causal @ x) + self.table
         x = self.b(self.mask[:seq, :seq] @ x + zeros) * self.lists[0]
         state = x.new_zeros(x.size(0), D)
+        causal.mul_(0.5)  # layers before saw it as it was
         return self.c(causal @ x + noise) + state.unsqueeze(1) + self.table
+
+
+class Expanded(nn.Module):
+    """Views of constants in the shape of an input, of constants that are written to later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones, zeros = torch.ones(D), torch.zeros(D)
+        view = ones.expand_as(x)
+        x = self.b(self.a(x) + view)
+        ones.mul_(3)
+        view = zeros.expand_as(x)
+        x = self.c(x * 2 + view + ones)
+        zeros.add_(1)  # and so does the view
+        return x + view
 
 
 class InPlace(nn.Module):
@@ -230,6 +249,22 @@ class InPlace(nn.Module):
         return self.e(total) + left.sum()
 
 
+class Aliases(nn.Module):
+    """In eval mode dropout puts out what it is given, so a write there is a write to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.drop(x)
+        z = self.b(x * 2)
+        y += 1
+        return self.c(z) + x + y
+
+
 class Modes(nn.Module):
     """Dropout as a function, told by `self.training`; a loop with attention of its own."""
 
@@ -240,7 +275,27 @@ class Modes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + F.dropout(self.a(x), 0.2, self.training)
         x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.3 if self.training else 0.0)
-        return self.b(x) + F.dropout(x, 0.5, self.training)
+        return F.dropout(x, 0.5, self.training) + self.b(x)
+
+
+class Overwriting(nn.Module):
+    """A block looks at values, and writes to its argument, which is used once more."""
+
+    class Clamp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp_(min=0) * self.scale if x.abs().max() < 1e6 else x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.clamp, self.b = nn.Linear(D, D), self.Clamp(), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return self.b(self.clamp(y)) + y
 
 
 class Weights(nn.Module):
@@ -309,7 +364,10 @@ MODELS = {
     "folded": (Folded, lambda b: ((torch.randn(b, 4, D),), {})),
     "chunks": (Chunks, lambda b: ((torch.randn(b, 4, D),), {})),
     "constants": (Constants, lambda b: ((torch.randn(b, 4, D),), {})),
+    "expanded": (Expanded, lambda b: ((torch.randn(b, D),), {})),
     "in place": (InPlace, lambda b: ((torch.randn(b, D),), {})),
+    "aliases": (Aliases, lambda b: ((torch.randn(b, D),), {})),
+    "overwriting": (Overwriting, lambda b: ((torch.randn(b, D),), {})),
     "modes": (Modes, lambda b: ((torch.randn(b, 4, D),), {})),
     "weights": (Weights, lambda b: ((ids(b),), {})),
     "values": (Values, lambda b: ((torch.randn(b, 4, D),), {})),
