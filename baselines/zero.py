@@ -1,8 +1,9 @@
-"""DeepSpeed's ZeRO on one device: how a run of ours is trained by the real library.
+"""DeepSpeed's ZeRO: how a run of ours is trained by the real library.
 
 Both adapters, ZeRO-Offload (Ren et al., USENIX ATC 2021) and ZeRO-Infinity (Rajbhandari et al., SC
-2021), are this file under two configurations. It runs in the worker's process without a launcher:
-one rank, a process group that needs no port, DeepSpeed's accelerator set for this process.
+2021), are this file under two configurations. It runs without a launcher: on one rank in the
+worker's process, with a process group that needs no port; on several in those of `ranks`, in the
+group where they met, each with an equal share of every micro-batch.
 
 What DeepSpeed is given is what every method gets (`common`): initial weights of the same seed,
 batches, micro-batches, decay groups, and before every step the learning rate of the spec. With bf16
@@ -18,15 +19,16 @@ import resource
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from baselines import deepspeed_ops
+from baselines import deepspeed_ops, ranks
 from baselines.blocks import compile_blocks
 from baselines.common import (
     Progress,
@@ -35,9 +37,9 @@ from baselines.common import (
     latest_checkpoint,
     micro_batches,
     named_units,
-    new_checkpoint,
     now_s,
 )
+from baselines.rank_parts import checkpoint, share
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
@@ -45,7 +47,7 @@ from workbench.model.base import LayeredModel, Whole, set_parameter
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.threads import available_cores, use_device_threads
 from workbench.units import format_bytes
 
 
@@ -62,6 +64,24 @@ class Adapter:
     """Folder for what goes to the disk."""
     notes: tuple[str, ...] = ()
     """What a reader of the record should know of the configuration."""
+
+
+def train_ranks(
+    work: str, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter
+) -> Outcome:
+    """Train on the spec's ranks; `work` is the module whose `training` each of them enters.
+
+    Raises what `train` raises, RankFailed, and ValueError for samples that do not divide evenly.
+    """
+    _refuse(spec, adapter)
+    if spec.microbatch % spec.ranks:
+        raise ValueError(
+            f"{adapter.label} gives every rank as many samples: a micro-batch of {spec.microbatch} "
+            f"does not divide among {spec.ranks} ranks"
+        )
+    _operators(report, resolve_device(spec.device), adapter)  # before two ranks build the same
+    with _scratch(adapter):
+        return ranks.train(work, spec, report, folder)
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Outcome:
@@ -84,23 +104,20 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     _refuse(spec, adapter)
     device = resolve_device(spec.device)
     use_device_threads(device.type)
+    if device.type == "cuda" and spec.ranks > 1:  # all of them update at once
+        torch.set_num_threads(max(1, available_cores() // spec.ranks))
     _operators(report, device, adapter)
-    _single_rank(device)
-    if adapter.scratch is not None:
-        shutil.rmtree(adapter.scratch, ignore_errors=True)
-        adapter.scratch.mkdir(parents=True)
-    try:
+    _be_a_rank(device)
+    # On several ranks the folder is theirs together: whoever started them makes and removes it.
+    with _scratch(adapter) if spec.ranks == 1 else nullcontext():
         yield Training(spec, report, folder, adapter, device)
-    finally:
-        if adapter.scratch is not None:
-            shutil.rmtree(adapter.scratch, ignore_errors=True)
 
 
 def base_config(spec: RunSpec) -> dict[str, Any]:
     """The part of DeepSpeed's configuration that is the experiment's and not the method's."""
     return {
         "train_batch_size": spec.batch,
-        "train_micro_batch_size_per_gpu": spec.microbatch,
+        "train_micro_batch_size_per_gpu": spec.microbatch // spec.ranks,
         "gradient_accumulation_steps": spec.microbatches,
         "gradient_clipping": spec.clip or 0.0,
         "bf16": {"enabled": spec.dtype == "bf16"},
@@ -175,12 +192,14 @@ class Training:
         for group in (*self.optimizer.param_groups, *(others.param_groups if others else ())):
             group["lr"] = self.spec.learning_rate(step)
         total = torch.zeros((), device=self.device)
-        for tokens, targets, samples in micro_batches(self.batches, self.spec, step, self.device):
-            loss = self.engine(tokens, targets, step=step, samples=samples)
+        for whole in micro_batches(self.batches, self.spec, step, self.device):
+            part = share(whole)
+            loss = self.engine(part.tokens, part.targets, step=step, samples=part.samples)
             self.engine.backward(loss)
             self.engine.step()
             total += loss.detach()
-        return float(total) / self.spec.microbatches
+        dist.all_reduce(total)
+        return float(total) / (self.spec.microbatches * self.spec.ranks)
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""
@@ -217,9 +236,8 @@ class Training:
 
     def _save(self) -> None:
         """DeepSpeed's own checkpoint, with our manifest."""
-        path = new_checkpoint(self.folder, self.progress.next_step)
-        self.engine.save_checkpoint(str(path.parent), tag=path.name)
-        self.progress.save(path)
+        with checkpoint(self.folder, self.progress) as path:
+            self.engine.save_checkpoint(str(path.parent), tag=path.name)
         self.report.event("saved", path=path.name, next_step=self.progress.next_step)
 
     def _resume(self) -> None:
@@ -259,17 +277,34 @@ def _operators(report: Reporter, device: torch.device, adapter: Adapter) -> None
     deepspeed_ops.activate(device.type)
 
 
-def _single_rank(device: torch.device) -> None:
-    """A process group of this process alone, in memory: no launcher and no port."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+@contextmanager
+def _scratch(adapter: Adapter) -> Iterator[None]:
+    """The folder for what goes to the disk, empty; gone at the end."""
+    if adapter.scratch is not None:
+        shutil.rmtree(adapter.scratch, ignore_errors=True)
+        adapter.scratch.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        if adapter.scratch is not None:
+            shutil.rmtree(adapter.scratch, ignore_errors=True)
+
+
+def _be_a_rank(device: torch.device) -> None:
+    """Of the ranks that have met; else of a process group of this process alone, in memory: no
+    launcher and no port."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world)
+    import deepspeed
     from deepspeed.utils.logging import logger
 
     logger.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    if not torch.distributed.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    # Before its first configuration, which would take this rank to be alone.
+    deepspeed.init_distributed(dist.get_backend())
 
 
 def _build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:
@@ -296,10 +331,20 @@ def _build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) 
 
 def _set_masters(model: LayeredModel, whole: Whole, seed: int) -> None:
     """Give the fp32 master weights the digits that bf16 had no room for."""
-    from deepspeed.utils import safe_set_full_fp32_param
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
     built, exact = None, None
     for unit, name, parameter in named_units(whole):
         if unit != built:
             built, exact = unit, model.build(unit, seed=seed)
-        safe_set_full_fp32_param(parameter, exact.get_parameter(name).detach())
+        value = exact.get_parameter(name).detach()
+        if hasattr(parameter, "ds_id"):  # ZeRO-3's, of which each rank has a part
+            safe_set_local_fp32_param(parameter, _part(value, parameter.ds_tensor.numel()))
+        else:
+            safe_set_full_fp32_param(parameter, value)
+
+
+def _part(value: Tensor, elements: int) -> Tensor:
+    """This rank's part of a parameter, [elements]; the last ones end in padding."""
+    part = value.flatten()[dist.get_rank() * elements :][:elements]
+    return torch.nn.functional.pad(part, (0, elements - len(part)))

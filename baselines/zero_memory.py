@@ -4,8 +4,12 @@ On a GPU: the device tier is what torch's allocator had, capped for the process;
 what DeepSpeed's optimizer owns in CPU memory. On a CPU alone the tiers are told apart by ownership
 (`ledger`): what DeepSpeed's offloaded optimizer owns is the host's, everything else is the
 device's. Two things need help there. DeepSpeed's fetch of a ZeRO-3 parameter is a copy on a GPU but
-an alias on a CPU, so its memory and its transfer are entered by the size of the parameter. And
-nothing stops an allocation on the spot, so budgets are enforced when a step's books are closed.
+an alias on a CPU, so its memory and its transfer are entered by the size of the parameter. (Of
+several ranks each fetches its part, an alias too, and gathers the others' into memory that is seen
+like any other.) And nothing stops an allocation on the spot, so budgets are enforced when a step's
+books are closed.
+
+The host is one for all ranks: its peak is the sum of what theirs have at the end of a step.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from baselines.ledger import Ledger, bytes_of, tensors_in
@@ -73,7 +78,7 @@ class Account:
             self.moved_bytes |= {"read": 0, "write": 0}
         if self._emulated:
             if self._fetches:
-                _observe_fetches(whole, self._ledger)
+                _observe_fetches(whole, self._ledger, spec.ranks)
             _observe_updates(optimizer.optimizer, self._ledger)
             everything = tensors_in(vars(optimizer), inside=("deepspeed.runtime",))
             self._ledger.adopt([*everything, *tensors_in(list(whole.parameters()))])
@@ -103,7 +108,7 @@ class Account:
             self._enter("device", books.device_peak_bytes, books.device_bytes)
         else:
             self._enter("device", torch.cuda.max_memory_allocated(self._device))
-        self._enter("host", bytes_of(host))
+        self._enter("host", self._of_all_ranks(bytes_of(host)))
         if self._scratch is not None:
             files = [path for path in self._scratch.rglob("*") if path.is_file()]
             self._enter("disk", sum(path.stat().st_size for path in files))
@@ -146,6 +151,13 @@ class Account:
                 budget=budget,
             )
 
+    def _of_all_ranks(self, nbytes: int) -> int:
+        if self.spec.ranks == 1:
+            return nbytes
+        total = torch.tensor(nbytes, device=self._device)
+        dist.all_reduce(total)
+        return int(total)
+
     def _host_tensors(self) -> list[Tensor]:
         optimizer = self._optimizer
         owned = [getattr(optimizer, name, None) for name in HOST_STATE]
@@ -175,23 +187,30 @@ def _observe_updates(inner: torch.optim.Optimizer, ledger: Ledger) -> None:
     inner.step = step_on_host
 
 
-def _observe_fetches(whole: Whole, ledger: Ledger) -> None:
+def _observe_fetches(whole: Whole, ledger: Ledger, ranks: int) -> None:
     """Enter the fetches and releases of ZeRO-3 parameters in the ledger, as they happen."""
     parameters = list(whole.parameters())
-    ledger.alias(_fetched_bytes(parameters), loaded=False)
+    if ranks == 1:
+        ledger.alias(_fetched_bytes(parameters), loaded=False)
     for parameter in parameters:
         for name in ("all_gather", "all_gather_coalesced", "partition"):
             method = getattr(parameter, name)
-            setattr(parameter, name, partial(_observed, ledger, parameter, method))
+            setattr(parameter, name, partial(_observed, ledger, ranks, parameter, method))
 
 
-def _observed(ledger: Ledger, owner: Tensor, method: Callable, *args: Any, **kwargs: Any) -> Any:
+def _observed(
+    ledger: Ledger, ranks: int, owner: Tensor, method: Callable, *args: Any, **kwargs: Any
+) -> Any:
     params = args[0] if args else kwargs.get("param_list")
     params = [owner] if params is None else params
     before = _fetched_bytes(params)
     result = method(*args, **kwargs)
     change = _fetched_bytes(params) - before
-    ledger.alias(change, loaded=change > 0)
+    if ranks == 1:
+        ledger.alias(change, loaded=change > 0)
+    elif change > 0:  # the whole was seen; this rank's part was there until it was gathered
+        ledger.alias(change // ranks, loaded=True)
+        ledger.alias(-(change // ranks), loaded=False)
     return result
 
 

@@ -177,10 +177,12 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
 def _measure_kinds(
     spec: RunSpec, model: LayeredModel, machine: Machine
 ) -> tuple[dict[str, UnitCost], int]:
-    from workbench.methods.train import DTYPES, load_batches
+    from workbench.model.families import load_data
     from workbench.profile.kinds import kind_costs
+    from workbench.profile.measure import DTYPES
 
-    *inputs, targets = load_batches(spec, model).rows(range(spec.microbatch))
+    data = load_data(spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None)
+    *inputs, targets = data.rows(range(spec.microbatch))
     return kind_costs(
         model,
         tuple(inputs),

@@ -61,6 +61,7 @@ METHODS = {
             label="ZeRO-Infinity",
             module="baselines.zero_infinity",
             summary="weights and optimizer on the host or disk (DeepSpeed)",
+            parallel=True,
         ),
         Method(
             name="stronghold",
@@ -119,6 +120,27 @@ PARALLEL = {
             parallel=True,
             modules=True,
         ),
+        Method(
+            name="data-parallel",
+            label="DP",
+            module="baselines.data_parallel",
+            summary="the whole model on every device (torch's DistributedDataParallel)",
+            parallel=True,
+        ),
+        Method(
+            name="gpipe",
+            label="GPipe",
+            module="baselines.gpipe",
+            summary="a stage on every device, all forward passes first (torch)",
+            parallel=True,
+        ),
+        Method(
+            name="1f1b",
+            label="1F1B",
+            module="baselines.one_f_one_b",
+            summary="a stage on every device, forward and backward passes in turn (torch)",
+            parallel=True,
+        ),
     )
 }
 """What runs on several devices."""
@@ -146,10 +168,11 @@ def code_version(name: str) -> str:
 
     Changed also while this process runs: an open notebook must not show what the old code did.
     """
-    own = find(name).module.split(".")
+    own = find(name).module.partition(".")[0]
     parts = [_ROOT / "workbench" / sub for sub in ("schedule", "model", "runtime", "methods")]
-    files = [file for part in (*parts, _ROOT.joinpath(*own)) for file in part.rglob("*")]
-    files += _ROOT.joinpath(*own[:-1]).glob("*.py")  # what sibling adapters share
+    if own != "workbench":  # baselines share much with each other
+        parts.append(_ROOT / own)
+    files = [file for part in parts for file in part.rglob("*")]
     sources = sorted({file for file in files if file.suffix in (".py", ".cpp")})
     return _hash(tuple((file, file.stat().st_mtime_ns) for file in sources))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.packs import DP, Packs, packs_of
@@ -10,8 +11,6 @@ from workbench.methods.harmony.search import Found, Setting, scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
-from workbench.model import make_model
-from workbench.model.base import LayeredModel
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
@@ -19,6 +18,9 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate
 from workbench.schedule.validate import validate
 from workbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
 
 STEPS = 3
 LANES = {
@@ -34,6 +36,8 @@ LANES = {
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The plan of a spec, from profiles by samples in a micro-batch. Raises DoesNotFit where no
     packs keep the budgets, ValueError for pinned packs that cannot be."""
+    from workbench.model import make_model
+
     profile = profiles[min(profiles)]
     sizes = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
     server = server_of(profile, spec)

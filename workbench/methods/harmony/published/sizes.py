@@ -9,6 +9,11 @@ from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.methods.harmony.server import Server
 from workbench.profile.profile import UnitCost
 
+CARD_BYTES_PER_S = 484e9
+"""Memory bandwidth of the GTX 1080 Ti, as its vendor states it: the authors never updated there."""
+ADAM_BYTES = 28
+"""Of a parameter that fp32 AdamW updates: four values read, three written."""
+
 
 class PublishedSizes:
     """`Sizes` (harmony/draft.py) of a published profile: fp32, no tied weights.
@@ -83,4 +88,5 @@ def published_server(profile: ModelProfile, ranks: int, device_bytes: int) -> Se
         all_stores_bytes_per_s=constants.swap_bytes_per_s,
         message_bytes_per_s=constants.p2p_bytes_per_s,
         host_adam_params_per_s=ranks * parameters / sum(profile.update_seconds),
+        device_adam_params_per_s=CARD_BYTES_PER_S / ADAM_BYTES,
     )

@@ -1,0 +1,118 @@
+"""Plans of data parallelism, GPipe and 1F1B on several devices.
+
+Their schedules (`parallel_step`) are proved and simulated like ours. Of the links between devices
+no more is known than what Harmony's plans take (`harmony.planner.server_of`), so predictions
+compare with those. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baselines.parallel_step import B, F, Step
+from baselines.stages import check_shares, cut
+from workbench.methods.evaluate import STEPS, Budgets
+from workbench.methods.harmony.planner import server_of
+from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+from workbench.schedule.simulate import Simulation, simulate
+from workbench.schedule.validate import validate
+from workbench.units import format_bytes
+
+
+def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
+    """The whole model on every device; every rank has its share of every micro-batch.
+
+    Raises ValueError where a share is empty.
+    """
+    check_shares(spec.microbatch, spec.ranks)
+    passes = [(kind, micro) for micro in range(spec.microbatches) for kind in (F, B)]
+    whole = (range(len(profile.units)),) * spec.ranks
+    return _plan(Step(spec, profile, whole, lambda rank: passes))
+
+
+def gpipe(spec: RunSpec, profile: Profile) -> Plan:
+    """A stage on every device; all forward passes, then all backward passes."""
+    passes = [(kind, micro) for kind in (F, B) for micro in range(spec.microbatches)]
+    return _plan(Step(spec, profile, _stages(spec, profile), lambda rank: passes))
+
+
+def one_f_one_b(spec: RunSpec, profile: Profile) -> Plan:
+    """A stage on every device; a backward pass as soon as it can be, then a forward pass."""
+
+    def passes(rank: int) -> list[tuple[Kind, int]]:
+        count, first = spec.microbatches, min(spec.microbatches, spec.ranks - rank)
+        mixed = [(F, micro) for micro in range(first)]
+        for micro in range(count):
+            mixed += [(B, micro), *([(F, micro + first)] if micro + first < count else [])]
+        return mixed
+
+    return _plan(Step(spec, profile, _stages(spec, profile), passes))
+
+
+def _stages(spec: RunSpec, profile: Profile) -> tuple[range, ...]:
+    return cut(
+        [unit.flops for unit in profile.units],
+        [unit.parameters for unit in profile.units],
+        spec.ranks,
+        recompute=spec.activations != "keep",
+    )
+
+
+class _Costs(ServerCosts):
+    """Of a server whose devices update what they have themselves."""
+
+    def __init__(self, sizes: ProfiledSizes, server: Server, adam_params_per_s: float) -> None:
+        super().__init__(sizes, server, shared_updates=False)
+        self._adam = adam_params_per_s
+
+    def _seconds(self, action: Action, server: Server) -> float:
+        if action.kind is Kind.UPDATE:
+            cost = self._sizes.cost(action.unit, 1)
+            return server.compute_slowdown * (cost.gradient_s + cost.parameters / self._adam)
+        return super()._seconds(action, server)
+
+
+def _plan(step: Step) -> Plan:
+    """Prove and simulate."""
+    spec, profile = step.spec, step.profile
+    schedule, server = step.schedule(), server_of(profile, spec)
+    proved = validate(schedule).peak_bytes
+    costs = _Costs(step.sizes, server, profile.hardware.device_adam_params_per_s)
+    simulated = simulate(schedule, costs, steps=STEPS)
+    fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
+    peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
+    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    lacking = budgets.lacking(peak)
+    return Plan(
+        method=spec.method,
+        fits=lacking is None,
+        schedule=schedule if lacking else replace(schedule, budgets=budgets.to_dict()),
+        step_seconds=simulated.step_seconds,
+        peak_bytes=peak,
+        moved_bytes=schedule.moved_bytes(),
+        binding=_binding(simulated, len(proved)) if lacking is None else (
+            f"device memory: rank {fullest} needs {format_bytes(peak[DEVICE])}, the budget is "
+            f"{format_bytes(budgets.device)}"
+        ),
+        lacking=lacking,
+        settings=dict(schedule.settings),
+        notes=(
+            "predicted from torch's schedule; the library plans for itself",
+            "messages between devices as in Harmony's plans: at the rate of the host's link",
+        ),
+    )  # fmt: skip
+
+
+def _binding(simulated: Simulation, ranks: int) -> str:
+    """Whose compute takes longest, and how much of a step it waits."""
+    seconds = simulated.step_seconds
+    busy = {rank: simulated.busy_seconds(COMPUTE, rank) for rank in range(ranks)}
+    rank = max(busy, key=busy.get)
+    words = f"compute of rank {rank}: busy {busy[rank] / seconds:.0%} of a step of {seconds:.4g} s"
+    return words if ranks == 1 else f"{words}, else waiting for other ranks"

@@ -1,0 +1,338 @@
+"""Pipelines by torch.distributed.pipelining: what GPipe and 1F1B share.
+
+Each rank has a stage, consecutive units of the model (`stages`), and everything of theirs on its
+device: weights, gradients, masters and moments, updated as plain training updates them. torch's
+schedules run the passes of each micro-batch and send activations and their gradients; what they
+leave to their user is done here, exactly:
+
+* the clipping norm is that of all stages' gradients, added up with the loss in one message;
+* of a weight that is tied over two stages the owner has the optimizer's states. The other stage's
+  gradients are added to its own before the norm, and after the update it sends the weight;
+* our loss makes the gradients of the head's matrix in its forward pass (`workbench.model.loss`),
+  and GPipe runs all forward passes first. So the head runs forward when its backward pass is due:
+  what waits for that is the head's input, and not a matrix for every micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from baselines import ranks
+from baselines.adamw import ClippedAdamW
+from baselines.blocks import compile_blocks
+from baselines.common import Progress, latest_checkpoint
+from baselines.plain import run as plain
+from baselines.rank_parts import checkpoint
+from baselines.stages import cut
+from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.model import make_model
+from workbench.model.base import Context, LayeredModel, set_parameter
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.threads import use_device_threads
+
+
+def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with a stage on every rank's device; `work` is the module of the schedule.
+
+    Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
+    """
+    ranks.refuse_host_activations(spec, "a pipeline")
+    stages_of(make_model(spec.model), spec)
+    return ranks.train(work, spec, report, folder)
+
+
+@contextmanager
+def training(
+    spec: RunSpec, report: Reporter, folder: Path, schedule: type[PipelineScheduleSingle]
+) -> Iterator[Training]:
+    """In a rank's process: the training of its stage."""
+    yield Training(spec, report, folder, schedule)
+
+
+def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
+    """The units of each rank. Raises ValueError where there are too many ranks."""
+    units = range(model.num_units)
+    return cut(
+        [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units],
+        [model.unit_parameters(unit) for unit in units],
+        spec.ranks,
+        recompute=spec.activations != "keep",
+    )
+
+
+class Stage(nn.Module):
+    """Some units of a model, as `Whole` has all of them: [m, S] tokens or [m, S, H] -> [m, S, H].
+
+    The units of other stages are empty modules, so that numbers stay those of the model. The head,
+    which takes targets too, is run by `loss`.
+    """
+
+    def __init__(
+        self, model: LayeredModel, own: range, *, seed: int, device: torch.device, checkpoint: bool
+    ) -> None:
+        super().__init__()
+        self.layered, self.own, self.seed, self.checkpoint = model, own, seed, checkpoint
+        self.units = nn.ModuleList(
+            model.build(unit, seed=seed, device=device) if unit in own else nn.Module()
+            for unit in range(model.num_units)
+        )
+        self.passed: Context | None = None
+        """What the micro-batch that passed last is called in the head."""
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The stage's own."""
+        return [self.units[unit] for unit in self.own if 0 < unit < self.layered.head]
+
+    def forward(self, x: Tensor, *, step: int, samples: Tensor) -> Tensor:
+        """One micro-batch; `samples` [m] are the global numbers of its rows."""
+        rows, run = tuple(samples.tolist()), self.layered.forward
+        for unit in self.own:
+            ctx = Context(seed=self.seed, step=step, unit=unit, samples=rows)
+            if unit == self.layered.head:
+                self.passed = ctx
+                break
+            if self.checkpoint and unit:
+                x = checkpointed(
+                    run, unit, self.units[unit], x, ctx,
+                    use_reentrant=False, preserve_rng_state=False,
+                )  # fmt: skip
+            else:
+                x = run(unit, self.units[unit], x, ctx)
+        return x
+
+    def loss(self, x: Tensor, targets: Tensor, ctx: Context) -> Tensor:
+        """Mean loss of a micro-batch, an fp32 scalar."""
+        return self.layered.forward(ctx.unit, self.units[ctx.unit], x, ctx, targets)
+
+
+class Training(plain.Training):
+    """Plain training of one stage."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        report: Reporter,
+        folder: Path,
+        schedule: type[PipelineScheduleSingle],
+    ) -> None:
+        self.spec, self.report, self.folder = spec, report, folder
+        self.rank = dist.get_rank()
+        self.device = resolve_device(spec.device)
+        use_device_threads(self.device.type)
+        self.model = make_model(spec.model)
+        self.stages = stages_of(self.model, spec)
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.meter = device_meter(self.device, spec.device_memory)
+        report.phase("building the stages")
+        with self.meter:
+            self.whole = Stage(
+                self.model,
+                self.stages[self.rank],
+                seed=spec.seed,
+                device=self.device,
+                checkpoint=spec.activations != "keep",
+            )
+            self.ties = self._tie()
+            self.masters = self._split_masters()
+            self.optimizer = OfAllStages(self._optimizer())
+        self.blocks = compile_blocks(self.whole, spec, self.device)
+        report.phase(f"training with {self.blocks}")
+        self.loss = torch.zeros((), device=self.device)
+        self.schedule = self._schedule(schedule)
+        self.progress = Progress()
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        told = super().outcome()
+        name = type(self.schedule).__name__
+        units = ", ".join(f"{stage.start} to {stage.stop - 1}" for stage in self.stages)
+        return replace(
+            told,
+            engine=f"{name} of torch {torch.__version__}, {self.blocks}",
+            notes=[*told.notes, f"stages of units {units}; {self.spec.microbatches} micro-batches"],
+        )
+
+    def _schedule(self, schedule: type[PipelineScheduleSingle]) -> PipelineScheduleSingle:
+        spec, last = self.spec, len(self.stages) - 1
+        inner = torch.empty(
+            (spec.microbatch, spec.model.seq, self.model.hidden),
+            dtype=DTYPES[spec.dtype],
+            device="meta",
+            requires_grad=True,
+        )
+        tokens = torch.empty(inner.shape[:2], dtype=torch.int64, device="meta")
+        stage = PipelineStage(
+            self.whole,
+            self.rank,
+            last + 1,
+            self.device,
+            input_args=inner if self.rank else tokens,
+            output_args=inner,
+        )
+        # The loss is a mean over the micro-batches already.
+        return schedule(stage, spec.microbatches, loss_fn=self._loss, scale_grads=False)
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _step(self, step: int) -> tuple[float, float]:
+        """One optimizer step; returns its mean loss and the norm of all stages' gradients."""
+        tokens, targets = (rows.to(self.device) for rows in self.batches.batch(step))
+        inputs = (tokens,) if self.rank == 0 else ()
+        last = self.rank == len(self.stages) - 1
+        self.loss.zero_()
+        self.schedule.step(
+            *inputs,
+            target=targets if last else None,
+            return_outputs=False,
+            step=step,
+            samples=torch.tensor(self.batches.samples(step)),
+        )
+        for tie in self.ties:
+            tie.add_gradients()
+        self.optimizer.begin(self.loss)
+        self._update(self.spec.learning_rate(step))
+        for tie in self.ties:
+            tie.send_weight()
+        return self.optimizer.told()
+
+    def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Asked for by the schedule as soon as a micro-batch has passed."""
+        ctx = self.whole.passed
+
+        def head(x: Tensor) -> Tensor:
+            loss = self.whole.loss(x, targets, ctx) / self.spec.microbatches
+            self.loss += loss.detach()
+            return loss
+
+        return _Later.apply(x, head)
+
+    # -- weights of two stages ------------------------------------------------------------------
+
+    def _tie(self) -> list[Tie]:
+        """Tied weights become one parameter where a stage has both units, else a tie."""
+        ties = []
+        rank_of = {unit: rank for rank, stage in enumerate(self.stages) for unit in stage}
+        for (unit, name), (owner, owner_name) in self.model.tied().items():
+            theirs, ours = rank_of[owner], rank_of[unit]
+            if ours == theirs:
+                if self.rank == ours:
+                    owned = self.whole.units[owner].get_parameter(owner_name)
+                    set_parameter(self.whole.units[unit], name, owned)
+                continue
+            group = dist.new_group([theirs, ours])  # by all ranks, also those that are not in it
+            if self.rank == ours:
+                shape = self.model.shapes(owner)[owner_name]
+                empty = torch.empty(shape, dtype=DTYPES[self.spec.dtype], device=self.device)
+                set_parameter(self.whole.units[unit], name, empty)
+                ties.append(Tie(self.whole.units[unit].get_parameter(name), theirs, group))
+            elif self.rank == theirs:
+                ties.append(Tie(self.whole.units[owner].get_parameter(owner_name), theirs, group))
+        return ties
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """A file of each stage."""
+        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
+        with checkpoint(self.folder, self.progress) as path:
+            torch.save(state, path / self._state_file)
+        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+
+    @torch.no_grad()
+    def _resume(self) -> None:
+        path = latest_checkpoint(self.folder) if self.spec.save_every else None
+        if path is not None:
+            state = torch.load(path / self._state_file, weights_only=True, map_location=self.device)
+            for (weight, master), saved in zip(self.masters.items(), state["masters"], strict=True):
+                master.copy_(saved)
+                if weight is not master:
+                    weight.copy_(saved)
+            self.optimizer.inner.load_state_dict(state["inner"])
+            self.progress = Progress.load(path)
+            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+        for tie in self.ties:
+            tie.send_weight()
+
+    @property
+    def _state_file(self) -> str:
+        return f"stage-{self.rank}.pt"
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A weight that two stages use."""
+
+    weight: nn.Parameter
+    owner: int
+    """The rank whose optimizer has it."""
+    group: dist.ProcessGroup
+    """The two ranks."""
+
+    def add_gradients(self) -> None:
+        """The owner gets the sum, the other one has none any more."""
+        dist.reduce(self.weight.grad, dst=self.owner, group=self.group)
+        if dist.get_rank() != self.owner:
+            self.weight.grad = None
+
+    def send_weight(self) -> None:
+        """The other one gets the owner's weight."""
+        dist.broadcast(self.weight.detach(), src=self.owner, group=self.group)
+
+
+class OfAllStages:
+    """The optimizer of a stage, clipping by the norm of all stages' gradients."""
+
+    def __init__(self, own: ClippedAdamW) -> None:
+        self.inner, self._own = own.inner, own
+        self._loss: Tensor | None = None
+        self._sums: Tensor | None = None
+        """Of all stages: loss, and square of the norm."""
+
+    def begin(self, loss: Tensor) -> None:
+        """Before a step's first update; `loss` is 0 but in the last stage."""
+        self._loss, self._sums = loss, None
+
+    def step(self, lr: float, norm: Tensor) -> None:
+        """Update some parameters; `norm` is that of all gradients of this stage."""
+        if self._sums is None:
+            self._sums = torch.stack([self._loss.double(), norm.double().square()])
+            dist.all_reduce(self._sums)
+        self._own.step(lr, self._sums[1].sqrt().float())
+
+    def told(self) -> tuple[float, float]:
+        """Loss and norm of the step; waits for the device."""
+        loss, square = self._sums.tolist()
+        return loss, square**0.5
+
+
+class _Later(torch.autograd.Function):
+    """A scalar whose forward pass is made in the backward pass; until then its value is 0."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.run = run
+        return x.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            (ctx.run(x) * grad).backward()
+        return x.grad, None
