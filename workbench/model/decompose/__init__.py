@@ -35,12 +35,12 @@ def decompose(
 ) -> list[Layer]:
     """Cut a model, which may be on the meta device, into a strictly sequential list of layers.
 
-    `args` and `kwargs` are an example of what the model is called with. Only shapes and dtypes of
-    its tensors are read. Those whose first dimension is as long as that of the first tensor are
-    batches of samples; that size is free later, all else is fixed. `layers` names the modules that
-    become layers, by path or class; `blocks.choose` has the rule used without it. With a criterion,
-    the last layer puts out `criterion(output, targets)`, taken to be one fp32 number, instead of
-    the model's output.
+    `args` and `kwargs` are an example of what the model is called with. Of its tensors only shapes,
+    dtypes and whether they need gradients are read. Those whose first dimension is as long as that
+    of the first tensor are batches of samples; that size is free later, all else is fixed. `layers`
+    names the modules that become layers, by path or class; `blocks.choose` has the rule used
+    without it. With a criterion, the last layer puts out `criterion(output, targets)`, taken to be
+    one fp32 number, instead of the model's output.
 
     Raises ValueError when the calls the model makes between its blocks cannot be found, or are
     others at another batch size, with the reason and what to do.

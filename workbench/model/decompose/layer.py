@@ -24,7 +24,9 @@ class Value:
     differentiable: bool
     """Whether a gradient comes back for it."""
     batch_dim: int | None = 0
-    """Where the batch dimension is; None for a tensor that does not grow with the batch."""
+    """Where the batch dimension is. None for a tensor that is no stack of samples: one that does
+    not grow with the batch, or, in the model's output only, grows otherwise (shape for one sample).
+    """
     rows: int = 1
     """Entries of the batch dimension per sample: the sequence length where both are one [B * S]."""
 
@@ -46,8 +48,8 @@ class Layer:
     """Path in the model of the block the layer is made for."""
     module: Program
     """Called as `module(*inputs)`, the last one with a criterion as `module(*inputs,
-    targets=targets)`; returns the tuple of outputs. Holds the model's own submodules, not copies.
-    """
+    targets=targets)`; returns the tuple of outputs. Holds the model's own submodules, not copies,
+    so `train` and `eval` set the model's mode, too."""
     inputs: tuple[Value, ...]
     """Of layer 0 the tensors among the model's arguments, by position, then keywords by name; of
     any other what the layer before it puts out."""
@@ -59,7 +61,8 @@ class Layer:
     """Local name of a tensor that was there before -> (index of its owner, local name there). The
     owner is the first layer, or the first name in this layer, that has the tensor."""
     idle: frozenset[str]
-    """Local names of tensors that no layer reads; the last layer keeps them, for the state dict."""
+    """Local names that nothing reads and that are kept for the state dict: weights the model does
+    not use, which are in the last layer, and second names of others, which are with the first."""
 
 
 def run(

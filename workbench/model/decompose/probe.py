@@ -15,9 +15,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,11 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import local_tensors
-from workbench.model.decompose.program import Affine, Hole, Mode, Share, build, flatten, labels
+from workbench.model.decompose.merge import BATCHES, add_modes, merged, of_batch
+from workbench.model.decompose.program import build, flatten, labels
 from workbench.model.decompose.record import Overwritten, Recorder, Refusal, Trace, storage_of
-
-BATCHES = (2, 3, 5)
-"""One would be broadcast; three tell a straight line from a curve."""
 
 
 def record(
@@ -78,38 +75,19 @@ def _record(runner: _Runner, mode: bool) -> tuple[Trace, bool | None]:
     other = None
     try:
         other = runner.once(BATCHES[2], not mode)
-        whole = _merged([*runs, other], _of_batch)  # so the mode makes no difference
+        whole = merged([*runs, other], of_batch)  # so the mode makes no difference
     except Overwritten:
         raise
     except Exception:  # it does, or the model cannot be run in the other mode
         runs.append(runner.once(BATCHES[2], mode))
-        whole = _merged(runs, _of_batch)
+        whole = merged(runs, of_batch)
         try:
-            _add_modes(whole, runs[2], other, mode)
+            add_modes(whole, runs[2], other, mode)
         except Refusal:
             return whole, mode
     whole.aliasing.append(other.aliasing[0])
     whole.random = [one or two for one, two in zip(whole.random, other.random, strict=True)]
     return whole, None
-
-
-def _add_modes(whole: Trace, run: Trace, other: Trace | None, mode: bool) -> None:
-    """Put in what follows the mode, from runs in both. Refuses a model that is two models."""
-    if other is None:
-        raise Refusal("it runs in one mode only")
-    both = _merged([run, other] if mode else [other, run], _of_mode)
-    if both.shapes != run.shapes:
-        raise Refusal("its tensors have other shapes in the other mode")
-    calls = []
-    for call, moded in zip(whole.calls, both.calls, strict=True):
-        leaves = list(call.leaves)
-        for i, leaf in enumerate(moded.leaves):
-            if isinstance(leaf, Mode):
-                if isinstance(leaves[i], Hole):
-                    raise Refusal("a number follows both the batch size and the mode")
-                leaves[i] = leaf
-        calls.append(replace(call, leaves=tuple(leaves)))
-    whole.calls = calls
 
 
 class _Runner:
@@ -207,29 +185,29 @@ def _listen(
             below = f"{path}.{name}" if path else name
             opened |= _listen(child, below, blocks, recorder, model)
         return opened
-    kind = type(module)
     if id(module) in recorder.listened:  # it is in two places
         return {}
     recorder.listened.add(id(module))
-
-    weights = has_weights(module)
+    kind, dice = type(module), not has_weights(module)
 
     def plainly(*args: Any, **kwargs: Any) -> Any:
         try:
             return kind.__call__(module, *args, **kwargs)
         except Exception:
-            return _really(model.get_submodule(path), module.training, args, kwargs)
+            return _really(model.get_submodule(path), module.training, args, kwargs, recorder)
 
     def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if recorder.inside:
             return kind.__call__(module, *args, **kwargs)
-        return recorder.call(path, plainly, args, kwargs, dice=not weights)
+        return recorder.call(path, plainly, args, kwargs, dice=dice)
 
     module.__class__ = type(kind.__name__, (kind,), {"__call__": call})
     return {}
 
 
-def _really(original: nn.Module, training: bool, args: tuple, kwargs: dict) -> Any:
+def _really(
+    original: nn.Module, training: bool, args: tuple, kwargs: dict, recorder: Recorder
+) -> Any:
     """Run a block that asks for values on made-up ones; what comes out is fake again.
 
     Called while its failure is handled, which is raised when it has no weights to run with.
@@ -260,78 +238,12 @@ def _really(original: nn.Module, training: bool, args: tuple, kwargs: dict) -> A
                 fake.mul_(1)
     for i, real in enumerate(made):
         if isinstance(real, Tensor):
-            made[i] = torch.empty(
-                tuple(real.shape), dtype=real.dtype, device="cpu", requires_grad=real.requires_grad
-            )
+            bare = torch.empty(tuple(real.shape), dtype=real.dtype, device="cpu")
+            made[i] = bare.requires_grad_(real.requires_grad).clone()
+            for k, fake in zip(places, fakes, strict=True):
+                if storage_of(leaves[k]) == storage_of(real):
+                    recorder.share(made[i], fake)
     return build(made_form, made)
-
-
-def _merged(runs: list[Trace], rule: Callable[[list], Any]) -> Trace:
-    """The first run with what differs between the runs replaced by what `rule` makes of it."""
-    first = runs[0]
-    if any(len(run.calls) != len(first.calls) for run in runs):
-        raise Refusal(f"it makes {' or '.join(str(len(run.calls)) for run in runs)} calls")
-    for key, tensor in first.tensors.items():
-        if any(not _alike(run.tensors.get(key), tensor) for run in runs):
-            raise Refusal("it uses a tensor, made otherwise than by torch, that changes")
-    whole = replace(first, calls=[], shapes=[], random=list(first.random))
-    for calls in zip(*(run.calls for run in runs), strict=True):
-        one = calls[0]
-        if any(replace(call, leaves=()) != replace(one, leaves=()) for call in calls):
-            raise Refusal(f"it calls {one.target} or something else")
-        leaves = zip(*(call.leaves for call in calls), strict=True)
-        whole.calls.append(replace(one, leaves=tuple(rule(list(leaf)) for leaf in leaves)))
-    if any(run.dtypes != first.dtypes or run.output[0] != first.output[0] for run in runs):
-        raise Refusal("it puts out other things")
-    for shapes in zip(*(run.shapes for run in runs), strict=True):
-        if len({len(shape) for shape in shapes}) > 1:
-            raise Refusal("a tensor has another number of dimensions")
-        whole.shapes.append(tuple(rule(list(sizes)) for sizes in zip(*shapes, strict=True)))
-    leaves = zip(*(run.output[1] for run in runs), strict=True)
-    whole.output = first.output[0], tuple(rule(list(leaf)) for leaf in leaves)
-    if any(isinstance(leaf, Affine | Share) for leaf in whole.output[1]):
-        raise Refusal("its output holds a number that follows the batch size")
-    return whole
-
-
-def _of_batch(values: list) -> Any:
-    """What an argument is at any batch size, from what it was at three."""
-    first, second, third = values
-    kinds = {type(value) for value in values}
-    if kinds == {int} and len(set(values)) > 1:
-        slope, rest = divmod(second - first, BATCHES[1] - BATCHES[0])
-        line = Affine(slope, first - slope * BATCHES[0])
-        if not rest and third == line.slope * BATCHES[2] + line.start:
-            return line
-    elif kinds == {float} and len(set(values)) > 1:
-        for value, batch in zip(values, BATCHES, strict=True):
-            whole = value * batch
-            if [whole / b for b in BATCHES] == values:
-                return Share(whole)
-    elif all(_same(value, first) for value in values):
-        return first
-    raise Refusal(
-        f"something follows the batch size in an unknown way: {', '.join(map(str, values))} at "
-        f"batch {', '.join(map(str, BATCHES))}"
-    )
-
-
-def _of_mode(values: list) -> Any:
-    if _same(*values):
-        return values[0]
-    if any(isinstance(value, Hole) for value in values):
-        raise Refusal("another tensor is used")
-    return Mode(*values)
-
-
-def _alike(one: Tensor | None, other: Tensor) -> bool:
-    if one is other or one is None or one.is_meta or other.is_meta:
-        return one is not None
-    return one.shape == other.shape and torch.equal(one, other)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
 def _place(error: BaseException, opened: dict[str, nn.Module]) -> tuple[str, str]:

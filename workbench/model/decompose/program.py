@@ -33,29 +33,38 @@ LEAF = Form(None, (), ())
 
 
 def flatten(thing: Any) -> tuple[list[Any], Form]:
-    """Leaves in order, and the form that `build` makes the thing from."""
+    """Leaves in order, and the form that `build` makes the thing from.
+
+    Tuples, lists, named tuples, dictionaries, dataclasses with tensors in them (Hugging Face's
+    outputs are both), sizes and slices are taken apart; anything else is a leaf.
+    """
     leaves: list[Any] = []
+    return leaves, _flatten(thing, leaves)
 
-    def visit(x: Any) -> Form:
-        keys: tuple = ()
-        if isinstance(x, Mapping):
-            keys, parts = tuple(x), tuple(x.values())
-        elif isinstance(x, tuple | list):
-            parts = tuple(x)
-        elif isinstance(x, slice):
-            parts = (x.start, x.stop, x.step)
-        elif is_dataclass(x) and not isinstance(x, type):
-            keys = tuple(f.name for f in fields(x))
-            parts = tuple(getattr(x, key) for key in keys)
-            if not any(isinstance(leaf, Tensor) for leaf in flatten(parts)[0]):
-                leaves.append(x)  # settings, not data: kept whole
-                return LEAF
-        else:
-            leaves.append(x)
-            return LEAF
-        return Form(type(x), keys, tuple(visit(part) for part in parts))
 
-    return leaves, visit(thing)
+def _flatten(thing: Any, leaves: list[Any]) -> Form:
+    keys: tuple = ()
+    if isinstance(thing, Mapping):
+        keys, parts = tuple(thing), tuple(thing.values())
+    elif isinstance(thing, tuple | list):
+        parts = tuple(thing)
+    elif isinstance(thing, slice):
+        parts = (thing.start, thing.stop, thing.step)
+    elif _has_tensors(thing):
+        keys = tuple(f.name for f in fields(thing))
+        parts = tuple(getattr(thing, key) for key in keys)
+    else:
+        leaves.append(thing)
+        return LEAF
+    return Form(type(thing), keys, tuple(_flatten(part, leaves) for part in parts))
+
+
+def _has_tensors(thing: Any) -> bool:
+    """Whether it is a dataclass of data; one of settings is kept whole."""
+    if not is_dataclass(thing) or isinstance(thing, type):
+        return False
+    leaves, _ = flatten([getattr(thing, f.name) for f in fields(thing)])
+    return any(isinstance(leaf, Tensor) for leaf in leaves)
 
 
 def build(form: Form, leaves: Sequence[Any]) -> Any:
@@ -210,12 +219,13 @@ class Plan:
     gives: list[Any]
     """Leaves that make up the outputs."""
     calls: list[Call]
-    batch_from: tuple[int, int, int] | None
-    """(place among the inputs, dimension, rows per sample) of one that has the batch size."""
+    batch_from: tuple[int, int, int]
+    """(place among the inputs, dimension, rows per sample) of one that has the batch
+    size; the layer runs on its device."""
     mode: bool | None = None
     """The one value of `training` the program is right for; None when it is right for both."""
     output: tuple[Form, tuple[Any, ...]] | None = None
-    """Structure of the model's output and its leaves, of which the tensors are the outputs."""
+    """Structure of the model's output and its leaves; the last layer puts out the tensors of it."""
     drops: list[list[int]] = field(init=False)
     """After each call, what is not needed any more."""
 
@@ -269,17 +279,14 @@ class Program(nn.Module):
                 "the model does other things in training than in evaluation: decompose it once "
                 "more, after `model.train()` or `model.eval()`"
             )
-        batch = 0
-        if plan.batch_from is not None:
-            place, dim, rows = plan.batch_from
-            batch = inputs[place].shape[dim] // rows
+        place, dim, rows = plan.batch_from
         values = dict(zip(plan.takes, inputs, strict=True))
-        frame = Frame(self, values, batch, inputs[0].device)
+        frame = Frame(self, values, inputs[place].shape[dim] // rows, inputs[place].device)
         for call, drops in zip(plan.calls, plan.drops, strict=True):
             args, kwargs = build(call.form, [_filled(leaf, frame) for leaf in call.leaves])
             target = call.target
             if isinstance(target, str):
-                target = self._modules[self.slots[target]]
+                target = getattr(self, self.slots[target])
             with nullcontext() if call.grad else torch.no_grad():
                 made, _ = flatten(target(*args, **kwargs))
             made = [leaf for leaf in made if isinstance(leaf, Tensor)]

@@ -115,7 +115,7 @@ class _Dice(TorchDispatchMode):
         super().__init__()
         self.thrown = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.thrown |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         return func(*args, **(kwargs or {}))
 
@@ -141,7 +141,7 @@ class Recorder(TorchFunctionMode):
         self.tensors: list[Tensor] = []  # by number
         self.captured: list[Tensor] = []  # an id means nothing once its tensor is gone
         self.twins: dict[int, tuple[Tensor, Tensor]] = {}
-        self.homes: dict[int, int] = {}  # storage of a twin -> storage it stands for
+        self.homes: dict[int, int] = {}  # storage -> storage that it stands for
         self.listened: set[int] = set()  # modules that report their calls, by id
         self.inside = 0
         self.autocast = _autocast()
@@ -150,7 +150,7 @@ class Recorder(TorchFunctionMode):
         for name, tensor in inputs.items():
             self._number(tensor, name, -1)
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if self.inside:
             return func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "__set__":
@@ -253,7 +253,7 @@ class Recorder(TorchFunctionMode):
                     tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu"
                 )
             self.twins[id(tensor)] = tensor, twin
-            self.homes[storage_of(twin)] = storage_of(tensor)
+            self.share(twin, tensor)
         return self.twins[id(tensor)][1]
 
     def leaf(self, leaf: Any) -> Any:
@@ -294,6 +294,10 @@ class Recorder(TorchFunctionMode):
         if any(isinstance(leaf, Tensor) and self._is_foreign(leaf) for leaf in leaves):
             raise Refusal(OWN_FUNCTION)
         self.trace.output = form, tuple(self.leaf(leaf) for leaf in leaves)
+
+    def share(self, tensor: Tensor, other: Tensor) -> None:
+        """Take it that two tensors are views of one memory."""
+        self.homes[storage_of(tensor)] = self._storage(other)
 
     def _storage(self, tensor: Tensor) -> int:
         storage = storage_of(tensor)

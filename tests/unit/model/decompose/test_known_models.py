@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.unit.model.decompose.zoo import Block, grads, ids, scalar, tensors
+from tests.unit.model.decompose.checks import grads, scalar, tensors
+from tests.unit.model.decompose.zoo import Block, ids
 from workbench.model.decompose import decompose, gather, run
 
 transformers = pytest.importorskip("transformers")

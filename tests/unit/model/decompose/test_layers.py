@@ -1,4 +1,4 @@
-"""Which layers come out, what crosses between them, and who owns what."""
+"""Which layers come out, and what crosses between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.unit.model.decompose.zoo import MODELS, Block, D, Tied, UNet, ids, tensors
-from workbench.model.decompose import Value, decompose, from_list, gather, run, scatter
+from tests.unit.model.decompose.checks import tensors
+from tests.unit.model.decompose.zoo import MODELS, Block, D, Tied, UNet, ids
+from workbench.model.decompose import Value, decompose, from_list, gather, run
 
 
 def chain_of(name, **options):
@@ -179,74 +180,6 @@ def test_inputs_that_are_no_batches_are_relayed_as_they_are():
     assert dims == {"x": 0, "batch.bias": None, "batch.scale": None, "batch.more": 0}
 
 
-# -- names and owners ----------------------------------------------------------------------------
-def test_the_first_user_owns_and_the_others_say_so():
-    _, layers = chain_of("tied")
-    assert layers[5].shared == {"0.weight": (0, "0.weight")}
-    assert not any(layer.shared for layer in layers[:5])
-    _, layers = chain_of("twice")
-    assert layers[3].shared == {name: (1, name) for name in layers[1].state}
-    assert layers[4].shared == {name: (2, name) for name in layers[2].state}
-    assert "0.running_mean" in layers[4].shared
-    _, layers = chain_of("weights")
-    owners = {name: owner for layer in layers for name, owner in layer.shared.items()}
-    assert set(owners.values()) <= {(0, local) for local in layers[0].state}
-    unread = {layer.state[local] for layer in layers for local in layer.idle}
-    assert unread == {"again.weight", "unread.weight", "unread.bias"}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_state_dict_goes_in_and_comes_out_under_the_models_names(name):
-    model, layers = chain_of(name)
-    new = {key: torch.randn(t.shape).to(t.dtype) for key, t in model.state_dict().items()}
-    for key, tensor in model.state_dict(keep_vars=True).items():  # tied names have one value
-        twin = next(k for k, t in model.state_dict(keep_vars=True).items() if t is tensor)
-        new[key] = new[twin]
-    scatter(new, layers)
-    for found in (gather(layers), model.state_dict()):
-        assert found.keys() == new.keys()
-        for key, tensor in found.items():
-            assert torch.equal(tensor, new[key]), key
-
-
-@pytest.mark.parametrize("name", ["tied", "resnet", "weights", "twice", "unet"])
-def test_layers_without_memory_run_after_scatter(name):
-    kind, make = MODELS[name]
-    torch.manual_seed(0)
-    real = kind().eval()
-    with torch.device("meta"):
-        bare = kind().eval()
-    layers = decompose(bare, *make(4))
-    scatter(real.state_dict(), layers)
-    args, kwargs = make(3)
-    found, expected = run(layers, args, kwargs), real(*args, **kwargs)
-    for one, two in zip(tensors(found), tensors(expected), strict=True):
-        assert torch.equal(one, two)
-    for layer in layers:
-        tensor_of = dict(layer.module.named_parameters(remove_duplicate=False))
-        for local, (owner, name_there) in layer.shared.items():
-            if local in tensor_of:
-                assert tensor_of[local] is layers[owner].module.get_parameter(name_there)
-
-
-def test_some_layers_take_their_part_of_a_state_dict():
-    model, layers = chain_of("tied")
-    state = {key: torch.full_like(tensor, 7) for key, tensor in model.state_dict().items()}
-    scatter(state, layers[1:3])
-    sevens = {key for key, tensor in gather(layers).items() if (tensor == 7).all()}
-    assert sevens == {key for key in state if key.startswith(("blocks.0", "blocks.1"))}
-
-
-def test_state_dicts_that_do_not_fit():
-    model, layers = chain_of("tied")
-    state = model.state_dict()
-    with pytest.raises(ValueError, match=r"\(2, 2\) in the state dict and \(12,\) in its layer"):
-        scatter({**state, "blocks.1.up.bias": torch.zeros(2, 2)}, layers)
-    del state["blocks.1.up.bias"]
-    with pytest.raises(ValueError, match="no 'blocks.1.up.bias'"):
-        scatter(state, layers)
-
-
 # -- loss, lists, copies -------------------------------------------------------------------------
 def test_a_criterion_is_part_of_the_last_layer():
     def criterion(output, targets):
@@ -285,6 +218,9 @@ def test_a_list_of_layers_spreads_tuples():
     assert torch.equal(run(layers, (x,))["sum"], y[:, :3] + y[:, 3:])
     (loss,) = from_list(parts[:1], (x,), criterion=F.mse_loss)[0].module(x, targets=y.detach())
     assert loss.item() == 0
+    layers = from_list([parts[0], parts[0]], (torch.randn(4, D),))
+    assert layers[1].shared == {"0.weight": (0, "0.weight"), "0.bias": (0, "0.bias")}
+    assert torch.equal(run(layers, (x,)), parts[0](parts[0](x)))
 
 
 def test_layers_can_be_copied_and_sent():

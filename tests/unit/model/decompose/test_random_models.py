@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.unit.model.decompose.zoo import grads, scalar
+from tests.unit.model.decompose.checks import grads, scalar
 from workbench.model.decompose import decompose, run
 
 D = 4

@@ -1,4 +1,4 @@
-"""Small models, each with something that makes it hard to cut, and what their layers must do."""
+"""Small models, each with something that makes it hard to cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.model.decompose import Layer
-from workbench.model.decompose.program import flatten
-
-D = 6
+from tests.unit.model.decompose.zoo_memory import (
+    Aliases,
+    Constants,
+    D,
+    Expanded,
+    InPlace,
+    Modes,
+    Overwriting,
+)
 
 
 class Block(nn.Module):
@@ -154,7 +159,7 @@ class Nested(nn.Module):
     def forward(self, x: Tensor) -> Report:
         x, nothing, best = self.join(self.split(x, None, half=D))
         y = self.last(x)
-        return Report(y, best, {"list": [x, y > 0]}, nothing)
+        return Report(y, best, {"list": [x, y > 0]}, nothing, 4 if self.training else 3)
 
 
 class Folded(nn.Module):
@@ -184,120 +189,6 @@ class Chunks(nn.Module):
         return self.out(q * k) + v
 
 
-class Constants(nn.Module):
-    """Causal mask, a table that is a plain attribute, zeros of the batch's size, random noise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
-        self.table = torch.linspace(0, 1, D)
-        self.lists = [torch.full((D,), 0.5)]
-        self.register_buffer("mask", torch.tril(torch.ones(9, 9)), persistent=False)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x: Tensor) -> Tensor:
-        seq = x.shape[1]
-        causal = torch.full((seq, seq), 2.0, device=x.device)
-        causal.triu_(1)
-        causal[0] = 0
-        zeros = torch.zeros_like(x)
-        noise = torch.rand(D)
-        self.steps += 1
-        x = self.a(causal @ x) + self.table
-        x = self.b(self.mask[:seq, :seq] @ x + zeros) * self.lists[0]
-        state = x.new_zeros(x.size(0), D)
-        causal.mul_(0.5)  # layers before saw it as it was
-        return self.c(causal @ x + noise) + state.unsqueeze(1) + self.table
-
-
-class Expanded(nn.Module):
-    """Views of constants in the shape of an input, of constants that are written to later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        ones, zeros = torch.ones(D), torch.zeros(D)
-        view = ones.expand_as(x)
-        x = self.b(self.a(x) + view)
-        ones.mul_(3)
-        view = zeros.expand_as(x)
-        x = self.c(x * 2 + view + ones)
-        zeros.add_(1)  # and so does the view
-        return x + view
-
-
-class InPlace(nn.Module):
-    """Writes to the input, to a tensor that crossed cuts, and to two views that would cross."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d, self.e = (nn.Linear(D, D) for _ in range(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x += 1
-        total = self.a(x)
-        total += self.b(total.detach() * 1.5)
-        left = total[:, :3]
-        y = self.c(total * 2)
-        left.mul_(2)
-        y = self.d(y) + total
-        filled = torch.zeros_like(y)
-        filled[:, 1:] = y[:, 1:]
-        total.add_(filled)
-        return self.e(total) + left.sum()
-
-
-class Aliases(nn.Module):
-    """In eval mode dropout puts out what it is given, so a write there is a write to both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        y = self.drop(x)
-        z = self.b(x * 2)
-        y += 1
-        return self.c(z) + x + y
-
-
-class Modes(nn.Module):
-    """Dropout as a function, told by `self.training`; a loop with attention of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + F.dropout(self.a(x), 0.2, self.training)
-        x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.3 if self.training else 0.0)
-        return F.dropout(x, 0.5, self.training) + self.b(x)
-
-
-class Overwriting(nn.Module):
-    """A block looks at values, and writes to its argument, which is used once more."""
-
-    class Clamp(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(D))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.clamp_(min=0) * self.scale if x.abs().max() < 1e6 else x
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.clamp, self.b = nn.Linear(D, D), self.Clamp(), nn.Linear(D, D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.a(x)
-        return self.b(self.clamp(y)) + y
-
-
 class Weights(nn.Module):
     """Parameters that functions use: a class token, a tied projection, a frozen matrix."""
 
@@ -322,11 +213,11 @@ class Values(nn.Module):
 
     class Half(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):  # noqa: ANN001, ANN205
+        def forward(ctx, x):
             return x * 0.5
 
         @staticmethod
-        def backward(ctx, grad):  # noqa: ANN001, ANN205
+        def backward(ctx, grad):
             return grad * 3
 
     class Router(nn.Module):
@@ -373,50 +264,3 @@ MODELS = {
     "values": (Values, lambda b: ((torch.randn(b, 4, D),), {})),
 }
 """Name -> (class, function that makes args and kwargs for a batch size)."""
-
-
-def tensors(thing: object) -> list[Tensor]:
-    return [leaf for leaf in flatten(thing)[0] if isinstance(leaf, Tensor)]
-
-
-def scalar(outputs: object) -> Tensor:
-    """A number that depends on all outputs, unevenly."""
-    floats = [t for t in tensors(outputs) if t.requires_grad]
-    return sum((t.float() * (i + 1)).pow(2).sum() for i, t in enumerate(floats))
-
-
-def grads(model: nn.Module) -> dict[str, Tensor | None]:
-    return {name: p.grad for name, p in model.named_parameters()}
-
-
-def by_pieces(layers: list[Layer], inputs: tuple[Tensor, ...]) -> None:
-    """Gradients as with packs that visit a device: each layer alone, twice forward, from a stash.
-
-    Random numbers of a layer are the same both times. What a layer does not get is not there.
-    """
-    stashes, states = [inputs], []
-    with torch.no_grad():
-        for layer in layers[:-1]:
-            states.append(torch.get_rng_state())
-            values = tuple(t.clone(memory_format=torch.contiguous_format) for t in stashes[-1])
-            buffers = [b.clone() for b in layer.module.buffers()]
-            stashes.append(layer.module(*values))
-            for buffer, before in zip(layer.module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-    states.append(torch.get_rng_state())
-    gradients: dict[str, Tensor] = {}
-    for layer in reversed(layers):
-        torch.set_rng_state(states[layer.index])
-        given = [
-            t.detach().clone(memory_format=torch.contiguous_format).requires_grad_(v.differentiable)
-            for t, v in zip(stashes[layer.index], layer.inputs, strict=True)
-        ]
-        out = layer.module(*given)
-        if layer is layers[-1]:
-            scalar(layer.module.restore(out)).backward()
-        else:
-            pairs = zip(out, layer.outputs, strict=True)
-            ends = [(t, gradients[v.name]) for t, v in pairs if v.name in gradients]
-            torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
-        named = zip(given, layer.inputs, strict=True)
-        gradients = {v.name: t.grad for t, v in named if t.grad is not None}
