@@ -83,7 +83,7 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
     users: dict[tuple, list[str]] = defaultdict(list)
     for name in takes:
         buffer = proof.schedule.buffers[name]
-        if buffer.slot is not None:
+        if buffer.slot is not None and buffer.nbytes:
             users[buffer.tier, buffer.rank, buffer.slot].append(name)
     for (_, _, slot), names in users.items():
         names.sort(key=lambda name: rank_of[takes[name]])

@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.search import Setting, scheduled, search
+from workbench.methods.harmony.room import Setting
+from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.plan import DoesNotFit
 from workbench.schedule.graph import unroll

@@ -117,11 +117,8 @@ class Draft(Script):
         first, end = self.packs.share(rank if self.packs.mode == DP else None)
         return end - first
 
-    def _tasks_of(self, rank: int) -> list[Task]:
-        return [task for task in self.packs.tasks if task.rank == rank]
-
     def _place_weights(self, rank: int, capacity: int) -> None:
-        tasks = self._tasks_of(rank)
+        tasks = self.packs.tasks_of(rank)
         groups: list[list[Visit]] = []
         for before, task in zip([None, *tasks], tasks, strict=False):
             pins = self._pins(before, task, capacity)
@@ -159,7 +156,7 @@ class Draft(Script):
     def _place_gradients(self, rank: int, capacity: int) -> None:
         groups: list[list[Visit]] = []
         behind = capacity
-        for task in self._tasks_of(rank):
+        for task in self.packs.tasks_of(rank):
             if task.forward:
                 continue
             groups.append([])

@@ -1,9 +1,8 @@
 """About how long a step takes, in milliseconds of our own time: for those who compare thousands.
 
-Task by task and micro-batch by micro-batch, each rank's compute, its link and its share of the host
-are busy until some time; what comes next begins when they and its inputs are there. The simulator
-does the same action by action. Left out here: stashes and fetches (they have a lane of their own
-and weigh little beside weights), and what overlaps the next step.
+Task by task and micro-batch by micro-batch, each rank's compute, its links and its share of the
+host are busy until some time; what comes next begins when they and its inputs are there. The
+simulator does the same action by action. Left out here is what overlaps the next step.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from itertools import accumulate
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import DP, Packs, Task
 from workbench.methods.harmony.server import Server
+from workbench.methods.harmony.sheet import AHEAD
 
 
 class Pace:
@@ -66,6 +66,9 @@ class _Walk:
         self.link: dict[int, float] = defaultdict(float)
         self.store: dict[int, float] = defaultdict(float)
         self.host: dict[int, float] = defaultdict(float)
+        self.fetch: dict[int, float] = defaultdict(float)
+        self.net: dict[int, float] = defaultdict(float)
+        self.stashed = {pack.start for pack in packs.backward[:-1]} - {0}
         self.ends: dict[int, list[float]] = defaultdict(list)
         """Rank -> when its tasks ended."""
         self.left: list[tuple[int, float]] = []
@@ -82,20 +85,35 @@ class _Walk:
         rank, units = task.rank, task.units
         ready, whole = self._load(task)
         came = self.left if task.forward or task.fused else []
-        left, back = [], []
-        for first, end in task.micros:
+        fetched = not task.forward and not task.fused and units.start > 0
+        left, back, gone, ran = [], [], [], []
+        for number, (first, end) in enumerate(task.micros):
             forward, again, backward = self.pace._seconds(end - first)
-            start = max(self.compute[rank], ready, _when(came, end))
+            there = _when(came, end)
+            if fetched:
+                free = max(self.fetch[rank], ran[number - AHEAD] if number >= AHEAD else 0.0)
+                there = free + self._bytes(units.start, end - first) / self.server.load_rate
+                self.fetch[rank] = there
+            if number >= AHEAD and gone:  # what came waits in the inbox until it is stashed
+                there = max(there, gone[number - AHEAD])
+            start = max(self.compute[rank], ready, there)
             if task.forward:
                 now = start + forward[units.stop] - forward[units.start]
-                left.append((end, now + self._message(units.stop, end - first)))
+                for unit in self.stashed & {*units}:
+                    when = max(self.store[rank], there if unit == units.start else now)
+                    nbytes = self._bytes(unit, end - first)
+                    self.store[rank] = when + nbytes / self.server.store_rate
+                    if unit == units.start:
+                        gone.append(self.store[rank])
+                left.append((end, self._arrival(rank, now, units.stop, end - first)))
             else:
                 now = start + again[units.stop] - again[units.start]
                 if not task.fused:
                     now = max(now, _when(self.returned, end))
                 now += backward[units.stop] - backward[units.start]
-                back.append((end, now + self._message(units.start, end - first)))
+                back.append((end, self._arrival(rank, now, units.start, end - first)))
             self.compute[rank] = max(now, whole)
+            ran.append(now)
         self.ends[rank].append(self.compute[rank])
         if task.forward:
             self.left = left
@@ -112,11 +130,16 @@ class _Walk:
         self.link[rank] = start + nbytes / self.server.load_rate
         return start + first / self.server.load_rate, self.link[rank]
 
-    def _message(self, unit: int, samples: int) -> float:
+    def _arrival(self, rank: int, now: float, unit: int, samples: int) -> float:
+        """When what flows between a unit and the one before is where it is needed."""
         if self.packs.mode == DP or self.packs.ranks == 1 or unit in (0, self.packs.num_units):
-            return 0.0
-        nbytes = self.pace._sizes.input_bytes(unit, samples)
-        return nbytes / self.server.message_bytes_per_s
+            return now
+        took = self._bytes(unit, samples) / self.server.message_bytes_per_s
+        self.net[rank] = max(self.net[rank], now) + took
+        return self.net[rank]
+
+    def _bytes(self, unit: int, samples: int) -> int:
+        return self.pace._sizes.input_bytes(unit, samples)
 
     def _finish(self, task: Task) -> None:
         """Gradients leave, and the layers are updated."""

@@ -94,6 +94,14 @@ class Packs:
             return tuple(task for rank in range(self.ranks) for task in self._of(rank))
         return tuple(self._of(None))
 
+    def tasks_of(self, rank: int) -> list[Task]:
+        """Those of one rank, in their order."""
+        return [task for task in self.tasks if task.rank == rank]
+
+    def backward_units(self, rank: int) -> list[int]:
+        """The units that a rank runs backward."""
+        return [u for task in self.tasks_of(rank) if not task.forward for u in task.units]
+
     def _of(self, only: int | None) -> list[Task]:
         """The tasks of one rank that has all packs, or of all ranks that take turns."""
         share = self.share(only)

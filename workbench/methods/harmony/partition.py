@@ -30,9 +30,10 @@ def min_max_partition(seconds: Sequence[float], count: int, fits: Fits) -> Packs
 
 
 def min_max_partitions(
-    seconds: Sequence[float], counts: Iterable[int], fits: Fits
+    seconds: Sequence[float], counts: Iterable[int], fits: Fits, *, tolerance: float = 0.0
 ) -> dict[int, Packs]:
-    """Number of packs -> its best partition, for those of `counts` that memory allows."""
+    """Number of packs -> its best partition, for those of `counts` that memory allows. With a
+    tolerance the slowest pack may be slower by that share."""
     wanted = sorted(set(counts))
     if not seconds or any(value < 0 for value in seconds):
         raise ValueError("a partition needs layers, and their times from 0 s on")
@@ -41,12 +42,14 @@ def min_max_partitions(
             f"{len(seconds)} layers cannot be cut into {wanted[0]} to {wanted[-1]} packs: give "
             f"counts from 1 to {len(seconds)}"
         )
-    return _Sweep(seconds, wanted, fits).partitions() if wanted else {}
+    return _Sweep(seconds, wanted, fits, tolerance).partitions() if wanted else {}
 
 
 class _Sweep:
-    def __init__(self, seconds: Sequence[float], wanted: list[int], fits: Fits) -> None:
-        self.layers = len(seconds)
+    def __init__(
+        self, seconds: Sequence[float], wanted: list[int], fits: Fits, tolerance: float
+    ) -> None:
+        self.layers, self.tolerance = len(seconds), tolerance
         self.wanted = wanted
         self.mask = (2 << wanted[-1]) - 1
         self.ends = list(accumulate(seconds, initial=0.0))
@@ -70,7 +73,7 @@ class _Sweep:
         possible = self.counts(self.limits[-1])[-1]
         high = {count: widest for count in self.wanted if possible >> count & 1}
         low = {count: self._least(count) for count in high}
-        while open_counts := [count for count in high if low[count] < high[count]]:
+        while open_counts := [count for count in high if self._apart(low[count], high[count])]:
             # The widest interval is halved; the answer says something of the others too.
             count = max(open_counts, key=lambda count: high[count] - low[count])
             middle = (low[count] + high[count]) // 2
@@ -95,6 +98,10 @@ class _Sweep:
                 reached |= counts[first]
             counts.append(reached << 1 & self.mask)
         return counts
+
+    def _apart(self, low: int, high: int) -> bool:
+        """Whether it still matters which of two limits it is."""
+        return low < high and self.limits[low] < self.limits[high] * (1 - self.tolerance)
 
     def _least(self, count: int) -> int:
         """The mean pack is a lower bound, but for the last bits of sums."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.packs import DP, Packs, packs_of
-from workbench.methods.harmony.search import Found, Setting, scheduled, search
+from workbench.methods.harmony.room import Setting
+from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan

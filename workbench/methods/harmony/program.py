@@ -145,6 +145,7 @@ def _output(
         nbytes = sheet.input_bytes(unit + 1, sheet.packs.share_of(task))
         if micro == 0:
             takes.append(sheet.lay(task.rank, label, DEVICE, nbytes))
+            after += sheet.after_stashes(sheet.following(task))
         else:
             uses.append(sheet.label(task.rank, label))
     elif task.forward:

@@ -13,7 +13,7 @@ from workbench.methods.harmony.draft import Draft, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.ring import aligned
 from workbench.schedule import buffers as name
-from workbench.schedule.action import H2D, NET_IN, Kind
+from workbench.schedule.action import D2H, H2D, NET_IN, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
@@ -155,6 +155,15 @@ class Sheet(Draft):
                     last = max(n for n in range(len(received)) if n % AHEAD == number)
                     after = (*action.after, f"{spent[last]}@-1")
                     self.actions[index] = replace(action, after=after)
+
+    def after_stashes(self, task: Task) -> list[str]:
+        """What the inputs of a task wait for before they are made on its own rank, so that compute
+        does not run ahead of what goes to the host."""
+        unit, rank = task.units.start, task.rank
+        if not task.forward or unit not in self.stashed:
+            return []
+        last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
+        return self._after_spent(rank, D2H, last)
 
     def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
         """What must be gone before one more thing comes on a lane; notes what will free it."""

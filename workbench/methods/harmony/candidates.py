@@ -1,0 +1,243 @@
+"""Packs and micro-batch sizes worth simulating, the most promising first."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.packs import DP, PP, Packs
+from workbench.methods.harmony.partition import min_max_partitions
+from workbench.methods.harmony.ring import aligned
+from workbench.methods.harmony.room import Setting, device_bytes_of, with_residents
+
+KEPT = 4
+"""Backward choices for which all forward choices are tried."""
+ROUNDS = 6
+"""Packs a direction are tried up to so many a rank one by one."""
+STRIDE = 1.1
+"""And beyond in whole rounds, each number by so much larger."""
+IMPROVED = 12
+"""Choices of different numbers of packs whose cuts are moved about."""
+MOVES = 60_000
+"""Micro-batches in all estimates that moving the cuts of one choice may take."""
+EVEN = 2e-3
+"""Share by which the slowest pack may be slower than it must be: cuts are moved afterwards."""
+STEPS = (8, 2, 1)
+"""Units that a cut is moved by."""
+GAIN = 1e-4
+"""Share of a step that a move must save."""
+
+
+class Candidates:
+    """Packs by what their pace is. First every backward choice with forward packs like it, then
+    other forward packs for the best of them, then the best with their cuts moved about."""
+
+    def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace) -> None:
+        self.setting, self.sizes, self.units, self._pace = setting, sizes, units, pace
+        self._made: dict[Packs, float] = {}
+        share = setting.minibatch
+        if setting.mode == DP:
+            share = -(-setting.minibatch // setting.ranks)
+        self._backward_sizes = _micro_batches(
+            min(share, setting.largest_backward or share), setting.backward_size
+        )
+        self._forward_sizes = _micro_batches(
+            min(share, setting.largest_forward or share), setting.forward_size
+        )
+
+    def ordered(self) -> list[Packs]:
+        """All that were found, the fastest pace first."""
+        setting, ranks = self.setting, self.setting.ranks
+        counts = _counts(self.units, ranks)
+        for size in self._backward_sizes:
+            like = min((n for n in self._forward_sizes if n >= size), default=size)
+            for backward in _backward_packs(setting, self.sizes, self.units, size, counts):
+                self._add(self._packs(backward[:-1], backward, like, size))
+                if setting.mode == PP and len(backward) >= ranks:
+                    self._add(self._packs(backward[:-1], backward, like, size, mirrored=True))
+        few = [n for n in counts if n % ranks == 0 or n <= ranks]
+        known: dict[tuple[int, int], list[tuple[range, ...]]] = {}
+        for packs in self._best(KEPT):
+            before = packs.backward[-1].start
+            for forward_size in self._forward_sizes:
+                of = before, forward_size
+                if of not in known:
+                    known[of] = _forward_packs(setting, self.sizes, *of, few)
+                for forward in known[of]:
+                    chosen = self._packs(forward, packs.backward, forward_size, packs.backward_size)
+                    self._add(chosen)
+        unlike: dict[tuple[int, bool], Packs] = {}
+        for packs in self._best(len(self._made)):
+            unlike.setdefault((len(packs.backward), packs.mirrored), packs)
+        for packs in list(unlike.values())[:IMPROVED]:
+            self._improve(packs)
+        return self._best(len(self._made))
+
+    def _best(self, count: int) -> list[Packs]:
+        return sorted(self._made, key=self._made.__getitem__)[:count]
+
+    def _packs(
+        self,
+        forward: tuple[range, ...],
+        backward: tuple[range, ...],
+        forward_size: int,
+        backward_size: int,
+        *,
+        mirrored: bool = False,
+    ) -> Packs:
+        packs = Packs(
+            mode=self.setting.mode,
+            ranks=self.setting.ranks,
+            minibatch=self.setting.minibatch,
+            forward_size=forward_size,
+            backward_size=backward_size,
+            forward=forward,
+            backward=backward,
+            mirrored=mirrored,
+        )
+        return with_residents(packs, self.setting, self.sizes) if mirrored else packs
+
+    def _add(self, packs: Packs) -> None:
+        if packs not in self._made and self._fits(packs):
+            self._made[packs] = self._pace.step_seconds(packs)
+
+    def _improve(self, packs: Packs) -> None:
+        """Move cuts while that helps, by many units first and then by few. Equal packs are rarely
+        best: a short first one fills the pipeline sooner."""
+        seconds = self._made[packs]
+        left = MOVES // sum(len(task.micros) for task in packs.tasks)
+        like = packs.forward == packs.backward[:-1]
+        for by in STEPS:
+            moves = [
+                (forward, number, more, way)
+                for forward in (False, True)[: 1 if like else 2]
+                for number in range(len(packs.forward if forward else packs.backward) - 1)
+                for more in (False, True)
+                for way in (-by, by)
+            ]
+            since, at = 0, 0
+            while since < len(moves) and left > 0:
+                moved = self._moved(packs, *moves[at % len(moves)])
+                better = False
+                if moved is not None:
+                    left -= 1
+                    then = self._pace.step_seconds(moved)
+                    better = then < seconds * (1 - GAIN) and self._fits(moved)
+                if better:
+                    packs, seconds, since = moved, then, 0
+                else:
+                    since, at = since + 1, at + 1
+        self._add(packs)
+
+    def _moved(self, packs: Packs, forward: bool, number: int, more: bool, by: int) -> Packs | None:
+        """The same packs with one cut of one direction moved, or with all behind it; None where a
+        pack would be empty."""
+        cut = _cut_moved(packs.forward if forward else packs.backward, number, more, by)
+        if cut is None:
+            return None
+        if forward:
+            return self._again(packs, cut, packs.backward)
+        if packs.forward == packs.backward[:-1]:
+            return self._again(packs, cut[:-1], cut)
+        to = _to(packs.forward, cut[-1].start)
+        return self._again(packs, to, cut) if to else None
+
+    def _again(
+        self, packs: Packs, forward: tuple[range, ...], backward: tuple[range, ...]
+    ) -> Packs:
+        sizes = packs.forward_size, packs.backward_size
+        return self._packs(forward, backward, *sizes, mirrored=packs.mirrored)
+
+    def _fits(self, packs: Packs) -> bool:
+        return all(
+            device_bytes_of(packs, rank, self.sizes) <= self.setting.device_bytes
+            for rank in range(packs.ranks if packs.mode == PP else 1)
+        )
+
+
+def _cut_moved(
+    packs: tuple[range, ...], number: int, more: bool, by: int
+) -> tuple[range, ...] | None:
+    """The same number of packs, the end of one of them moved, with or without all that follow."""
+    ends = [pack.stop for pack in packs[:-1]]
+    last = len(ends) if more else number + 1
+    ends[number:last] = [end + by for end in ends[number:last]]
+    ends = [packs[0].start, *ends, packs[-1].stop]
+    if number + 1 >= len(packs) or any(a >= b for a, b in pairwise(ends)):
+        return None
+    return tuple(range(a, b) for a, b in pairwise(ends))
+
+
+def _to(packs: tuple[range, ...], end: int) -> tuple[range, ...]:
+    """The same packs up to another end; what would be empty is left out."""
+    kept = [pack for pack in packs if pack.start < end]
+    return (*kept[:-1], range(kept[-1].start, end)) if kept else ()
+
+
+def _counts(units: int, ranks: int) -> list[int]:
+    """Numbers of packs to try: all small ones, and of large ones whole rounds, ever fewer."""
+    found, number = list(range(1, min(units, ROUNDS * ranks) + 1)), float(ROUNDS * ranks)
+    while number < units:
+        number = max(number + ranks, number * STRIDE)
+        found.append(min(units, round(number / ranks) * ranks))
+    return sorted(set(found))
+
+
+def _micro_batches(share: int, pinned: int | None) -> list[int]:
+    """Sizes worth trying: powers of two, and all samples at once."""
+    if pinned is not None:
+        return [pinned]
+    return sorted({min(1 << k, share) for k in range(share.bit_length() + 1)})
+
+
+def _backward_packs(
+    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+) -> list[tuple[range, ...]]:
+    costs = [sizes.cost(unit, size) for unit in range(units)]
+    needs = [
+        2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
+        for unit, cost in enumerate(costs)
+    ]
+    scratch = [
+        cost.backward_scratch_bytes + sizes.visit_bytes(unit) for unit, cost in enumerate(costs)
+    ]
+    seconds = [cost.recompute_s + cost.backward_s for cost in costs]
+    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+
+
+def _forward_packs(
+    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+) -> list[tuple[range, ...]]:
+    costs = [sizes.cost(unit, size) for unit in range(units)]
+    needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
+    scratch = [cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs]
+    seconds = [cost.forward_s for cost in costs]
+    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+
+
+def _partitions(
+    seconds: list[float],
+    needs: list[int],
+    scratch: list[int],
+    room: int,
+    counts: list[int],
+) -> list[tuple[range, ...]]:
+    """The best packs for each number of them; memory is what they add up and the most of one."""
+    ends = [0, *accumulate(needs)]
+    largest = [scratch]
+    """[k][i]: the largest of 2 ** k from i on."""
+    while len(largest[-1]) > 1 << len(largest) - 1:
+        last, half = largest[-1], 1 << len(largest) - 1
+        largest.append([max(last[i], last[i + half]) for i in range(len(last) - half)])
+
+    def fits(first: int, last: int) -> bool:
+        level = (last + 1 - first).bit_length() - 1
+        row = largest[level]
+        most = max(row[first], row[last + 1 - (1 << level)])
+        return ends[last + 1] - ends[first] + most <= room
+
+    wanted = [count for count in counts if count <= len(seconds)]
+    if not seconds:
+        return []
+    return list(min_max_partitions(seconds, wanted, fits, tolerance=EVEN).values())
