@@ -57,6 +57,22 @@ class Hardware:
     slowdowns: dict[str, float] = field(default_factory=dict)
     """``"compute|host"``: factor by which compute slows while a host update runs beside it. On a
     GPU also `all_at_once`."""
+    wires: Wires | None = None
+    """Of the ranks of a run, where there are several and they were measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wires:
+    """What each of several ranks moves while all of them do the same, bytes per second."""
+
+    ranks: int
+    load_bytes_per_s: float
+    store_bytes_per_s: float
+    message_bytes_per_s: float
+    """To the next rank."""
+    reduce_bytes_per_s: float
+    """Bytes of a buffer that is added up over all ranks, over the time it takes."""
+    message_latency_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
     RESULTS/profiles/<device class>/hardware.json      the ceilings of the machine
     RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
+    RESULTS/profiles/<device class>/wires-<ranks>.json links of several ranks, all in use
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
 file says which machine it was measured on; on another one (another processor, GPU, number of cores
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.profile.machine import Machine, this_machine
-from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.table import Ceilings, Echo, Figure
 from workbench.runs.spec import RunSpec
 
@@ -59,6 +60,14 @@ class UnitCosts:
     """A matrix product, timed just before."""
     library_bytes: int
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredWires:
+    """Links of several ranks, and of what machine."""
+
+    machine: Machine
+    wires: Wires
 
 
 def folder_of(results: Path, machine: Machine) -> Path:
@@ -115,7 +124,28 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
         if found is None or _drifted(found, spec, echo):
             found = _measure_costs(spec, machine, hardware_, echo)
             _write(path, asdict(found))
-    return _assemble(spec, hardware_, found)
+    return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found)
+
+
+def wires_for(
+    spec: RunSpec, results: Path, echo: Echo = silent, *, measure: bool = True
+) -> Wires | None:
+    """What the spec's ranks move when all do, stored or measured now; None for a single rank, and
+    where nothing is stored and nothing may be measured."""
+    if spec.ranks == 1:
+        return None
+    machine = this_machine(spec.device)
+    path = folder_of(results, machine) / f"wires-{spec.ranks}.json"
+    found = _stored(path, machine, _wires_from, echo)
+    if found is not None or not measure:
+        return None if found is None else found.wires
+    with _measuring(path, echo):
+        from workbench.profile.wires import measure as measure_wires
+
+        echo(f"measuring the links of {spec.ranks} ranks")
+        found = MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
+        _write(path, asdict(found))
+    return found.wires
 
 
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:
@@ -125,7 +155,10 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
     if known is None:
         return None
     found = _stored_costs(spec, results, machine, echo)
-    return None if found is None else _assemble(spec, known.hardware, found)
+    if found is None:
+        return None
+    wires = wires_for(spec, results, echo, measure=False)
+    return _assemble(spec, replace(known.hardware, wires=wires), found)
 
 
 # -- the costs of a model's units -----------------------------------------------------------------
@@ -253,6 +286,10 @@ def _costs_from(data: dict[str, Any]) -> UnitCosts:
             "order": tuple(data["order"]),
         }
     )
+
+
+def _wires_from(data: dict[str, Any]) -> MeasuredWires:
+    return MeasuredWires(machine=Machine(**data["machine"]), wires=Wires(**data["wires"]))
 
 
 def _stored(

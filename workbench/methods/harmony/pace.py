@@ -92,7 +92,7 @@ class _Walk:
             there = _when(came, end)
             if fetched:
                 free = max(self.fetch[rank], ran[number - AHEAD] if number >= AHEAD else 0.0)
-                there = free + self._bytes(units.start, end - first) / self.server.load_rate
+                there = free + self._bytes(units.start, end - first) / self.server.load_bytes_per_s
                 self.fetch[rank] = there
             if number >= AHEAD and gone:  # what came waits in the inbox until it is stashed
                 there = max(there, gone[number - AHEAD])
@@ -102,7 +102,7 @@ class _Walk:
                 for unit in self.stashed & {*units}:
                     when = max(self.store[rank], there if unit == units.start else now)
                     nbytes = self._bytes(unit, end - first)
-                    self.store[rank] = when + nbytes / self.server.store_rate
+                    self.store[rank] = when + nbytes / self.server.store_bytes_per_s
                     if unit == units.start:
                         gone.append(self.store[rank])
                 left.append((end, self._arrival(rank, now, units.stop, end - first)))
@@ -127,14 +127,14 @@ class _Walk:
         nbytes = self.bytes[units.stop] - self.bytes[units.start]
         first = self.bytes[units.start + 1] - self.bytes[units.start]
         start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0)
-        self.link[rank] = start + nbytes / self.server.load_rate
-        return start + first / self.server.load_rate, self.link[rank]
+        self.link[rank] = start + nbytes / self.server.load_bytes_per_s
+        return start + first / self.server.load_bytes_per_s, self.link[rank]
 
     def _arrival(self, rank: int, now: float, unit: int, samples: int) -> float:
         """When what flows between a unit and the one before is where it is needed."""
         if self.packs.mode == DP or self.packs.ranks == 1 or unit in (0, self.packs.num_units):
             return now
-        took = self._bytes(unit, samples) / self.server.message_bytes_per_s
+        took = self.server.message_seconds(self._bytes(unit, samples))
         self.net[rank] = max(self.net[rank], now) + took
         return self.net[rank]
 
@@ -149,9 +149,9 @@ class _Walk:
         end = self.compute[rank]
         if self.packs.mode == DP:
             ranks = self.packs.ranks
-            end += 2 * (ranks - 1) / ranks * nbytes / server.message_bytes_per_s
+            end += nbytes / server.reduce_bytes_per_s if ranks > 1 else 0.0
             nbytes, parameters = nbytes / ranks, parameters / ranks
-        self.store[rank] = max(self.store[rank], end) + nbytes / server.store_rate
+        self.store[rank] = max(self.store[rank], end) + nbytes / server.store_bytes_per_s
         seconds = parameters * server.ranks / server.host_adam_params_per_s
         self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
 

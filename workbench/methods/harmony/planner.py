@@ -97,20 +97,25 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
     if not cuda and spec.device_memory is None:
         device //= ranks
     host_copy = hardware.host_copy_bytes_per_s or ranks * hardware.h2d_bytes_per_s
+    rates = {  # what is not measured: full links, until the host's memory is
+        "load_bytes_per_s": min(hardware.h2d_bytes_per_s, 2 * host_copy / ranks),
+        "store_bytes_per_s": min(hardware.d2h_bytes_per_s, 2 * host_copy / ranks),
+        "message_bytes_per_s": hardware.h2d_bytes_per_s if cuda else host_copy / 2,
+        "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
+        "message_latency_s": 0.0,
+    }
+    if hardware.wires is not None and hardware.wires.ranks == ranks:
+        rates = {name: getattr(hardware.wires, name) for name in rates}
     return Server(
         name=hardware.name,
         ranks=ranks,
         device_bytes=device,
         host_bytes=budgets.host,
-        load_bytes_per_s=hardware.h2d_bytes_per_s,
-        store_bytes_per_s=hardware.d2h_bytes_per_s,
-        all_loads_bytes_per_s=min(2 * host_copy, ranks * hardware.h2d_bytes_per_s),
-        all_stores_bytes_per_s=min(2 * host_copy, ranks * hardware.d2h_bytes_per_s),
-        message_bytes_per_s=hardware.h2d_bytes_per_s if cuda else host_copy / 2,
         host_adam_params_per_s=hardware.host_adam_params_per_s,
         device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         action_overhead_s=hardware.action_overhead_s,
+        **rates,
     )
 
 

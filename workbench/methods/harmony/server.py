@@ -17,7 +17,7 @@ from workbench.schedule.buffers import kept
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Rates are of one device alone, bytes or parameters per second."""
+    """Rates are of one device while all do the same, bytes or parameters per second."""
 
     name: str
     ranks: int
@@ -25,28 +25,22 @@ class Server:
     host_bytes: int
     load_bytes_per_s: float
     store_bytes_per_s: float
-    all_loads_bytes_per_s: float
-    """What all devices together can load."""
-    all_stores_bytes_per_s: float
     message_bytes_per_s: float
-    """From one device to another."""
+    """To the next device."""
+    reduce_bytes_per_s: float
+    """Bytes of a buffer that is added up over all devices, over the time it takes."""
     host_adam_params_per_s: float
     """All cores together."""
     device_adam_params_per_s: float
     """One device."""
+    message_latency_s: float = 0.0
     compute_slowdown: float = 1.0
     """Of ranks that divide a processor which was profiled alone."""
     action_overhead_s: float = 0.0
 
-    @property
-    def load_rate(self) -> float:
-        """Of one device while all load."""
-        return min(self.load_bytes_per_s, self.all_loads_bytes_per_s / self.ranks)
-
-    @property
-    def store_rate(self) -> float:
-        """Of one device while all store."""
-        return min(self.store_bytes_per_s, self.all_stores_bytes_per_s / self.ranks)
+    def message_seconds(self, nbytes: int) -> float:
+        """Of one message to the next device."""
+        return self.message_latency_s + nbytes / self.message_bytes_per_s
 
 
 class ServerCosts:
@@ -77,14 +71,13 @@ class ServerCosts:
                 cost = self._sizes.cost(action.unit, end - first)
                 return server.compute_slowdown * cost.backward_s
             case Kind.LOAD | Kind.FETCH:
-                return action.nbytes / server.load_rate
+                return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT:
-                return action.nbytes / server.store_rate
+                return action.nbytes / server.store_bytes_per_s
             case Kind.SEND | Kind.RECV:
-                return action.nbytes / server.message_bytes_per_s
+                return server.message_seconds(action.nbytes)
             case Kind.REDUCE:
-                times = 2 * (server.ranks - 1) / server.ranks
-                return times * action.nbytes / server.message_bytes_per_s
+                return action.nbytes / server.reduce_bytes_per_s
             case Kind.UPDATE if action.lane == VISIT:
                 parameters = self._sizes.cost(action.unit, 1).parameters
                 return parameters / server.device_adam_params_per_s

@@ -1,0 +1,66 @@
+"""Links of several ranks are measured by as many processes, none of which stays behind."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from workbench.methods.harmony.planner import server_of
+from workbench.profile import wires
+from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
+from workbench.runs.overrides import make_spec
+
+HARDWARE = Hardware(
+    name="made up",
+    source="published",
+    device="cpu",
+    cores=4,
+    device_bytes=1 << 30,
+    host_bytes=1 << 30,
+    h2d_bytes_per_s=1e9,
+    d2h_bytes_per_s=1e9,
+    host_adam_params_per_s=1e8,
+    device_adam_params_per_s=1e9,
+    matmul_flops_per_s=1e10,
+)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_two_ranks_measure_what_they_move() -> None:
+    before = children()
+    found = wires.measure(2, "cpu")
+    assert found.ranks == 2
+    rates = (found.load_bytes_per_s, found.message_bytes_per_s, found.reduce_bytes_per_s)
+    assert all(1e7 < rate < 1e12 for rate in rates)
+    assert 0 < found.message_latency_s < 0.1
+    assert children() <= before
+
+
+def test_a_rank_that_cannot_measure_says_why_and_nobody_stays() -> None:
+    before = children()
+    with pytest.raises(RuntimeError, match=r"rank \d of 2 could not measure its links: .*nowhere"):
+        wires.measure(2, "nowhere")
+    assert children() <= before
+
+
+def test_plans_take_what_was_measured_for_as_many_ranks() -> None:
+    measured = Wires(
+        ranks=2, load_bytes_per_s=1.0, store_bytes_per_s=2.0, message_bytes_per_s=3.0,
+        reduce_bytes_per_s=4.0, message_latency_s=5.0,
+    )  # fmt: skip
+    unit = UnitCost(kind="block", parameters=1, forward_s=1, recompute_s=1, backward_s=1)
+
+    def server(ranks: int):
+        hardware = {**{f: getattr(HARDWARE, f) for f in HARDWARE.__slots__}, "wires": measured}
+        profile = Profile(
+            hardware=Hardware(**hardware), units=(unit,), microbatch=1, seq=1, weight_bytes=4
+        )
+        return server_of(profile, make_spec({"method": "harmony-pp", "ranks": ranks, "batch": 4}))
+
+    two = server(2)
+    assert (two.load_bytes_per_s, two.store_bytes_per_s, two.reduce_bytes_per_s) == (1.0, 2.0, 4.0)
+    assert two.message_seconds(30) == 15.0
+    assert server(4).message_latency_s == 0.0, "four ranks were not measured"

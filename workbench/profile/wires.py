@@ -1,0 +1,128 @@
+"""What several devices of one machine move between each other and to their host, all at once.
+
+A link that is measured alone says little of four that share the host's memory, and nothing of the
+way from device to device. So as many processes as there will be ranks do together what a run does:
+load and store pinned memory, write into each other's inboxes (runtime/inbox.py), and add up a
+buffer over all.
+
+    python -m workbench.profile.wires FOLDER RANK RANKS DEVICE
+
+is one of them; `measure` starts them and reads what they found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import monotonic, perf_counter, sleep
+
+import torch
+import torch.distributed as dist
+
+from workbench.profile.profile import Wires
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.inbox import Inbox
+from workbench.runtime.threads import use_device_threads
+
+BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
+"""Of one transfer."""
+SMALL = 4096
+"""Bytes of a message whose time is nearly all latency."""
+TIMES = 12
+LONGEST_S = 180.0
+"""Until the processes must have answered."""
+
+
+def measure(ranks: int, device: str) -> Wires:
+    """Start the processes and wait. Raises RuntimeError with what one of them said where it fails,
+    and leaves none behind."""
+    with tempfile.TemporaryDirectory(prefix="wires-") as name:
+        folder, started = Path(name), []
+        try:
+            for rank in range(ranks):
+                with (folder / f"log-{rank}.txt").open("w") as log:
+                    command = [sys.executable, "-m", __name__, name, str(rank), str(ranks), device]
+                    started.append(subprocess.Popen(command, stdout=log, stderr=log))
+            deadline = monotonic() + LONGEST_S
+            while any(process.poll() is None for process in started):
+                if any(process.poll() for process in started) or monotonic() > deadline:
+                    break
+                sleep(0.02)
+            failed = [rank for rank, process in enumerate(started) if process.poll() != 0]
+            if failed:
+                said = (folder / f"log-{failed[0]}.txt").read_text().strip().splitlines()
+                raise RuntimeError(
+                    f"rank {failed[0]} of {ranks} could not measure its links: "
+                    f"{said[-1] if said else 'it said nothing in time'}"
+                )
+            found = [json.loads((folder / f"rates-{r}.json").read_text()) for r in range(ranks)]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+    # Whoever is slowest holds up the others.
+    slowest = {key: min(rates[key] for rates in found) for key in found[0] if key != "latency"}
+    return Wires(ranks=ranks, message_latency_s=max(r["latency"] for r in found), **slowest)
+
+
+def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
+    """One rank's measurements, written to the folder."""
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo")
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        use_device_threads("cpu")
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        init_method=f"file://{folder.resolve()}/meeting",
+        rank=rank,
+        world_size=ranks,
+        device_id=device if kind == "cuda" else None,
+    )
+    nbytes = BYTES[kind]
+    on_host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "cuda")
+    here = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    inbox = Inbox(folder, rank, nbytes, device_meter(device), device, lambda: None)
+    there = inbox.place((rank + 1) % ranks, 0, nbytes)
+    floats = here.view(torch.float32)
+
+    def seconds(action: Callable[[], object]) -> float:
+        """Of one, while all ranks do the same."""
+        times = []
+        for _ in range(TIMES):
+            dist.barrier()
+            _wait(device)
+            start = perf_counter()
+            action()
+            _wait(device)
+            times.append(perf_counter() - start)
+        return median(times)
+
+    rates = {
+        "load_bytes_per_s": nbytes / seconds(lambda: here.copy_(on_host, non_blocking=True)),
+        "store_bytes_per_s": nbytes / seconds(lambda: on_host.copy_(here, non_blocking=True)),
+        "message_bytes_per_s": nbytes / seconds(lambda: there.copy_(here, non_blocking=True)),
+        "reduce_bytes_per_s": nbytes / seconds(lambda: dist.all_reduce(floats)),
+        "latency": seconds(lambda: there[:SMALL].copy_(here[:SMALL], non_blocking=True)),
+    }
+    (folder / f"rates-{rank}.json").write_text(json.dumps(rates))
+    dist.barrier()  # nobody's inbox may go while others write
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    sys.stdout.flush()
+    os._exit(0)  # a process group whose peers are gone may hang in its destructor
