@@ -63,7 +63,7 @@ class RunSpec:
     host_workers: int = 1
     """Host updates that may run at once."""
     ranks: int = 1
-    """Processes with a device each, of methods on several (Harmony); their host is one."""
+    """Processes with a device each, of methods on several; their host is one."""
     forward_size: int | Auto = "auto"
     """Samples of a forward micro-batch, where forward and backward passes divide the batch on their
     own (Harmony; `microbatches` is for the others)."""
