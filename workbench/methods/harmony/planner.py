@@ -51,6 +51,8 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         clipped=spec.clip is not None,
         forward_size=None if spec.forward_size == "auto" else spec.forward_size,
         backward_size=None if spec.backward_size == "auto" else spec.backward_size,
+        largest_forward=max(profiles) if len(profiles) > 1 else None,
+        largest_backward=max(profiles) if len(profiles) > 1 else None,
     )
     pinned = _pinned(spec, mode)
     if pinned is None:

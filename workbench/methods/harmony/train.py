@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import torch
+
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import check, plan
 from workbench.methods.plan import Plan
@@ -16,12 +18,9 @@ from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.shared import host_layout
+from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
-
-PROFILED = 3
-"""Micro-batch sizes that are profiled: one sample, the most that a rank may see at once, and one
-between."""
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
@@ -38,18 +37,29 @@ def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcom
 
 
 def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Profile]:
-    """By samples in a micro-batch: stored ones, or measured now."""
+    """By samples in a micro-batch: stored ones, or measured now. Where the device has no room for
+    the whole batch at once, the largest is the first half, quarter, ... that it has room for.
+
+    Raises OutOfMemory where one sample is too much.
+    """
     pinned = {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
-    most = spec.batch
-    wanted = pinned or {1, most, max(1, round(most**0.5))}
-    return {
-        size: profile_for(
-            spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto"),
-            results,
-            lambda text: report.event("profile", text=text),
-        )
-        for size in sorted(wanted)[:PROFILED]
-    }
+    found: dict[int, Profile] = {}
+    for size in sorted(pinned or {1, max(1, round(spec.batch**0.5))}):
+        found[size] = _profile(spec, size, results, report)
+    size = max(spec.batch, *found)
+    while not pinned and size > max(found):
+        try:
+            found[size] = _profile(spec, size, results, report)
+        except (OutOfMemory, torch.OutOfMemoryError):
+            text = f"a micro-batch of {size} is more than the device has room for"
+            report.event("profile", text=text)
+            size //= 2
+    return found
+
+
+def _profile(spec: RunSpec, size: int, results: Path, report: Reporter) -> Profile:
+    alone = spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
+    return profile_for(alone, results, lambda text: report.event("profile", text=text))
 
 
 def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
