@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for
+from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
@@ -20,12 +22,31 @@ from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, vision
 from workbench.model.spec import ModelSpec
+from workbench.profile.kinds import kind_costs
+from workbench.profile.profile import Profile
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)
 VGG = ModelSpec(family="vgg", layers=7, hidden=4, heads=1, seq=32, vocab=10, tied=False)
 RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=64, vocab=10, tied=False)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> str:
+    """A folder in MRPC's format: reading the standard library takes each rank seconds."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+    for n in range(64):
+        first, second = f"The number {n} is even.", f"Half of {n} is {n / 2}."
+        lines.append(f"{n % 2}\t{n}\t{n + 64}\t{first}\t{second}")
+    for part in ("train", "test"):
+        (folder / f"msr_paraphrase_{part}.txt").write_text("\n".join(lines) + "\n")
+    return str(folder)
+
+
+def text_for(model: ModelSpec, pairs: str) -> str:
+    return {"bert": pairs, "gpt": __file__}.get(model.family, "stdlib")
 
 
 def original(model: ModelSpec, seed: int) -> torch.nn.Module:
@@ -94,11 +115,14 @@ def packs_for(spec, **changes) -> Packs:
     return Packs(minibatch=spec.batch, forward_size=2, backward_size=2, **chosen)
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp", "mirrored"])
-@pytest.mark.parametrize("model", [BERT, VGG, RESNET], ids=lambda model: model.family)
-def test_a_module_trains_as_it_does_undivided(model, mode, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [(BERT, "pp"), (BERT, "mirrored"), (VGG, "dp"), (RESNET, "pp"), (RESNET, "dp")],
+    ids=lambda value: getattr(value, "family", value),
+)
+def test_a_module_trains_as_it_does_undivided(model, mode, pairs, tmp_path):
     """Masks are relayed, a convolution is only a module, statistics are a micro-batch's."""
-    spec = spec_for(model=model, text="stdlib", batch=4, steps=3, clip=0.5)
+    spec = spec_for(model=model, text=text_for(model, pairs), batch=4, steps=3, clip=0.5)
     if mode == "mirrored":
         packs = packs_for(spec, mirrored=True, resident=frozenset({1, 3}))
     else:
@@ -115,3 +139,37 @@ def test_a_module_trains_as_it_does_undivided(model, mode, tmp_path):
     moved = crew.schedule.moved_bytes()
     for way in ("load", "store"):
         assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps
+
+
+def measured(spec, size: int) -> Profile:
+    """Layers measured, the machine made up: measuring it takes longer than the training."""
+    model = make_model(spec.model)
+    *inputs, targets = load_batches(spec, model).rows(range(size))
+    costs, libraries = kind_costs(
+        model, tuple(inputs), targets, seq=spec.model.seq, dtype=torch.float32, device="cpu"
+    )
+    return Profile(
+        hardware=made_up_profile(spec).hardware,
+        units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
+        microbatch=size,
+        seq=spec.model.seq,
+        weight_bytes=4,
+        library_bytes=libraries,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [(BERT, "pp"), (replace(BERT, family="gpt", layers=4), "dp")],
+    ids=lambda value: getattr(value, "family", value),
+)
+def test_no_rank_holds_more_than_its_plan_says(model, mode, pairs, tmp_path):
+    """Sizes measured kind by kind, packs and what stays chosen by the search."""
+    text = text_for(model, pairs)
+    spec = spec_for(method=f"harmony-{mode}", model=model, ranks=2, batch=8, steps=3, text=text)
+    plan = planner.plan(spec, {size: measured(spec, size) for size in (1, 8)}, mode=mode)
+    proved = validate(plan.schedule).peak_bytes
+    with closing(Crew(spec, plan.schedule, tmp_path, device="cpu")) as crew:
+        crew.run(Silent())
+        for rank, result in enumerate(crew.results()):
+            assert 0.8 * proved[rank]["device"] < result["device_peak"] <= proved[rank]["device"]

@@ -136,11 +136,11 @@ class Rank:
     def run(self, first: int, steps: int) -> None:
         """So many steps from one on, after which the host has all weights and states; raises the
         first failure of this rank."""
+        if not self.executor.step_numbers:
+            self.engine.bring()
         with self.meter:
-            if not self.executor.step_numbers:
-                self.engine.bring()
             self.executor.run(first, steps)
-            self.engine.give_back()
+        self.engine.give_back()
 
     def close(self) -> None:
         """Give all memory back."""
