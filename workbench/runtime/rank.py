@@ -70,6 +70,7 @@ class Rank:
         batches: Batches,
         *,
         rank: int,
+        folder: Path,
         board: Path,
         host: Path,
         device: torch.device,
@@ -78,8 +79,9 @@ class Rank:
         record_from: int = 0,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`board` and `host` are files that all ranks map. `on_failure` is told at once why this
-        rank fails, while its lanes may still wait for a message that never comes."""
+        """`board` and `host` are files that all ranks map; in `folder` they tell each other of
+        their inboxes. `on_failure` is told at once why this rank fails, while its lanes may still
+        wait for a message that never comes."""
         self.board = Board(
             board,
             actions=len(schedule.actions),
@@ -97,7 +99,7 @@ class Rank:
                 spec, schedule, self.host, self.board, layouts, dtype=dtype, device=device
             )
             inbox = Inbox(
-                board.parent,
+                folder,
                 rank,
                 schedule.slot_bytes(DEVICE, rank).get("inbox", 0),
                 self.meter,

@@ -71,23 +71,26 @@ class Crew:
         for old in self.folder.iterdir():  # of an attempt before
             old.unlink()
         self._ranks: list[subprocess.Popen] = []
-        self._descriptor = make_shared(host_layout(schedule)[1])
+        # Both are memory without a name: gone with its last user, and fit to be page-locked.
+        self._descriptors = [make_shared(host_layout(schedule)[1]), make_shared(0, "the board")]
         try:
-            path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+            host, board = self._paths = [
+                Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in self._descriptors
+            ]
             sizes = {
                 "actions": len(schedule.actions),
                 "ranks": schedule.num_ranks,
                 "units": schedule.num_units,
             }
-            Board.make(self.folder / "board", **sizes)
-            self.board = Board(self.folder / "board", rank=0, **sizes)
-            self._host = SharedHost(path, schedule, 0, pin=False)
+            Board.make(board, **sizes)
+            self.board = Board(board, rank=0, **sizes)
+            self._host = SharedHost(host, schedule, 0, pin=False)
             self.states = host_updates(
                 spec, schedule, self._host, self.board, self.layouts,
                 dtype=DTYPES[spec.dtype], device=torch.device(device),
             )  # fmt: skip
         except BaseException:
-            os.close(self._descriptor)
+            self._close_memory()
             raise
 
     def run(self, report: Reporter) -> None:
@@ -129,7 +132,8 @@ class Crew:
         order = {
             "spec": self.spec.to_dict(),
             "device": self._device,
-            "host": f"/proc/{os.getpid()}/fd/{self._descriptor}",
+            "host": str(self._paths[0]),
+            "board": str(self._paths[1]),
             "segments": segments,
             "record_from": self.spec.steps - TIMELINE_STEPS,
         }
@@ -196,6 +200,8 @@ class Crew:
                 process.wait()
         self._ranks.clear()
         self._host.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
