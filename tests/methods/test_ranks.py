@@ -22,6 +22,7 @@ from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.model.spec import ModelSpec
 from workbench.runtime import checkpoint
+from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule import validate
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
@@ -134,6 +135,15 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(whole, tmp_path):
     again, parameters = trained(packs, spec, tmp_path)
     assert again.results()[0]["steps"] == 2
     assert_equals_plain(spec, again, parameters)
+
+
+def test_a_rank_without_room_is_out_of_memory_and_named(tmp_path):
+    spec = spec_for(device_memory=100_000)
+    with (
+        pytest.raises(OutOfMemory, match=r"device tier .* a tensor of rank \d needs"),
+        crew_of(PACKS, spec, tmp_path) as crew,
+    ):
+        crew.run(Silent())
 
 
 def test_a_rank_that_raises_tells_its_cause(tmp_path):

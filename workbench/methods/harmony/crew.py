@@ -179,7 +179,7 @@ class Crew:
         message = f"rank {rank}: {told['message'] or told['type']}"
         if told["type"] == "OutOfMemory":
             raise OutOfMemory(
-                tier=told["tier"], what=f"rank {rank}'s {told['what']}", asked=told["asked"],
+                tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],
                 in_use=told["in_use"], budget=told["budget"],
             )  # fmt: skip
         if told["type"] == "OutOfMemoryError":
