@@ -1,8 +1,7 @@
 """What an action costs on a server of several equal devices that share their host.
 
-Links run at their own rate until all of them together ask for more than the host's memory gives;
-then each gets its share. The published estimator gives each GPU one N-th of a single link whether
-the others copy or not.
+Links run at the rates that were measured with all of them in use (profile/wires.py). The published
+estimator gives each GPU one N-th of a single link whether the others copy or not.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.schedule.action import VISIT, Action, Kind
+from workbench.schedule.action import H2D, VISIT, Action, Kind
 from workbench.schedule.buffers import kept
 
 
@@ -90,5 +89,5 @@ class ServerCosts:
                 raise ValueError(f"{action.name}: a server of several devices has no cost for it")
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """What meets on the host is in the rates already."""
-        return 1.0
+        """Weights and stashed inputs come over one link. What meets on the host is in the rates."""
+        return 1.0 + sum(other == lane for other in busy) if lane == H2D else 1.0
