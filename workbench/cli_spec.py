@@ -38,7 +38,7 @@ SPEC_FLAGS = (
     (("--optimizer-tier",), "optimizer_tier", "where offloaded optimizer states live"),
     (("--disk-layers",), "disk_layers", "last layers whose states are on the disk (stronghold)"),
     (("--host-workers",), "host_workers", "host updates at once"),
-    (("--ranks",), "ranks", "devices to train on (harmony, data-parallel, gpipe, 1f1b, zero-infinity)"),
+    (("--ranks",), "ranks", "devices to train on (harmony, and what runs on several)"),
     (("--forward-size",), "forward_size", "samples of a forward micro-batch (harmony)"),
     (("--backward-size",), "backward_size", "samples of a backward micro-batch (harmony)"),
     (("--forward-packs",), "forward_packs", "units of each forward pack (harmony)"),
