@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(chromium: Browser) -> Iterator[Open]:
+def open_page(chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Open]:
     """`open_page(address, allow=(), before="", **context)`, as often as a test likes.
 
     `address` is a URL, or the path of a file, which is opened with the network switched off.
@@ -74,6 +75,7 @@ def open_page(chromium: Browser) -> Iterator[Open]:
     page's own, `context` goes to the browser's context (``color_scheme``, ``viewport``, ...).
     """
     contexts = []
+    request.node.watched = []
 
     def opened(
         address: str | Path, allow: tuple[str, ...] = (), before: str = "", **context: Any
@@ -85,6 +87,7 @@ def open_page(chromium: Browser) -> Iterator[Open]:
         contexts.append(mine)
         mine.set_default_timeout(60_000)
         watched = Watched(mine.new_page())
+        request.node.watched.append(watched)
         watched.page.on("pageerror", lambda error: watched.errors.append(str(error)))
 
         def judge(route: Route) -> None:
@@ -103,6 +106,20 @@ def open_page(chromium: Browser) -> Iterator[Open]:
     yield opened
     for context in contexts:
         context.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    """What a page showed when its test failed, in words beside the traceback: elsewhere, that is
+    all there is to see."""
+    report = yield
+    watched = getattr(item, "watched", [])
+    if report.when == "call" and report.failed:
+        for number, each in enumerate(watched, 1):
+            with suppress(Exception):  # the page may be what broke
+                report.sections.append((f"page {number}", each.page.inner_text("body")))
+            report.sections.append((f"page {number}, errors", "\n".join(each.errors) or "none"))
+    return report
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ PUBLISHED = {"label": "method", "layers": "layers", "window": "window", "value":
 def claim(figure: str, size: str, results: str) -> dict[str, Any]:
     """The claim, where the paper makes it, and its numbers."""
     from workbench.figures import rows as tidy
-    from workbench.figures.exhibit import FIGURES
+    from workbench.figures.exhibit import FIGURES, HERE
     from workbench.session import open_exhibit
 
     session = open_exhibit(figure, size, results)
@@ -27,7 +27,7 @@ def claim(figure: str, size: str, results: str) -> dict[str, Any]:
         "section": exhibit.SECTION,
         "claim": exhibit.CLAIM,
         "published": _published(tidy.published(figure)) if figure in FIGURES else [],
-        "runs": figure in FIGURES and not session.simulated,
+        "runs": figure not in HERE and not session.simulated,
     }
 
 

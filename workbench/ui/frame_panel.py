@@ -1,8 +1,12 @@
-"""What every panel is put in: it shows where the keyboard is, and keeps keys to itself.
+"""What every panel is put in: it keeps keys to itself, and a page that opens misses nothing.
 
 A notebook takes plain keys for commands on its cells wherever no text is written: an arrow in a
 list of choices would leave the list, Enter on a button would edit the cell, and two d would delete
 it.
+
+A page that opens on a kernel asks for the state of all widgets first and listens to changes then.
+What changes between the two it would never hear of, so that a picture that was drawn in that
+moment would stay away. So the frame tells the kernel when it is shown, and hears everything again.
 """
 
 from __future__ import annotations
@@ -16,14 +20,25 @@ import ipywidgets as widgets
 from workbench.ui import html
 
 
-class Keys(anywidget.AnyWidget):
-    """Not seen. Plain keys that are pressed inside the panel around it do not leave the panel."""
+class Frame(anywidget.AnyWidget):
+    """Not seen. Plain keys that are pressed inside the panel around it do not leave the panel; it
+    sends a message whenever it is shown."""
 
-    _esm = Path(__file__).parent / "frame_keys.js"
+    _esm = Path(__file__).parent / "frame.js"
 
 
 def framed(parts: Sequence[widgets.Widget]) -> widgets.VBox:
     """The outermost widget of a panel, with its parts from top to bottom."""
-    made = widgets.VBox([*parts, Keys()])
+    frame = Frame()
+    made = widgets.VBox([*parts, frame])
     made.add_class(html.PANEL)
+    frame.on_msg(lambda *_: send_again(made))
     return made
+
+
+def send_again(widget: widgets.Widget) -> None:
+    """Send the state of a widget and of all in it. What starts with an underscore says how a widget
+    is shown, not what it shows, and never changes."""
+    widget.send_state([name for name in widget.keys if not name.startswith("_")])
+    for child in getattr(widget, "children", ()):
+        send_again(child)

@@ -8,7 +8,7 @@ import traitlets
 
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import Keys, framed
+from workbench.ui.frame_panel import Frame, framed
 
 
 @pytest.fixture
@@ -61,6 +61,22 @@ def test_a_panel_shows_the_focus_and_keeps_its_keys() -> None:
     assert html.PANEL in panel._dom_classes
     field, keys = panel.children
     assert isinstance(field, widgets.Text)
-    assert isinstance(keys, Keys)
+    assert isinstance(keys, Frame)
     assert f".{html.PANEL} " in html.STYLE
     assert ":focus-visible" in html.STYLE
+
+
+def test_a_panel_that_is_shown_hears_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changed while the page was being opened, it has not heard of."""
+    inner = widgets.HTML("picture")
+    panel = framed([widgets.Box([inner])])
+    sent = {}
+    monkeypatch.setattr(
+        widgets.Widget, "send_state", lambda self, key=None: sent.update({self: set(key)})
+    )
+    frame = panel.children[-1]
+    frame._handle_custom_msg("shown", [])
+    assert set(sent) == {panel, panel.children[0], inner, frame}
+    assert "value" in sent[inner]
+    assert "children" in sent[panel]
+    assert not any(name.startswith("_") for names in sent.values() for name in names)

@@ -1,9 +1,10 @@
-// Keeps plain keys from the notebook around a panel; see frame_panel.py.
+// Keeps plain keys from the notebook around a panel, and says when it is shown; see frame_panel.py.
 function keep(event) {
   if (!event.ctrlKey && !event.metaKey && !event.altKey) event.stopPropagation();
 }
 
-function render({ el }) {
+function render({ model, el }) {
+  model.send("shown");
   let panel = null;
   // When this is called it is not yet in the page; when it has been laid out, it is.
   const placed = new ResizeObserver(() => {
