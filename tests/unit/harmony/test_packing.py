@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from workbench.methods.harmony.published.microbatches import converted, shares, split
@@ -101,9 +101,16 @@ def test_packs_cover_all_layers_and_respect_the_capacity(layers, capacity, rule)
 @given(layers, st.integers(1, 200))
 def test_greedy_finds_packs_wherever_every_layer_fits_alone(layers, capacity):
     memory, inputs, seconds = zip(*layers, strict=True)
-    alone = all(held + x < capacity for held, x in zip(memory, inputs, strict=True))
-    assert (RULES["greedy_addx"](memory, inputs, seconds, capacity) is not None) == alone
-    assert (RULES["greedy_reverse_addx"](memory, inputs, seconds, capacity) is not None) == alone
+    assume(all(held + x < capacity for held, x in zip(memory, inputs, strict=True)))
+    assert RULES["greedy_addx"](memory, inputs, seconds, capacity) is not None
+    assert RULES["greedy_reverse_addx"](memory, inputs, seconds, capacity) is not None
+
+
+@given(layers)
+def test_greedy_finds_none_where_a_layer_is_too_large_without_its_input(layers):
+    memory, inputs, seconds = zip(*layers, strict=True)
+    assert RULES["greedy_addx"](memory, inputs, seconds, max(memory)) is None
+    assert RULES["greedy_reverse_addx"](memory, inputs, seconds, max(memory)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import inf
 
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, PP, Packs
 from workbench.methods.harmony.partition import min_max_partitions
 from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.room import Setting, device_bytes_of, with_residents
+from workbench.methods.harmony.room import Room, Setting
 
 KEPT = 4
 """Backward choices for which all forward choices are tried."""
@@ -17,14 +21,22 @@ ROUNDS = 6
 """Packs a direction are tried up to so many a rank one by one."""
 STRIDE = 1.1
 """And beyond in whole rounds, each number by so much larger."""
-IMPROVED = 12
+IMPROVED = 10
 """Choices of different numbers of packs whose cuts are moved about."""
-MOVES = 60_000
+MOVES = 40_000
 """Micro-batches in all estimates that moving the cuts of one choice may take."""
 EVEN = 2e-3
 """Share by which the slowest pack may be slower than it must be: cuts are moved afterwards."""
 STEPS = (8, 2, 1)
 """Units that a cut is moved by."""
+FUSED = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
+"""Time of the last pack, in shares of what each rank has to do, where it is cut off first."""
+WIDENED = 6
+"""Choices of different sizes whose last pack is cut off first."""
+FAR = 1.1
+"""Packs that compute so many times as long as the fastest take are not looked at."""
+NEAR = 1.05
+"""Estimates that the simulator may still put in another order."""
 GAIN = 1e-4
 """Share of a step that a move must save."""
 
@@ -33,9 +45,12 @@ class Candidates:
     """Packs by what their pace is. First every backward choice with forward packs like it, then
     other forward packs for the best of them, then the best with their cuts moved about."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace) -> None:
-        self.setting, self.sizes, self.units, self._pace = setting, sizes, units, pace
+    def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace, room: Room) -> None:
+        self.setting, self.sizes, self.units = setting, sizes, units
+        self._pace, self._room = pace, room
         self._made: dict[Packs, float] = {}
+        self._seen: set[Packs] = set()
+        self._fastest = inf
         share = setting.minibatch
         if setting.mode == DP:
             share = -(-setting.minibatch // setting.ranks)
@@ -47,35 +62,60 @@ class Candidates:
         )
 
     def ordered(self) -> list[Packs]:
-        """All that were found, the fastest pace first."""
+        """All that were found: the fastest of each kind that are near the fastest, then the rest,
+        the fastest pace first."""
         setting, ranks = self.setting, self.setting.ranks
         counts = _counts(self.units, ranks)
-        for size in self._backward_sizes:
+        for size in reversed(self._backward_sizes):  # the fast ones first
             like = min((n for n in self._forward_sizes if n >= size), default=size)
             for backward in _backward_packs(setting, self.sizes, self.units, size, counts):
                 self._add(self._packs(backward[:-1], backward, like, size))
                 if setting.mode == PP and len(backward) >= ranks:
                     self._add(self._packs(backward[:-1], backward, like, size, mirrored=True))
+        self._widen(counts)
         few = [n for n in counts if n % ranks == 0 or n <= ranks]
         known: dict[tuple[int, int], list[tuple[range, ...]]] = {}
-        for packs in self._best(KEPT):
+        for packs in [*self._best(KEPT), *self._unlike(lambda p: p.backward_size, KEPT // 2)]:
             before = packs.backward[-1].start
             for forward_size in self._forward_sizes:
+                if packs.mirrored:
+                    self._add(replace(packs, forward_size=forward_size, resident=frozenset()))
                 of = before, forward_size
                 if of not in known:
                     known[of] = _forward_packs(setting, self.sizes, *of, few)
                 for forward in known[of]:
                     chosen = self._packs(forward, packs.backward, forward_size, packs.backward_size)
                     self._add(chosen)
-        unlike: dict[tuple[int, bool], Packs] = {}
-        for packs in self._best(len(self._made)):
-            unlike.setdefault((len(packs.backward), packs.mirrored), packs)
-        for packs in list(unlike.values())[:IMPROVED]:
+        for packs in self._unlike(lambda p: (len(p.backward), p.mirrored), IMPROVED):
             self._improve(packs)
-        return self._best(len(self._made))
+        kinds = self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED)
+        first = [packs for packs in kinds if self._made[packs] < NEAR * self._fastest]
+        return [*first, *(packs for packs in self._best(len(self._made)) if packs not in first)]
+
+    def _widen(self, counts: list[int]) -> None:
+        """Give the last pack more than its share, and each rank as much to do. The last pack makes
+        its own forward pass, so that the larger it is, the less is computed twice."""
+        for packs in self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED):
+            ranks = packs.ranks if packs.mirrored else 1
+            costs = [self.sizes.cost(unit, packs.backward_size) for unit in range(self.units)]
+            once = [cost.recompute_s + cost.backward_s for cost in costs]
+            twice = [seconds + cost.forward_s for seconds, cost in zip(once, costs, strict=True)]
+            for start in _starts(once, sum(once) / (packs.ranks if packs.mode == PP else 1)):
+                last = range(start, self.units)
+                for count in [count for count in counts if count <= start]:
+                    before = _shared_out(twice[:start], sum(once[start:]), ranks, count)
+                    sizes = packs.forward_size, packs.backward_size
+                    self._add(self._packs(before, (*before, last), *sizes, mirrored=packs.mirrored))
 
     def _best(self, count: int) -> list[Packs]:
         return sorted(self._made, key=self._made.__getitem__)[:count]
+
+    def _unlike(self, what: Callable[[Packs], Hashable], count: int) -> list[Packs]:
+        """The best ones, one of a kind."""
+        found: dict[Hashable, Packs] = {}
+        for packs in self._best(len(self._made)):
+            found.setdefault(what(packs), packs)
+        return [*found.values()][:count]
 
     def _packs(
         self,
@@ -86,7 +126,7 @@ class Candidates:
         *,
         mirrored: bool = False,
     ) -> Packs:
-        packs = Packs(
+        return Packs(
             mode=self.setting.mode,
             ranks=self.setting.ranks,
             minibatch=self.setting.minibatch,
@@ -96,11 +136,30 @@ class Candidates:
             backward=backward,
             mirrored=mirrored,
         )
-        return with_residents(packs, self.setting, self.sizes) if mirrored else packs
 
     def _add(self, packs: Packs) -> None:
-        if packs not in self._made and self._fits(packs):
-            self._made[packs] = self._pace.step_seconds(packs)
+        """Note packs that fit and are not far from the fastest."""
+        if packs in self._seen:
+            return
+        self._seen.add(packs)
+        if self._pace.least_seconds(packs) > FAR * self._fastest:
+            return
+        packs = self._settled(packs)
+        seconds = self._step_seconds(packs)
+        if seconds < inf:
+            self._made[packs] = seconds
+            self._fastest = min(self._fastest, seconds)
+
+    def _step_seconds(self, packs: Packs) -> float:
+        """At this pace; infinite where they do not fit."""
+        spare = self._room.spare(packs, self.setting.device_bytes)
+        return self._pace.step_seconds(packs, spare) if min(spare) >= 0 else inf
+
+    def _settled(self, packs: Packs) -> Packs:
+        """With residents, where there may be any."""
+        if not packs.mirrored:
+            return packs
+        return self._room.with_residents(packs, self.setting.device_bytes)
 
     def _improve(self, packs: Packs) -> None:
         """Move cuts while that helps, by many units first and then by few. Equal packs are rarely
@@ -120,15 +179,17 @@ class Candidates:
             while since < len(moves) and left > 0:
                 moved = self._moved(packs, *moves[at % len(moves)])
                 better = False
-                if moved is not None:
+                if moved is not None and self._pace.least_seconds(moved) < seconds:
                     left -= 1
-                    then = self._pace.step_seconds(moved)
-                    better = then < seconds * (1 - GAIN) and self._fits(moved)
+                    moved = self._settled(moved)
+                    then = self._step_seconds(moved)
+                    better = then < seconds * (1 - GAIN)
                 if better:
                     packs, seconds, since = moved, then, 0
                 else:
                     since, at = since + 1, at + 1
-        self._add(packs)
+        self._made[packs] = seconds
+        self._fastest = min(self._fastest, seconds)
 
     def _moved(self, packs: Packs, forward: bool, number: int, more: bool, by: int) -> Packs | None:
         """The same packs with one cut of one direction moved, or with all behind it; None where a
@@ -148,12 +209,6 @@ class Candidates:
     ) -> Packs:
         sizes = packs.forward_size, packs.backward_size
         return self._packs(forward, backward, *sizes, mirrored=packs.mirrored)
-
-    def _fits(self, packs: Packs) -> bool:
-        return all(
-            device_bytes_of(packs, rank, self.sizes) <= self.setting.device_bytes
-            for rank in range(packs.ranks if packs.mode == PP else 1)
-        )
 
 
 def _cut_moved(
@@ -182,6 +237,28 @@ def _counts(units: int, ranks: int) -> list[int]:
         number = max(number + ranks, number * STRIDE)
         found.append(min(units, round(number / ranks) * ranks))
     return sorted(set(found))
+
+
+def _starts(work: list[float], share: float) -> list[int]:
+    """Where a last pack of each of these sizes begins."""
+    ends = [0.0, *accumulate(reversed(work))]
+    found = {len(work) - bisect_left(ends, part * share) for part in FUSED}
+    return sorted(start for start in found if 0 < start < len(work))
+
+
+def _shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[range, ...]:
+    """So many packs, dealt out in turn, that all ranks have as much to do as the one that also has
+    the last pack. Every pack has a unit at least."""
+    own = [len(range(rank, count, ranks)) for rank in range(ranks)]
+    share = (sum(work) + last) / len([rank for rank in range(ranks) if own[rank]])
+    own_share = [share - last * (rank == count % ranks) for rank in range(ranks)]
+    wanted = [max(0.0, own_share[n % ranks]) / own[n % ranks] for n in range(count)]
+    ends, sums = [0.0, *accumulate(work)], [*accumulate(wanted)]
+    cuts = [0]
+    for number, until in enumerate(sums[:-1], 1):
+        at = bisect_left(ends, until / sums[-1] * ends[-1]) if sums[-1] else 0
+        cuts.append(min(max(at, cuts[-1] + 1), len(work) - (count - number)))
+    return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
 
 
 def _micro_batches(share: int, pinned: int | None) -> list[int]:

@@ -7,11 +7,14 @@ simulator does the same action by action. Left out here is what overlaps the nex
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.methods.harmony.packs import DP, Packs, Task
+from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.server import Server
 from workbench.methods.harmony.sheet import AHEAD
 
@@ -23,6 +26,7 @@ class Pace:
         self._sizes, self._server, self._units = sizes, server, units
         self._visiting: dict[frozenset[int], tuple[list[int], list[int]]] = {}
         self._sums: dict[int, tuple[list[float], list[float], list[float]]] = {}
+        self.input_bytes = cache(sizes.input_bytes)
 
     def _seconds(self, samples: int) -> tuple[list[float], list[float], list[float]]:
         """Running sums over the units: forward, repeated forward, backward."""
@@ -48,19 +52,34 @@ class Pace:
             )
         return self._visiting[resident]
 
-    def step_seconds(self, packs: Packs) -> float:
-        """Seconds of a step."""
+    def least_seconds(self, packs: Packs) -> float:
+        """What the busiest rank computes, which a step takes at least."""
+        work = [0.0] * packs.ranks
+        for task in packs.tasks if packs.mode == PP else packs.tasks_of(0):
+            units, micros = task.units, task.micros
+            (first, end), (last, stop) = micros[0], micros[-1]
+            for samples, count in ((end - first, len(micros) - 1), (stop - last, 1)):
+                if count:
+                    forward, again, backward = self._seconds(samples)
+                    for sums in (forward,) if task.forward else (again, backward):
+                        work[task.rank] += count * (sums[units.stop] - sums[units.start])
+        return max(work)
+
+    def step_seconds(self, packs: Packs, spare: Sequence[int] | None = None) -> float:
+        """Seconds of a step. `spare`: what each rank has left beside one pack of weights (room.py),
+        into which the next pack is loaded; without it there is room for all of that."""
         tasks = packs.tasks
         if packs.mode == DP:  # all ranks do the same, none much more than the first
-            tasks = tuple(task for task in tasks if task.rank == 0)
-        return _Walk(self, packs).run(tasks)
+            tasks = tuple(packs.tasks_of(0))
+        return _Walk(self, packs, spare).run(tasks)
 
 
 class _Walk:
     """One estimate."""
 
-    def __init__(self, pace: Pace, packs: Packs) -> None:
+    def __init__(self, pace: Pace, packs: Packs, spare: Sequence[int] | None) -> None:
         self.pace, self.packs, self.server = pace, packs, pace._server
+        self.spare = spare
         self.bytes, self.parameters = pace.visiting(packs.resident)
         self.compute: dict[int, float] = defaultdict(float)
         self.link: dict[int, float] = defaultdict(float)
@@ -71,12 +90,22 @@ class _Walk:
         self.stashed = {pack.start for pack in packs.backward[:-1]} - {0}
         self.ends: dict[int, list[float]] = defaultdict(list)
         """Rank -> when its tasks ended."""
+        self.before: dict[int, int] = defaultdict(int)
+        """Rank -> bytes of the pack that lies in its ring."""
+        self.ring: dict[int, int] = defaultdict(int)
+        """Rank -> bytes of its ring of weights."""
         self.left: list[tuple[int, float]] = []
         """(samples up to, when) of the outputs of the task before."""
         self.returned: list[tuple[int, float]] = []
         """The same of the gradients of its inputs."""
 
     def run(self, tasks: tuple[Task, ...]) -> float:
+        for task in tasks:
+            nbytes = self.bytes[task.units.stop] - self.bytes[task.units.start]
+            self.ring[task.rank] = max(self.ring[task.rank], nbytes)
+        for rank, largest in self.ring.items():
+            beside = largest if self.spare is None else min(largest, self.spare[rank])
+            self.ring[rank] = largest + beside
         for task in tasks:
             self._task(task)
         return max(*self.compute.values(), *self.store.values(), *self.host.values())
@@ -86,6 +115,7 @@ class _Walk:
         ready, whole = self._load(task)
         came = self.left if task.forward or task.fused else []
         fetched = not task.forward and not task.fused and units.start > 0
+        stashed = sorted(self.stashed & {*units}) if task.forward else []
         left, back, gone, ran = [], [], [], []
         for number, (first, end) in enumerate(task.micros):
             forward, again, backward = self.pace._seconds(end - first)
@@ -99,7 +129,8 @@ class _Walk:
             start = max(self.compute[rank], ready, there)
             if task.forward:
                 now = start + forward[units.stop] - forward[units.start]
-                for unit in self.stashed & {*units}:
+                now = max(now, whole + forward[units.stop] - forward[units.stop - 1])
+                for unit in stashed:
                     when = max(self.store[rank], there if unit == units.start else now)
                     nbytes = self._bytes(unit, end - first)
                     self.store[rank] = when + nbytes / self.server.store_bytes_per_s
@@ -108,11 +139,12 @@ class _Walk:
                 left.append((end, self._arrival(rank, now, units.stop, end - first)))
             else:
                 now = start + again[units.stop] - again[units.start]
+                now = max(now, whole + again[units.stop] - again[units.stop - 1])
                 if not task.fused:
                     now = max(now, _when(self.returned, end))
                 now += backward[units.stop] - backward[units.start]
                 back.append((end, self._arrival(rank, now, units.start, end - first)))
-            self.compute[rank] = max(now, whole)
+            self.compute[rank] = now
             ran.append(now)
         self.ends[rank].append(self.compute[rank])
         if task.forward:
@@ -122,13 +154,21 @@ class _Walk:
             self._finish(task)
 
     def _load(self, task: Task) -> tuple[float, float]:
-        """When the first layer is there, and when all are: a ring holds two packs."""
+        """When the first layer is there, and when all are: a ring holds two packs, or what there
+        is room for. What has no room beside the pack before waits for its end."""
         rank, units, ends = task.rank, task.units, self.ends[task.rank]
+        rate = self.server.load_bytes_per_s
         nbytes = self.bytes[units.stop] - self.bytes[units.start]
         first = self.bytes[units.start + 1] - self.bytes[units.start]
         start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0)
-        self.link[rank] = start + nbytes / self.server.load_bytes_per_s
-        return start + first / self.server.load_bytes_per_s, self.link[rank]
+        ready, whole = start + first / rate, start + nbytes / rate
+        free = self.ring[rank] - self.before[rank]
+        if ends and free < nbytes:
+            whole = max(whole, ends[-1] + (nbytes - free) / rate)
+            if free < first:
+                ready = max(ready, ends[-1] + first / rate)
+        self.link[rank], self.before[rank] = whole, nbytes
+        return ready, whole
 
     def _arrival(self, rank: int, now: float, unit: int, samples: int) -> float:
         """When what flows between a unit and the one before is where it is needed."""
@@ -139,7 +179,7 @@ class _Walk:
         return self.net[rank]
 
     def _bytes(self, unit: int, samples: int) -> int:
-        return self.pace._sizes.input_bytes(unit, samples)
+        return self.pace.input_bytes(unit, samples)
 
     def _finish(self, task: Task) -> None:
         """Gradients leave, and the layers are updated."""
@@ -158,7 +198,6 @@ class _Walk:
 
 def _when(left: list[tuple[int, float]], end: int) -> float:
     """When all samples before `end` are there."""
-    for upto, when in left:
-        if upto >= end:
-            return when
-    return left[-1][1] if left else 0.0
+    if not left:
+        return 0.0
+    return left[min(bisect_left(left, (end,)), len(left) - 1)][1]

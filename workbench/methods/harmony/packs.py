@@ -96,7 +96,14 @@ class Packs:
 
     def tasks_of(self, rank: int) -> list[Task]:
         """Those of one rank, in their order."""
-        return [task for task in self.tasks if task.rank == rank]
+        return self._by_rank[rank]
+
+    @cached_property
+    def _by_rank(self) -> list[list[Task]]:
+        found: list[list[Task]] = [[] for _ in range(self.ranks)]
+        for task in self.tasks:
+            found[task.rank].append(task)
+        return found
 
     def backward_units(self, rank: int) -> list[int]:
         """The units that a rank runs backward."""
@@ -105,6 +112,7 @@ class Packs:
     def _of(self, only: int | None) -> list[Task]:
         """The tasks of one rank that has all packs, or of all ranks that take turns."""
         share = self.share(only)
+        forth, back = (divide(share, size) for size in (self.forward_size, self.backward_size))
         tasks: list[Task] = []
         backward = self.backward[::-1]
         for number, units in enumerate([*self.forward, *backward]):
@@ -119,7 +127,7 @@ class Packs:
                     units=units,
                     forward=forward,
                     fused=number == len(self.forward),
-                    micros=divide(share, self.forward_size if forward else self.backward_size),
+                    micros=forth if forward else back,
                 )
             )
         return tasks

@@ -32,6 +32,8 @@ from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
+RETURNS = NET_OUT + ".1"
+"""Gradients leave beside outputs, not behind those that their receiver has no place for yet."""
 
 
 def build(
@@ -237,7 +239,7 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
     if unit == 0 or sheet.following(task).rank == rank:
         return
     sheet.add(
-        Kind.SEND, unit, NET_OUT, micro, rank=rank, turn=GRADIENT,
+        Kind.SEND, unit, RETURNS, micro, rank=rank, turn=GRADIENT,
         after=[act(B, unit, micro, rank=rank)], nbytes=sheet.input_bytes(unit, span),
         frees=[sheet.label(rank, name.input_gradient(unit, micro))], samples=span,
     )  # fmt: skip

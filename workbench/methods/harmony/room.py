@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import PP, Packs, Task
@@ -29,104 +30,119 @@ class Setting:
     largest_backward: int | None = None
 
 
-def rings_of(
-    packs: Packs, rank: int, device_bytes: int, sizes: Sizes, stay: Set[int] | None = None
-) -> Rings:
-    """A rank's rings: of two packs of weights, or what there is room for but at least one. `stay`
-    are the resident units, by default the packs'."""
-    stay = packs.resident if stay is None else stay
-    tasks = packs.tasks_of(rank)
-    largest = _largest(sizes, tasks, stay)
-    gradients = _largest(sizes, [task for task in tasks if not task.forward], stay)
-    room = device_bytes - _working(packs, sizes, tasks) - resident_bytes(packs, rank, sizes, stay)
-    weights = max(largest, min(2 * largest, room - gradients))
-    return Rings(weights=weights, gradients=gradients)
+class Room:
+    """What packs of one model need, from running sums: thousands of them are asked for."""
 
+    def __init__(self, sizes: Sizes, units: int) -> None:
+        self._sizes, self._units = sizes, units
+        self._visits = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
+        self._stays = [
+            2 * visit + sizes.state_bytes(unit) for unit, visit in enumerate(self._visits)
+        ]
+        """Weights, gradients and states of a layer that stays."""
+        tied = {unit for unit in range(units) if sizes.owner(unit) != unit}
+        self._tied = tied | {sizes.owner(unit) for unit in tied}
+        self._inside: dict[int, tuple[list[int], list[int]]] = {}
+        """By samples: running sums of what a backward pass keeps, and what it needs beside."""
 
-def resident_bytes(packs: Packs, rank: int, sizes: Sizes, stay: Set[int] | None = None) -> int:
-    """Weights, states and gradients of the layers that stay on a rank."""
-    stay = packs.resident if stay is None else stay
-    return sum(_kept_bytes(sizes, unit) for unit in packs.backward_units(rank) if unit in stay)
+    def rings(self, packs: Packs, rank: int, device_bytes: int) -> Rings:
+        """A rank's rings: of two packs of weights, or what there is room for but at least one."""
+        largest, gradients = self._largest(packs.tasks_of(rank), packs.resident)
+        stay = sum(
+            self._stays[unit] for unit in packs.backward_units(rank) if unit in packs.resident
+        )
+        room = device_bytes - self._working(packs, rank) - stay
+        weights = max(largest, min(2 * largest, room - gradients))
+        return Rings(weights=weights, gradients=gradients)
 
+    def spare(self, packs: Packs, device_bytes: int) -> list[int]:
+        """Rank -> what is left beside about the least it needs, one pack of weights in its ring;
+        below 0 where that does not fit. The validator proves the rest."""
+        left = [
+            device_bytes - self._needed(packs, rank, packs.resident, self._working(packs, rank))
+            for rank in range(packs.ranks if packs.mode == PP else 1)
+        ]
+        return left if packs.mode == PP else left * packs.ranks
 
-def _kept_bytes(sizes: Sizes, unit: int) -> int:
-    return 2 * aligned(sizes.visit_bytes(unit)) + sizes.state_bytes(unit)
+    def with_residents(self, packs: Packs, device_bytes: int) -> Packs:
+        """The same packs with as many layers resident on each rank as it has room for, those first
+        whose weights the next step needs first. Layers that lend or borrow weights are updated on
+        the host, where both parts of their gradients meet."""
+        stay: set[int] = set()
+        for rank in range(packs.ranks):
+            own = sorted(unit for unit in packs.backward_units(rank) if unit not in self._tied)
+            working = self._working(packs, rank)
 
+            def fits(
+                count: int, own: list[int] = own, rank: int = rank, working: int = working
+            ) -> bool:
+                return self._needed(packs, rank, {*own[:count]}, working) <= device_bytes
 
-def with_residents(packs: Packs, setting: Setting, sizes: Sizes) -> Packs:
-    """The same packs with as many layers resident on each rank as it has room for, those first
-    whose weights the next step needs first. Layers that lend or borrow weights are updated on the
-    host, where both parts of their gradients meet."""
-    tied = {u for u in range(packs.num_units) if sizes.owner(u) != u}
-    tied |= {sizes.owner(u) for u in tied}
-    stay: set[int] = set()
-    for rank in range(packs.ranks):
-        own = sorted(unit for unit in packs.backward_units(rank) if unit not in tied)
+            if fits(len(own)):  # no ring at all: all may fit where fewer do not
+                stay.update(own)
+                continue
+            low, high = 0, len(own)
+            while low + 1 < high:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            stay.update(own[:low])
+        return replace(packs, resident=frozenset(stay))
 
-        def fits(count: int, own: list[int] = own, rank: int = rank) -> bool:
-            needed = device_bytes_of(packs, rank, sizes, {*own[:count]})
-            return needed <= setting.device_bytes
+    def with_fewer_residents(self, packs: Packs, over: dict[int, int]) -> Packs:
+        """The same packs with so many bytes fewer on the ranks that hold too much."""
+        stay = set(packs.resident)
+        for rank, excess in over.items():
+            own = sorted(unit for unit in packs.backward_units(rank) if unit in stay)
+            while excess > 0 and own:
+                unit = own.pop()
+                stay.remove(unit)
+                excess -= self._stays[unit]
+        return replace(packs, resident=frozenset(stay))
 
-        if fits(len(own)):  # no ring at all: all may fit where fewer do not
-            stay.update(own)
-            continue
-        low, high = 0, len(own)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        stay.update(own[:low])
-    return replace(packs, resident=frozenset(stay))
+    def _needed(self, packs: Packs, rank: int, stay: Set[int], working: int) -> int:
+        """The least that a rank needs: each ring holds one pack."""
+        own = packs.backward_units(rank)
+        kept = sum(self._stays[unit] for unit in own if unit in stay)
+        return sum(self._largest(packs.tasks_of(rank), stay)) + kept + working
 
-
-def with_fewer_residents(packs: Packs, over: dict[int, int], sizes: Sizes) -> Packs:
-    """The same packs with so many bytes fewer on the ranks that hold too much."""
-    stay = set(packs.resident)
-    for rank, excess in over.items():
-        own = sorted(unit for unit in packs.backward_units(rank) if unit in stay)
-        while excess > 0 and own:
-            unit = own.pop()
-            stay.remove(unit)
-            excess -= _kept_bytes(sizes, unit)
-    return replace(packs, resident=frozenset(stay))
-
-
-def device_bytes_of(packs: Packs, rank: int, sizes: Sizes, stay: Set[int] | None = None) -> int:
-    """About what a rank needs at least for packs and residents; the validator proves the rest."""
-    rings = rings_of(packs, rank, 0, sizes, stay)
-    return (
-        rings.weights
-        + rings.gradients
-        + resident_bytes(packs, rank, sizes, stay)
-        + _working(packs, sizes, packs.tasks_of(rank))
-    )
-
-
-def _largest(sizes: Sizes, among: Sequence[Task], stay: Set[int]) -> int:
-    return max(
-        (
-            sum(aligned(sizes.visit_bytes(unit)) for unit in task.units if unit not in stay)
-            for task in among
-        ),
-        default=0,
-    )
-
-
-def _working(packs: Packs, sizes: Sizes, tasks: Sequence[Task]) -> int:
-    """About what a rank needs beside weights and gradients: the micro-batch in work, what waits
-    between tasks, and what lies there all the time."""
-    costs = {unit: sizes.cost(unit, packs.backward_size) for unit in range(packs.num_units)}
-    most = max(
-        (
-            sum(costs[u].kept_bytes + costs[u].input_bytes for u in task.units)
-            + max(costs[u].backward_scratch_bytes + sizes.visit_bytes(u) for u in task.units)
-            + _waiting(packs, sizes, task)
+    def _largest(self, tasks: Sequence[Task], stay: Set[int]) -> tuple[int, int]:
+        """Weights of the largest pack, and of the largest backward pack, without what stays."""
+        packs = [
+            (task, sum(self._visits[unit] for unit in task.units if unit not in stay))
             for task in tasks
-            if not task.forward
-        ),
-        default=0,
-    )
-    forward = max((_waiting(packs, sizes, task) for task in tasks if task.forward), default=0)
-    return max(most, forward) + sizes.library_bytes + sizes.token_bytes(packs.minibatch)
+        ]
+        backward = [nbytes for task, nbytes in packs if not task.forward]
+        return max((nbytes for _, nbytes in packs), default=0), max(backward, default=0)
+
+    def _working(self, packs: Packs, rank: int) -> int:
+        """About what a rank needs beside weights and gradients: the micro-batch in work, what
+        waits between tasks, and what lies there all the time."""
+        ends, beside = self._of(packs.backward_size)
+        tasks = packs.tasks_of(rank)
+        most = max(
+            (
+                ends[task.units.stop] - ends[task.units.start]
+                + max(beside[task.units.start : task.units.stop])
+                + _waiting(packs, self._sizes, task)
+                for task in tasks
+                if not task.forward
+            ),
+            default=0,
+        )  # fmt: skip
+        forward = max(
+            (_waiting(packs, self._sizes, task) for task in tasks if task.forward), default=0
+        )
+        always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
+        return max(most, forward) + always
+
+    def _of(self, samples: int) -> tuple[list[int], list[int]]:
+        if samples not in self._inside:
+            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
+            ends = [0, *accumulate(cost.kept_bytes + cost.input_bytes for cost in costs)]
+            visits = map(self._sizes.visit_bytes, range(self._units))
+            beside = [c.backward_scratch_bytes + v for c, v in zip(costs, visits, strict=True)]
+            self._inside[samples] = ends, beside
+        return self._inside[samples]
 
 
 def _waiting(packs: Packs, sizes: Sizes, task: Task) -> int:

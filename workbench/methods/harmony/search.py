@@ -9,6 +9,7 @@ tells the time of the best, and the validator's bound on memory must keep the bu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.methods.harmony.candidates import Candidates
@@ -16,7 +17,7 @@ from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.harmony.room import Setting, rings_of, with_fewer_residents
+from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.plan import DoesNotFit
 from workbench.schedule.graph import unroll
@@ -26,8 +27,9 @@ from workbench.schedule.validate import Validation, validate
 from workbench.units import format_bytes
 
 STEPS = 2
-TRIALS = 12
-"""Schedules that are simulated at a time, the most promising first."""
+TRIALS, ACTIONS = 12, 40_000
+"""Schedules that are simulated at a time, the most promising first: so many at least, and so many
+actions in all. Those of a small model take no time, and estimates are least sure of them."""
 MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
 
@@ -55,7 +57,8 @@ class _Tried:
 def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
     costs = ServerCosts(sizes, server, shared_updates=setting.mode == DP)
-    candidates = Candidates(setting, sizes, units, Pace(sizes, server, units)).ordered()
+    room = Room(sizes, units)
+    candidates = Candidates(setting, sizes, units, Pace(sizes, server, units), room).ordered()
     if not candidates:
         raise DoesNotFit(
             f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
@@ -64,8 +67,8 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
             tier=DEVICE,
         )
     trials, lacking = 0, None
-    for first in range(0, min(len(candidates), MOST_TRIALS), TRIALS):
-        tried = [_tried(c, setting, sizes, costs) for c in candidates[first : first + TRIALS]]
+    left = iter(candidates[:MOST_TRIALS])
+    while tried := _first(left, setting, sizes, costs, room):
         trials += len(tried)
         while tried:
             best = min(tried, key=lambda one: one.seconds)
@@ -80,9 +83,9 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
                 )  # fmt: skip
             lacking = min(lacking or (max(peaks.values()), host), (max(peaks.values()), host))
             over = {rank: peak - setting.device_bytes for rank, peak in peaks.items()}
-            fewer = with_fewer_residents(best.packs, over, sizes)
+            fewer = room.with_fewer_residents(best.packs, over)
             if fewer != best.packs:
-                tried.append(_tried(fewer, setting, sizes, costs))
+                tried.append(_tried(fewer, setting, sizes, costs, room))
                 trials += 1
     peak, host = lacking
     tier = HOST_TIER if host > setting.host_bytes else DEVICE
@@ -95,13 +98,28 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     )
 
 
-def _tried(packs: Packs, setting: Setting, sizes: Sizes, costs: ServerCosts) -> _Tried:
-    schedule = scheduled(packs, setting, sizes)
+def _first(
+    candidates: Iterator[Packs], setting: Setting, sizes: Sizes, costs: ServerCosts, room: Room
+) -> list[_Tried]:
+    """The next schedules, simulated."""
+    found: list[_Tried] = []
+    actions = 0
+    for packs in candidates:
+        found.append(_tried(packs, setting, sizes, costs, room))
+        actions += len(found[-1].schedule.actions)
+        if len(found) >= TRIALS and actions >= ACTIONS:
+            break
+    return found
+
+
+def _tried(packs: Packs, setting: Setting, sizes: Sizes, costs: ServerCosts, room: Room) -> _Tried:
+    schedule = scheduled(packs, setting, sizes, room)
     seconds = step_seconds(unroll(schedule, STEPS), costs)
     return _Tried(packs=packs, schedule=schedule, seconds=seconds)
 
 
-def scheduled(packs: Packs, setting: Setting, sizes: Sizes) -> Schedule:
+def scheduled(packs: Packs, setting: Setting, sizes: Sizes, room: Room | None = None) -> Schedule:
     """The schedule of some packs, with rings of two packs where there is room for them."""
-    rings = [rings_of(packs, rank, setting.device_bytes, sizes) for rank in range(packs.ranks)]
+    room = Room(sizes, packs.num_units) if room is None else room
+    rings = [room.rings(packs, rank, setting.device_bytes) for rank in range(packs.ranks)]
     return build(packs, sizes, rings=rings, clipped=setting.clipped)

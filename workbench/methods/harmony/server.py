@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.schedule.action import H2D, VISIT, Action, Kind
+from workbench.schedule.action import H2D, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import kept
 
 
@@ -89,5 +89,6 @@ class ServerCosts:
                 raise ValueError(f"{action.name}: a server of several devices has no cost for it")
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """Weights and stashed inputs come over one link. What meets on the host is in the rates."""
-        return 1.0 + sum(other == lane for other in busy) if lane == H2D else 1.0
+        """Weights and stashed inputs come over one link, as do outputs and gradients to other
+        devices. What meets on the host is in the rates."""
+        return 1.0 + sum(other == lane for other in busy) if lane in (H2D, NET_OUT) else 1.0
