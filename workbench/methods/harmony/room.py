@@ -44,15 +44,17 @@ class Room:
         self._tied = tied | {sizes.owner(unit) for unit in tied}
         self._inside: dict[int, tuple[list[int], list[int]]] = {}
         """By samples: running sums of what a backward pass keeps, and what it needs beside."""
+        self._passing: dict[int, list[int]] = {}
 
-    def rings(self, packs: Packs, rank: int, device_bytes: int) -> Rings:
-        """A rank's rings: of two packs of weights, or what there is room for but at least one."""
+    def rings(self, packs: Packs, rank: int, device_bytes: int, less: int = 0) -> Rings:
+        """A rank's rings: of two packs of weights, or what there is room for but at least one; so
+        many bytes `less`, where a proof found more than is foreseen here."""
         largest, gradients = self._largest(packs.tasks_of(rank), packs.resident)
         stay = sum(
             self._stays[unit] for unit in packs.backward_units(rank) if unit in packs.resident
         )
         room = device_bytes - self._working(packs, rank) - stay
-        weights = max(largest, min(2 * largest, room - gradients))
+        weights = max(largest, min(2 * largest, room - gradients) - less)
         return Rings(weights=weights, gradients=gradients)
 
     def spare(self, packs: Packs, device_bytes: int) -> list[int]:
@@ -129,8 +131,15 @@ class Room:
             ),
             default=0,
         )  # fmt: skip
+        passing = self._forward_of(packs.forward_size)
         forward = max(
-            (_waiting(packs, self._sizes, task) for task in tasks if task.forward), default=0
+            (
+                _waiting(packs, self._sizes, task)
+                + max(passing[task.units.start : task.units.stop])
+                for task in tasks
+                if task.forward
+            ),
+            default=0,
         )
         always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
         return max(most, forward) + always
@@ -143,6 +152,16 @@ class Room:
             beside = [c.backward_scratch_bytes + v for c, v in zip(costs, visits, strict=True)]
             self._inside[samples] = ends, beside
         return self._inside[samples]
+
+    def _forward_of(self, samples: int) -> list[int]:
+        """What a forward pass of each layer needs: its output, its input, and what it makes between
+        them."""
+        if samples not in self._passing:
+            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
+            self._passing[samples] = [
+                cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs
+            ]
+        return self._passing[samples]
 
 
 def _waiting(packs: Packs, sizes: Sizes, task: Task) -> int:

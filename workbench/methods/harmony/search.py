@@ -10,7 +10,7 @@ tells the time of the best, and the validator's bound on memory must keep the bu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.draft import Sizes
@@ -52,6 +52,8 @@ class _Tried:
     packs: Packs
     schedule: Schedule
     seconds: float
+    less: int
+    """Bytes that were taken off the rings."""
 
 
 def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
@@ -83,10 +85,12 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
                 )  # fmt: skip
             lacking = min(lacking or (max(peaks.values()), host), (max(peaks.values()), host))
             over = {rank: peak - setting.device_bytes for rank, peak in peaks.items()}
-            fewer = room.with_fewer_residents(best.packs, over)
-            if fewer != best.packs:
-                tried.append(_tried(fewer, setting, sizes, costs, room))
+            for packs, less in _smaller(best, over, room):
                 trials += 1
+                again = _tried(packs, setting, sizes, costs, room, less)
+                if again.schedule != best.schedule:
+                    tried.append(again)
+                    break
     peak, host = lacking
     tier = HOST_TIER if host > setting.host_bytes else DEVICE
     needed, there = (
@@ -112,14 +116,29 @@ def _first(
     return found
 
 
-def _tried(packs: Packs, setting: Setting, sizes: Sizes, costs: ServerCosts, room: Room) -> _Tried:
-    schedule = scheduled(packs, setting, sizes, room)
+def _smaller(tried: _Tried, over: dict[int, int], room: Room) -> Iterator[tuple[Packs, int]]:
+    """What may need so many bytes less: fewer residents, smaller rings, smaller micro-batches."""
+    packs = tried.packs
+    if (fewer := room.with_fewer_residents(packs, over)) != packs:
+        yield fewer, tried.less
+    yield packs, tried.less + max(over.values())
+    if packs.forward_size > packs.backward_size:
+        yield replace(packs, forward_size=max(packs.backward_size, packs.forward_size // 2)), 0
+
+
+def _tried(
+    packs: Packs, setting: Setting, sizes: Sizes, costs: ServerCosts, room: Room, less: int = 0
+) -> _Tried:
+    schedule = scheduled(packs, setting, sizes, room, less)
     seconds = step_seconds(unroll(schedule, STEPS), costs)
-    return _Tried(packs=packs, schedule=schedule, seconds=seconds)
+    return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
-def scheduled(packs: Packs, setting: Setting, sizes: Sizes, room: Room | None = None) -> Schedule:
-    """The schedule of some packs, with rings of two packs where there is room for them."""
+def scheduled(
+    packs: Packs, setting: Setting, sizes: Sizes, room: Room | None = None, less: int = 0
+) -> Schedule:
+    """The schedule of some packs, with rings of two packs where there is room for them, so many
+    bytes `less`."""
     room = Room(sizes, packs.num_units) if room is None else room
-    rings = [room.rings(packs, rank, setting.device_bytes) for rank in range(packs.ranks)]
+    rings = [room.rings(packs, rank, setting.device_bytes, less) for rank in range(packs.ranks)]
     return build(packs, sizes, rings=rings, clipped=setting.clipped)
