@@ -24,7 +24,7 @@ import pandas as pd
 
 from workbench.figures import measured_here, sizes
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import HERE, Exhibit, find, name_of
+from workbench.figures.exhibit import HARMONY, HERE, Exhibit, find, name_of
 from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
@@ -67,6 +67,10 @@ def open_exhibit(
         from workbench.here_session import SESSIONS
 
         return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder))
+    if exhibit.FIGURE in HARMONY:
+        from workbench.harmony_session import HarmonySession
+
+        return HarmonySession(exhibit, size, Store(folder))
     return Session(exhibit, sizes.named(size), Store(folder))
 
 
@@ -126,7 +130,7 @@ class Session:
             if isinstance(stage, Search) and not stage.ended:
                 progress.line(f"searching the largest model of {stage.spec.method}")
             try:
-                stage.run(on_event or partial(_show, progress))
+                stage.run(on_event or partial(shown_event, progress))
             finally:
                 progress.end()
             if self.exhibit.FIGURE != "7a" or isinstance(stage, Sweep):
@@ -277,7 +281,7 @@ def records_of(stage: Stage) -> list[RunRecord]:
     return [point.record for point in stage.points if point.record is not None]
 
 
-def _show(progress: Progress, event: Event) -> None:
+def shown_event(progress: Progress, event: Event) -> None:
     """Progress without the single figures of the machine's profile, which `doctor` prints."""
     if event["event"] != "profile" or event["text"].startswith("measuring"):
         progress.on_event(event)

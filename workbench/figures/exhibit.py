@@ -44,32 +44,43 @@ FIGURES = ("6a", "7a", "8a", "8b", "9")
 """The paper's."""
 HERE_OFFLOAD, HERE_LANES = HERE = ("here_offload", "here_lanes")
 """This project's own: what it measured on named hardware, and steps of it lane by lane."""
-EXHIBITS = (*FIGURES, *HERE)
+HARMONY = {
+    f"harmony_{name}": f"harmony.{module}"
+    for name, module in {
+        **{str(number): f"fig{number}" for number in (8, 10, 12, 13, 17, 18, 21)},
+        "table1": "table1",
+    }.items()
+}
+"""Those of Harmony (VLDB'22), and the module of each."""
+EXHIBITS = (*FIGURES, *HERE, *HARMONY)
 
 
 def find(figure: str) -> Exhibit:
-    """The exhibit by its number, ``8a`` or ``fig8a``, or by its name, ``here_offload``.
+    """The exhibit by its number, ``8a`` or ``fig8a``, or by its name, ``harmony_8``.
 
     Raises ValueError naming the known ones.
     """
     name = figure.lower().removeprefix("fig")
     if name not in EXHIBITS:
         raise ValueError(f"unknown exhibit {figure!r}; known: {', '.join(map(name_of, EXHIBITS))}")
-    return import_module(f"workbench.figures.{name_of(name)}")
+    return import_module(f"workbench.figures.{HARMONY.get(name) or name_of(name)}")
 
 
 def name_of(figure: str) -> str:
-    """An exhibit's name on the command line and of its files: ``fig8a``, ``here_offload``."""
+    """An exhibit's name on the command line and of its files: ``fig8a``, ``harmony_8``."""
     return f"fig{figure}" if figure in FIGURES else figure
 
 
 def notebook_of(figure: str) -> str:
-    """The stem of an exhibit's notebook: ``stronghold_8a``, ``here_offload``."""
+    """The stem of an exhibit's notebook: ``stronghold_8a``, ``harmony_8``, ``here_offload``."""
     return f"stronghold_{figure}" if figure in FIGURES else figure
 
 
 def words_of(figure: str) -> str:
-    """An exhibit in a sentence: ``figure 8a``, ``exhibit here_offload``."""
+    """An exhibit in a sentence: ``figure 8a``, ``Harmony, table 1``, ``exhibit here_offload``."""
+    if figure in HARMONY:
+        number = figure.removeprefix("harmony_")
+        return "Harmony, " + ("table 1" if number == "table1" else f"figure {number}")
     return f"figure {figure}" if figure in FIGURES else f"exhibit {figure}"
 
 

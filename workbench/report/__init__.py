@@ -28,6 +28,7 @@ from workbench.report.evidence import (
     prediction_table,
 )
 from workbench.report.explained import explained_summary, explained_table
+from workbench.report.harmony import ANCHOR, harmony_sections
 from workbench.report.here import here_section, lanes_section, measured_on
 from workbench.report.page import Html, drawing, facts, page, table, tag
 from workbench.report.timeline import draw_gantt
@@ -97,6 +98,7 @@ def write_report(size: str, results: str | Path) -> Path:
         *(_exhibit(session, tables[session.name], outcomes) for session in sessions),
         here_section(here, outcomes.get(HERE_OFFLOAD), _verdict_cell),
         lanes_section(lanes, outcomes.get(HERE_LANES)),
+        harmony_sections(size, store.root, outcomes, _verdict_cell),
         _explained() if size == "paper" else [],
         _training(records["fig8a"]) if not sessions[0].simulated else [],
         _predictions(records) if not sessions[0].simulated else [],
@@ -125,6 +127,7 @@ def _head(
     links = [tag("a", f"figure {s.exhibit.FIGURE}", href=f"#{s.name}") for s in sessions]
     links.append(tag("a", "measured on named hardware", href=f"#{HERE_OFFLOAD}"))
     links.append(tag("a", "lane by lane", href=f"#{HERE_LANES}"))
+    links.append(tag("a", "Harmony", href=f"#{ANCHOR}"))
     others = ["training", "predictions", "timeline"] if not simulated else []
     others += ["explained"] if size == "paper" else []
     links += [tag("a", name, href=f"#{name}") for name in (*others, "provenance")]

@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Harmony, figure 10: throughput of four models
+# **Claim** (VLDB'22, figure 10: four models on 4 GPUs). Harmony-PP trains models larger than the
+# devices at least as fast as Harmony-DP, most of all where the minibatch is small.
+#
+# **How it is tested.** Plans of the published models and minibatches on the published profiles,
+# ours under our simulator and the authors' own by their estimate. Here Harmony-PP and Harmony-DP
+# train a model of each family on the same devices; without GPUs speeds are shown, not judged.
+# Reference estimates stand in for published values, which are not known; they are no measurements.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | a BERT, a GPT, a VGG and a ResNet, reduced, on 2 processes | about a minute |
+# | small | larger ones on the GPUs there are, baselines beside | many minutes |
+# | paper | the published models on 4 GPUs capped at 11 GiB | long; simulated without GPUs |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record, and plan again where the published profiles are
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("harmony_10", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

@@ -1,0 +1,53 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Harmony, figure 12: swap volume of a step
+# **Claim** (VLDB'22, figure 12: GPT2-XL on 4 GPUs). Harmony-PP moves about twice the weights in and
+# once the gradients out whatever the number of devices; Harmony-DP brings the weights to every
+# device.
+#
+# **How it is tested.** The runtime counts every byte that crosses the link between host and device.
+# Runs with pinned packs on 1, 2 and more devices are held against the formula of those packs,
+# against the plan, and against the bound of three times the weights. Beside them stand the volumes
+# of the authors' stored schedules. Reference estimates stand in for published values, which are not
+# known; they are no measurements.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | a GPT of 6 layers on 1, 2 and 3 processes | a minute |
+# | small | a GPT of 24 layers on the GPUs there are, baselines beside | minutes |
+# | paper | GPT2-XL on up to 8 GPUs | long; simulated without GPUs |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record, and plan again where the published profiles are
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("harmony_12", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Harmony, figure 18: scaling to 8 devices
+# **Claim** (VLDB'22, figure 18: GPT-2 of 10 to 40 billion, minibatch 32). Harmony-PP's speed grows
+# nearly with the number of devices; Harmony-DP's saturates, since every device loads the weights
+# over a link that all share.
+#
+# **How it is tested.** The times of figure 17 over those of one device. Processes that share a
+# processor cannot show it, so without GPUs what runs here is shown, not judged. Reference estimates
+# stand in for published values, which are not known; they are no measurements.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | the runs of figure 17 | a minute, or none after it |
+# | small | the runs of figure 17 | minutes, or none after it |
+# | paper | the runs of figure 17 | long; simulated without GPUs |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record, and plan again where the published profiles are
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("harmony_18", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

@@ -1,0 +1,51 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Harmony, figure 21: losses of training
+# **Claim** (VLDB'22, figure 21: GPT2-Medium on WikiText-103). Harmony trains GPT-2 as one device
+# does: the loss curves of one device, data parallel and pipeline coincide.
+#
+# **How it is tested.** GPT-2 trains on text on one device in plain torch, and on several under
+# Harmony-DP and Harmony-PP, from the same weights on the same samples. The paper's curves are not
+# known; they are said to coincide. Reference estimates stand in for published values, which are not
+# known; they are no measurements.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | a GPT of 6 layers on 2 processes, 12 steps; shared with figure 12 | half a minute |
+# | small | a GPT of 24 layers on the GPUs there are, 20 steps | minutes |
+# | paper | GPT2-Medium, published packs on 4 GPUs, 100 steps | long; nothing without GPUs |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record, and plan again where the published profiles are
+
+# %%
+from IPython.display import display
+
+from workbench.session import open_exhibit
+
+exhibit = open_exhibit("harmony_21", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

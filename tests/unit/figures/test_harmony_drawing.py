@@ -1,0 +1,164 @@
+"""What is on the paper: marks that keep sources apart, words that say what stands in for what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
+from workbench.figures.exhibit import find
+from workbench.figures.harmony import looks, sizes, table
+from workbench.figures.style import PAGE_IN, as_svg, styled
+from workbench.runs.store import Store
+
+SERIES = [
+    (table.REFERENCE, ""), (table.SIMULATED, table.OURS), (table.SIMULATED, table.THEIRS),
+    (table.SIMULATED, table.HERE), (table.MEASURED, ""),
+]  # fmt: skip
+
+
+CURVES = ("harmony_13", "harmony_21")
+"""Of which no number of the original is known."""
+
+
+def drawn(name: str, rows: pd.DataFrame) -> Figure:
+    with styled():
+        paper = Figure(figsize=(PAGE_IN, 2.1), layout="constrained")
+        find(name).draw(paper, rows)
+    return paper
+
+
+def words(figure: Figure) -> str:
+    """All text on it, laid out as it will be printed."""
+    figure.draw_without_rendering()
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    texts += [axes.get_title("left") for axes in figure.axes]
+    texts += [axes.get_ylabel() for axes in figure.axes]
+    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
+    texts += [text.get_text() for legend in legends if legend for text in legend.get_texts()]
+    for axes in figure.axes:
+        texts += [
+            cell.get_text().get_text() for t in axes.tables for cell in t.get_celld().values()
+        ]
+    return "\n".join([*texts, figure.get_supxlabel()])
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
+    """The runs of an exhibit, and a store in which each left a timeline."""
+    store, made = Store(folder), runs(name)
+    for record in made:
+        place = store.folder(record.key)
+        place.mkdir(parents=True)
+        events = [
+            {"lane": "compute", "rank": rank, "start_s": 0.0, "end_s": 1.0 + rank}
+            for rank in range(record.spec["ranks"])
+        ]
+        (place / "timeline.json").write_text(json.dumps({"events": events}))
+    return made, store
+
+
+def test_no_two_sources_share_a_mark() -> None:
+    bars = [tuple(sorted(map(str, looks.bar_look("red", *each).items()))) for each in SERIES]
+    lines = [
+        tuple(sorted(map(str, looks.line_look("harmony-pp", *each).items()))) for each in SERIES
+    ]
+    assert len(set(bars)) == len(set(lines)) == len(SERIES)
+    assert looks.bar_look("red", table.MEASURED)["facecolor"] == "red"
+    assert looks.bar_look("red", table.REFERENCE)["linestyle"] == ":"
+    assert all("hatch" in looks.bar_look("red", *each) for each in SERIES[1:4])
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    assert set(looks.LOOKS) == {"plain", *sizes.HARMONY, *sizes.PEERS}
+    assert len({look.color for look in looks.LOOKS.values()}) == len(looks.LOOKS)
+    assert len({look.marker for look in looks.LOOKS.values()}) == len(looks.LOOKS)
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("ran", [True, False], ids=["ran", "did not run"])
+def test_nothing_leaves_the_paper(name: str, ran: bool, tmp_path: Path) -> None:
+    made, store = with_timelines(name, tmp_path) if ran else ([], nowhere(tmp_path))
+    paper = drawn(name, rows_of(name, made, store))
+    paper.draw_without_rendering()
+    whole = paper.bbox
+    assert paper.get_figwidth() == PAGE_IN
+    for axes in paper.axes:
+        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes._left_title]:
+            if not text.get_text():
+                continue
+            box = text.get_window_extent()
+            inside = whole.x0 - 1 <= box.x0 and box.x1 <= whole.x1 + 1
+            assert inside, f"{text.get_text()!r} leaves the paper"
+            assert whole.y0 - 1 <= box.y0
+            assert box.y1 <= whole.y1 + 1
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXHIBITS if name not in ("harmony_13", "harmony_21")]
+)
+def test_estimates_are_said_to_be_no_measurements(name: str, tmp_path: Path) -> None:
+    text = words(drawn(name, rows_of(name, [], nowhere(tmp_path))))
+    assert "They are not measurements" in flat(text)
+    assert table.REFERENCE in text
+    assert "measured (" not in text
+
+
+@pytest.mark.parametrize("name", [name for name in EXHIBITS if name != "harmony_table1"])
+def test_what_ran_is_told_with_its_machine_and_what_did_not_with_its_reason(
+    name: str, tmp_path: Path
+) -> None:
+    made, store = with_timelines(name, tmp_path)
+    assert "measured (Made-up, 2 cores, no GPU)" in words(drawn(name, rows_of(name, made, store)))
+    absent = words(drawn(name, rows_of(name, [], store)))
+    if name != "harmony_12":  # there the bytes of plans and estimates remain
+        assert "not here" in absent
+
+
+def test_a_bar_is_as_high_as_its_value_and_one_without_says_why(tmp_path: Path) -> None:
+    specs = find("harmony_10").specs(SMOKE, {})
+    made = [run(specs[0], 0.5), run(specs[1], status="oom_device", message="no room")]
+    paper = drawn("harmony_10", rows_of("harmony_10", made, nowhere(tmp_path)))
+    here = paper.axes[-1]
+    heights = [p.get_height() for p in here.patches if isinstance(p, Rectangle)]
+    assert sorted(heights) == pytest.approx([16.0, 16 / 0.9])  # measured, and predicted
+    assert "out of device memory" in words(paper)
+
+
+def test_parts_of_a_volume_add_up(tmp_path: Path) -> None:
+    rows = rows_of("harmony_12", [], nowhere(tmp_path))
+    paper = drawn("harmony_12", rows)
+    tops = max(p.get_y() + p.get_height() for p in paper.axes[0].patches)
+    assert tops == pytest.approx(12.04 + 6.29 + 23.44 + 23.44 + 35.94, abs=0.01)
+    assert "device to device, not over the host's link" in words(paper)
+
+
+def test_curves_lie_on_each_other_and_their_difference_beside(tmp_path: Path) -> None:
+    paper = drawn("harmony_21", rows_of("harmony_21", runs("harmony_21"), nowhere(tmp_path)))
+    left, right = paper.axes
+    curves = [line.get_ydata() for line in left.lines]
+    assert len(curves) == 3
+    assert all(list(curve) == list(curves[0]) for curve in curves)
+    assert "counts as equal" in words(paper)
+    assert right.get_yscale() == "log"
+
+
+def test_table_1_is_a_table(tmp_path: Path) -> None:
+    text = words(drawn("harmony_table1", rows_of("harmony_table1", [], nowhere(tmp_path))))
+    for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "U_F/U_B, packs"):
+        assert told in text
+
+
+def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
+    rows = rows_of("harmony_17", runs("harmony_17"), nowhere(tmp_path))
+    first, second = (as_svg(drawn("harmony_17", rows)) for _ in range(2))
+    assert first == second
+    assert "<image" not in first

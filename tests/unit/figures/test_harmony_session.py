@@ -1,0 +1,191 @@
+"""Harmony's exhibits from parameters to verdict, where nothing has to run for it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import jupytext
+import pandas as pd
+import pytest
+from papermill.inspection import inspect_notebook
+
+from tests.unit.figures.harmony_runs import EXHIBITS, run
+from workbench import harmony_session
+from workbench.figures.exhibit import find, notebook_of
+from workbench.figures.harmony import table
+from workbench.figures.sizes import SIZES
+from workbench.harmony_session import HarmonySession
+from workbench.published import harmony_plans
+from workbench.report.harmony import harmony_sections
+from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
+from workbench.runs import machine
+from workbench.runs.runner import key_of
+from workbench.session import open_exhibit
+from workbench.ui import evaluation_work
+
+SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about a machine without one, wherever they run, and about a project that has
+    measured nothing yet."""
+    monkeypatch.setattr(machine, "resolve_device", lambda device: "cpu")
+    monkeypatch.setattr("workbench.runs.store.REPOSITORY_RESULTS", Path("/nonexistent"))
+
+
+def with_one_run(name: str, folder: Path) -> HarmonySession:
+    """An exhibit at size tiny with the first of its runs done."""
+    session = open_exhibit(name, "tiny", folder)
+    spec = session.exhibit.specs(session.size, {})[0]
+    session.store.write(run(spec, 0.2, key=key_of(spec)))
+    return session
+
+
+def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown size 'large'"):
+        open_exhibit("harmony_12", "large", tmp_path)
+    with pytest.raises(ValueError, match="'small' needs a GPU.*use smoke"):
+        open_exhibit("harmony_12", "small", tmp_path)
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path) -> None:
+    session = open_exhibit(name, "paper", tmp_path / "new")
+    assert session.preview()["note"].str.contains("no GPU can be used here").all()
+    assert list(session.stages()) == []
+    assert not (tmp_path / "new").exists()
+    rows = session.run()
+    assert rows[rows["source"] == table.MEASURED]["value"].isna().all()
+    assert (rows["figure"] == name).all()
+    paths = session.figure(rows).paths
+    assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
+    assert all(path.stat().st_size > 300 for path in paths)
+    verdict = session.verdict(rows)
+    assert "reference ratio" in verdict.columns
+    assert "measured" not in set(verdict[verdict["verdict"] == "holds"]["judged"])
+    assert "not a measurement" in session.provenance().to_string() or "estimates" in str(
+        session.provenance()
+    )
+
+
+def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None:
+    session = with_one_run("harmony_12", tmp_path)
+    preview = session.preview()
+    assert preview["state"].tolist() == ["cached 2026-11-21 06:00", "to run", "to run"]
+    assert preview["ranks"].tolist() == [1, 2, 2]
+    assert preview["time"].tolist() == ["", "?", "?"]
+    rows = session.rows()
+    assert set(rows.query("source == 'measured'")["ranks"]) == {1}
+    assert set(session.verdict(rows).query("judged == 'measured'")["verdict"]) == {
+        "holds",
+        "no value",
+    }
+
+
+def test_the_time_of_a_run_is_that_of_earlier_ones(tmp_path: Path) -> None:
+    session = with_one_run("harmony_12", tmp_path)
+    spec = session.exhibit.specs(session.size, {})[0]
+    other = spec.with_(batch=8)
+    session.store.write(run(other, 0.2, key=key_of(other), seconds=14.0))
+    assert session._expected(spec) == 13.0
+    assert session._expected(spec.with_(ranks=2)) is None
+
+
+def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
+    session = open_exhibit("harmony_17", "paper", tmp_path)
+    rows = session.rows()
+    kept = rows[(rows["source"] == table.REFERENCE) & (rows["ranks"] <= 2)]
+    kept = kept.assign(source="measured", variant="", hardware="NVIDIA H200", device="cuda")
+    folder = tmp_path / "published-here" / "nvidia-h200"
+    folder.mkdir(parents=True)
+    kept.to_csv(folder / "harmony_17.csv", index=False)
+    again = open_exhibit("harmony_17", "paper", tmp_path).run()
+    own = again[again["source"] == table.MEASURED]
+    assert len(own) == len(kept)
+    assert own["value"].notna().all()
+    assert "measured" in set(session.verdict(again)["judged"])
+    assert len(open_exhibit("harmony_18", "paper", tmp_path).rows()) == len(rows)
+
+
+def test_force_plans_again_where_the_profiles_are(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (reference / "harmony" / "profile_bert_large_seq512.json").exists():
+        pytest.skip("the artifact's profiles are not there")
+    every = harmony_plans.questions()
+    monkeypatch.setattr(
+        harmony_plans, "questions",
+        lambda figure: [q for q in every if {k: getattr(q, k) for k in SHORT} == SHORT]
+        if figure == "stored" else [],
+    )  # fmt: skip
+    session = open_exhibit("harmony_table1", "smoke", tmp_path)
+    before = len(harmony_plans.kept("stored"))
+    session.run(force=True)
+    assert len(table.pick(session.plans(), figure="stored")) == 2 < before
+    assert len(table.pick(session.plans(), figure="10")) == len(harmony_plans.kept("10"))
+    monkeypatch.setattr(harmony_session, "profiles_folder", lambda results: None)
+    session.run(force=True)  # nothing is planned, and what there is stays
+    assert len(table.pick(session.plans(), figure="stored")) == 2
+
+
+def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
+    told = evaluation_work.claim("harmony_12", "tiny", str(tmp_path))
+    assert (told["runs"], told["published"]) == (True, [])
+    assert "Harmony-PP" in told["claim"]
+    assert evaluation_work.claim("harmony_12", "paper", str(tmp_path))["runs"] is False
+    assert evaluation_work.claim("here_offload", "tiny", str(tmp_path))["runs"] is False
+
+
+def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
+    session = with_one_run("harmony_21", tmp_path)
+    text = "".join(harmony_sections("tiny", session.store.root, {}, lambda name, value: None))
+    for name in EXHIBITS:
+        assert f'id="{name}"' in text
+    assert text.count("data:image/svg+xml") == len(EXHIBITS)
+    assert "They are not measurements" in text
+
+
+# -- notebooks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_its_notebook_has_six_cells_like_the_others(name: str) -> None:
+    source = jupytext.read(NOTEBOOKS / f"{notebook_of(name)}.py")
+    title, parameters, plan, shown, drawing, verdict = source.cells
+    assert title.source.startswith("# Harmony, ")
+    assert find(name).SECTION in " ".join(title.source.split())
+    assert "**Claim**" in title.source
+    assert "no measurements" in " ".join(title.source.split())
+    assert all(f"| {size} |" in title.source for size in SIZES)
+    assert parameters.metadata["tags"] == ["parameters"]
+    for cell, call in (
+        (plan, "preview"),
+        (shown, "run"),
+        (drawing, "figure"),
+        (verdict, "verdict"),
+    ):
+        assert f"exhibit.{call}(" in cell.source
+    known = inspect_notebook(source)
+    assert {key: p["inferred_type_name"] for key, p in known.items()} == {
+        "size": "str", "results": "str", "force": "bool",
+    }  # fmt: skip
+    assert all(p["help"] for p in known.values())
+    for cell in source.cells[2:]:
+        nodes = list(ast.walk(ast.parse(cell.source)))
+        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {name}
+    check_parameters(read_notebook(name), {"size": "paper", "force": True}, name)
+
+
+def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
+    assert {path.stem for path in NOTEBOOKS.glob("harmony_*.py")} == set(EXHIBITS)
+
+
+def test_rows_survive_their_csv(tmp_path: Path) -> None:
+    session = with_one_run("harmony_17", tmp_path)
+    rows = session.rows()
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    back = table.table(pd.read_csv(tmp_path / "rows.csv").to_dict("records"))
+    pd.testing.assert_frame_equal(back, rows, check_dtype=False)

@@ -1,0 +1,143 @@
+"""Figures 13 and 21: losses of one device, data parallel and pipeline, on top of each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures.harmony import looks
+from workbench.figures.harmony.sizes import HARMONY, HarmonySize, Trained
+from workbench.figures.harmony.table import (
+    MEASURED,
+    PLAIN,
+    label_of,
+    measured,
+    missing,
+    pick,
+    table,
+)
+from workbench.figures.style import GREY
+from workbench.figures.verdict import Verdict, at_least
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+
+METHODS = (PLAIN, *HARMONY)
+TOLERANCE = 1e-5
+"""Largest relative difference of losses in fp32 that counts as equal: sums are taken in another
+order."""
+EQUAL = 1e-9
+"""Where the drawing puts a difference of nothing, which a logarithm has no place for."""
+HALF_UNIT = 2**-24
+
+
+def specs(size: HarmonySize, trained: Trained) -> list[RunSpec]:
+    """Plain training on one device, and both modes on the most devices."""
+    ranks = size.most_here()
+    return [size.spec(PLAIN, trained), *(size.spec(name, trained, ranks) for name in HARMONY)]
+
+
+def rows(records: list[RunRecord], trained: Trained) -> pd.DataFrame:
+    """A row a step and method."""
+    out: list[dict[str, Any]] = []
+    for record in records:
+        row = measured(record, "iteration_s", trained.name)
+        row |= {"quantity": "loss", "unit": "nats", "value": None, "low": None, "high": None}
+        row["how"] = f"mean loss of the step; {record.engine}"
+        if record.status != "ok":
+            out.append(row)
+        out += [
+            row | {"x": step, "value": loss} for step, loss in enumerate(record.losses, start=1)
+        ]
+    return table(out)
+
+
+def absent(trained: Trained, why: str) -> pd.DataFrame:
+    """What did not run."""
+    return table([missing(method, trained.name, "loss", why) for method in METHODS])
+
+
+def draw(figure: Any, rows: pd.DataFrame) -> None:
+    """The curves over each other, and beside them how far each is from one device."""
+    looks.prepare(figure, 1.1)
+    left, right = figure.subplots(1, 2)
+    shown = rows.dropna(subset=["value"])
+    if shown.empty:
+        note = next(iter(rows["note"]), "nothing was run at this size")
+        looks.empty(left, f"losses measured here: {note}")
+        looks.empty(right, "the paper's curves are not known; they are said to coincide")
+        looks.small_print(figure, "No number of the original is known for this figure.")
+        return
+    plain = _curve(shown, PLAIN)
+    for place, method in enumerate(m for m in METHODS if m in set(shown["method"])):
+        look, curve = looks.LOOKS[method], _curve(shown, method)
+        # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
+        every = max(1, len(curve) // 12)
+        left.plot(
+            curve.index, curve, color=look.color, marker=look.marker, markevery=every,
+            markersize=4 + 2.4 * place, markerfacecolor="none", lw=max(0.7, 3 - 1.1 * place),
+        )  # fmt: skip
+        off = differences(shown, method)
+        if method != PLAIN and len(off):
+            right.semilogy(
+                off.index, off.clip(lower=EQUAL), color=look.color, marker=look.marker,
+                markevery=every, ms=4, lw=0.9,
+            )  # fmt: skip
+    left.set(xlabel="step", ylabel="loss (nats)")
+    looks.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
+    _difference_axes(right, len(plain))
+    looks.legend(figure, shown, as_lines=True)
+    ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
+    looks.small_print(
+        figure,
+        f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
+        "weights, samples, clipping and schedule. Measured; no number of the original is known for "
+        "this figure.",
+    )
+
+
+def _difference_axes(axes: Any, steps: int) -> None:
+    axes.axhline(TOLERANCE, color="#888888", lw=0.8, ls="--")
+    axes.axhline(HALF_UNIT, color="#888888", lw=0.8, ls=":")
+    for level, words in ((TOLERANCE, "counts as equal"), (HALF_UNIT, "half a unit of fp32")):
+        axes.annotate(
+            words, (steps, level), xytext=(0, 2), textcoords="offset points", ha="right",
+            fontsize=looks.NOTE_PT, color=GREY, bbox={"fc": "white", "ec": "none", "pad": 0.6},
+        )  # fmt: skip
+    axes.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-3))
+    axes.set_yticks([EQUAL, 1e-7, 1e-5, 1e-3], ["equal", "1e-7", "1e-5", "1e-3"])
+    axes.minorticks_off()
+    looks.title(axes, f"difference from {label_of(PLAIN)}")
+
+
+def _curve(rows: pd.DataFrame, method: str) -> pd.Series:
+    part = pick(rows, method=method)
+    return pd.Series(part["value"].to_numpy(), index=part["x"].astype(int).to_numpy())
+
+
+def differences(rows: pd.DataFrame, method: str) -> pd.Series:
+    """Relative difference of a method's losses from those of one device, by step."""
+    plain, own = (_curve(rows.dropna(subset=["value"]), name) for name in (PLAIN, method))
+    return ((own - plain).abs() / plain.abs()).dropna()
+
+
+def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+    """The worst difference of each mode; steps that one of them lacks count as not run."""
+    shown = rows.dropna(subset=["value"])
+    found = []
+    for method in HARMONY:
+        off = differences(shown, method)
+        whole = len(off) and len(off) == len(_curve(shown, PLAIN)) == len(_curve(shown, method))
+        worst = float(off.max()) if whole else None
+        found.append(
+            at_least(
+                f"losses of {label_of(method)} equal those of {label_of(PLAIN)} (tolerance "
+                f"{TOLERANCE:g} over the worst relative difference"
+                + (f", {worst:.1e})" if worst is not None else ")"),
+                None,
+                None if worst is None else TOLERANCE / max(worst, EQUAL),
+                1.0,
+                (MEASURED, ""),
+            )
+        )
+    return found

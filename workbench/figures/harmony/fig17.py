@@ -1,0 +1,172 @@
+"""Harmony figure 17: time per iteration of GPT-2 with 10 to 40 billion parameters, by devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures.exhibit import quotient
+from workbench.figures.harmony import looks, scaling
+from workbench.figures.harmony.judge import cannot_tell
+from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.table import (
+    MEASURED,
+    OURS,
+    REFERENCE,
+    SIMULATED,
+    THEIRS,
+    model_label,
+    pick,
+)
+from workbench.figures.verdict import Verdict, at_least
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+FIGURE, SECTION = "harmony_17", "VLDB'22, figure 17: GPT-2 of 10 to 40 billion, minibatch 32"
+TITLE = "Time per iteration of models beyond all devices' memory"
+CLAIM = (
+    "Harmony trains GPT-2 of 10 to 40 billion parameters on 1 to 8 cards of 11 GB, Harmony-PP in "
+    "less time than Harmony-DP on any number of them."
+)
+PLANS = scaling.PLANS
+NOT_SLOWER = 1.0
+SECONDS = (25, 50, 100, 200, 400, 800, 1600)
+"""Of the axes' marks."""
+WHY_DP = (
+    "where the link keeps up, our runtime's replicas hide their loads and divide their updates, "
+    "which the estimate does not"
+)
+
+
+def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
+    """Both modes on every number of devices."""
+    return scaling.specs(size)
+
+
+def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+    """Seconds of a step."""
+    return scaling.rows(records, size)
+
+
+def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+    """Reference estimates, and our plans under our simulator."""
+    return scaling.known(plans)
+
+
+def absent(size: HarmonySize, why: str) -> pd.DataFrame:
+    """What did not run."""
+    return scaling.absent(size, why)
+
+
+def draw(figure: Any, rows: pd.DataFrame) -> None:
+    """A panel a model, and what ran here."""
+    looks.prepare(figure, 2)
+    there = [list(scaling.MODELS[:3]), [scaling.MODELS[3], "here", "here"]]
+    axes = figure.subplot_mosaic(there)
+    theirs = rows[rows["variant"].isin(("", OURS))]
+    for model in scaling.MODELS:
+        looks.lines(
+            axes[model], pick(theirs, model=model), "devices", "time per iteration (s)",
+            log="xy", ticks=scaling.DEVICES,
+        )  # fmt: skip
+        looks.title(axes[model], model_label(model))
+        _plain_ticks(axes[model], pick(theirs, model=model))
+    own = scaling.here(rows)
+    own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
+    if len(own):
+        looks.lines(axes["here"], own, "devices", "time per iteration (s)")
+        looks.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
+    else:
+        note = next(iter(pick(rows, source=MEASURED)["note"]), "nothing was run at this size")
+        looks.empty(axes["here"], f"measured here: {note}")
+    shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
+    looks.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
+    looks.small_print(figure, looks.ESTIMATES, looks.OTHER_END + " On one device both are the same."
+                      )  # fmt: skip
+
+
+def _plain_ticks(axes: Any, rows: pd.DataFrame) -> None:
+    """Seconds that people read, on a logarithmic axis."""
+    values = pd.concat([rows["value"], rows["high"]]).dropna()
+    if values.empty:
+        return
+    ticks = [
+        n for n in (25, 50, 100, 200, 400, 800, 1600) if values.min() / 2 < n < 2 * values.max()
+    ]
+    axes.set_yticks(ticks, [str(n) for n in ticks])
+    axes.minorticks_off()
+
+
+def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+    """DP's time over PP's: the worst number of devices of each model."""
+    found = []
+    for model in scaling.MODELS:
+        told, ours = (
+            _worst(rows, model, source=source, variant=variant)
+            for source, variant in ((REFERENCE, ""), (SIMULATED, OURS))
+        )
+        found.append(
+            at_least(
+                f"{model_label(model)}: Harmony-PP takes no longer than Harmony-DP on 2, 4 and 8 "
+                "devices (DP over PP, the least)",
+                told,
+                ours,
+                NOT_SLOWER,
+                (SIMULATED, OURS),
+                why_not=WHY_DP,
+            )
+        )
+        found.append(
+            at_least(
+                f"{model_label(model)}: our plans are no slower than the published packs of 2, in "
+                "either mode (the least)",
+                None,
+                _against_published(rows, model),
+                NOT_SLOWER,
+                (SIMULATED, OURS),
+            )
+        )
+    own = pick(scaling.here(rows), source=MEASURED)
+    for model in dict.fromkeys(own["model"]):
+        part = pick(own, model=model)
+        done = pick(part, method=DP).dropna(subset=["value"])["ranks"].max()
+        ratio = None
+        if done > 1:
+            ratio = quotient(*(scaling.seconds(part, model, method, done) for method in (DP, PP)))
+        found.append(
+            at_least(
+                f"{model_label(model)}: Harmony-PP takes no longer than Harmony-DP on the most "
+                "devices that both ran on",
+                None,
+                ratio,
+                NOT_SLOWER,
+                (MEASURED, ""),
+                cannot=cannot_tell(part),
+            )
+        )
+    return found
+
+
+def _worst(rows: pd.DataFrame, model: str, **of: Any) -> float | None:
+    ratios = [
+        quotient(
+            scaling.seconds(rows, model, DP, ranks, **of),
+            scaling.seconds(rows, model, PP, ranks, **of),
+        )
+        for ranks in scaling.DEVICES[1:]
+    ]
+    return None if None in ratios else min(ratios)
+
+
+def _against_published(rows: pd.DataFrame, model: str) -> float | None:
+    ratios = [
+        quotient(
+            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=THEIRS),
+            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=OURS),
+        )
+        for method in (PP, DP)
+        for ranks in scaling.DEVICES
+    ]
+    return None if None in ratios else min(ratios)

@@ -1,0 +1,129 @@
+"""Harmony figure 18: how those models' speed grows with the devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures.exhibit import quotient
+from workbench.figures.harmony import looks, scaling
+from workbench.figures.harmony.judge import cannot_tell
+from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.table import (
+    MEASURED,
+    OURS,
+    REFERENCE,
+    SIMULATED,
+    model_label,
+    one,
+    pick,
+)
+from workbench.figures.verdict import Verdict, at_least
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+FIGURE, SECTION = "harmony_18", "VLDB'22, figure 18: GPT-2 of 10 to 40 billion, minibatch 32"
+TITLE = "Scaling to 8 devices"
+CLAIM = (
+    "Harmony-PP's speed grows nearly with the number of devices; Harmony-DP's saturates, since "
+    "every device loads the weights over a link that all share."
+)
+PLANS = scaling.PLANS
+LEAST = 5.0
+"""Times the speed of one device that 8 should reach; estimated: 6.0 to 6.8."""
+SATURATED = 1.5
+"""A gain from 4 to 8 devices below which a method has saturated; estimated: 1.16."""
+
+
+def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
+    """Both modes on every number of devices."""
+    return scaling.specs(size)
+
+
+def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+    """Seconds of a step; the drawing makes speed of them."""
+    return scaling.rows(records, size)
+
+
+def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+    """Reference estimates, and our plans under our simulator."""
+    return scaling.known(plans)
+
+
+def absent(size: HarmonySize, why: str) -> pd.DataFrame:
+    """What did not run."""
+    return scaling.absent(size, why)
+
+
+def draw(figure: Any, rows: pd.DataFrame) -> None:
+    """Speed over that of one device: the smallest and the largest model, and what ran here."""
+    looks.prepare(figure)
+    axes = figure.subplots(1, 3)
+    shown = scaling.speedups(rows)
+    theirs = shown[shown["variant"].isin(("", OURS))]
+    for place, model in zip(axes, (scaling.MODELS[0], scaling.MODELS[-1]), strict=False):
+        _panel(place, pick(theirs, model=model), scaling.DEVICES)
+        looks.title(place, model_label(model))
+    own = shown[~shown["model"].isin(scaling.MODELS)].dropna(subset=["value"])
+    if len(own):
+        _panel(axes[2], own, tuple(sorted(set(own["x"]))))
+        looks.title(axes[2], f"here: {own['model'].iloc[0]}, reduced size")
+    else:
+        note = next(iter(pick(rows, source=MEASURED)["note"]), "nothing was run at this size")
+        looks.empty(axes[2], f"measured here: {note}")
+    drawn = pd.concat([pick(theirs, model=scaling.MODELS), own])
+    looks.legend(figure, drawn.dropna(subset=["value"]), as_lines=True)
+    looks.small_print(figure, looks.ESTIMATES, "Grey: as many times as devices.")
+
+
+def _panel(axes: Any, rows: pd.DataFrame, devices: tuple[float, ...]) -> None:
+    axes.plot(devices, devices, color="#888888", lw=0.8, ls=(0, (4, 2)), zorder=0.5)
+    looks.lines(axes, rows, "devices", "speed (one device = 1)", ticks=devices)
+
+
+def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+    """PP from 1 to 8 devices, DP from 4 to 8, of every model; what ran here from 1 to its most."""
+    found = []
+    series = (SIMULATED, OURS)
+    for model in scaling.MODELS:
+        label = model_label(model)
+        told, ours = (_gain(rows, model, PP, 1, 8, *each) for each in ((REFERENCE, ""), series))
+        words = f"{label}: Harmony-PP on 8 devices has at least {LEAST:g} times the speed of one"
+        found.append(at_least(words, told, ours, LEAST, series))
+        told, ours = (_gain(rows, model, DP, 4, 8, *each) for each in ((REFERENCE, ""), series))
+        found.append(
+            at_least(
+                f"{label}: Harmony-DP gains less than {SATURATED:g} times from 4 to 8 devices "
+                f"({SATURATED:g} over its gain)",
+                quotient(SATURATED, told),
+                quotient(SATURATED, ours),
+                1.0,
+                series,
+            )
+        )
+    own = pick(scaling.here(rows), source=MEASURED)
+    for model in dict.fromkeys(own["model"]):
+        part = pick(own, model=model, method=PP)
+        most = part.dropna(subset=["value"])["ranks"].max()
+        first, last = one(part, ranks=1), one(part, ranks=most) if most > 1 else None
+        found.append(
+            at_least(
+                f"{model_label(model)}: Harmony-PP is faster on the most devices that ran than on "
+                "one",
+                None,
+                quotient(first, last),
+                1.0,
+                (MEASURED, ""),
+                cannot=cannot_tell(part),
+            )
+        )
+    return found
+
+
+def _gain(
+    rows: pd.DataFrame, model: str, method: str, few: int, many: int, source: str, variant: str
+) -> float | None:
+    of = {"source": source, "variant": variant}
+    return quotient(*(scaling.seconds(rows, model, method, ranks, **of) for ranks in (few, many)))

@@ -1,0 +1,289 @@
+"""The one table that Harmony's figures read: a row is one value of one method, from one source.
+
+Four sources, and no mark stands for two of them: the *reference estimate* of the authors' own
+model, which stands in for published values that nobody has; a *formula* of bytes; what is
+*simulated* here, of published profiles or of a run before it ran; and what is *measured* of it.
+"""
+
+from __future__ import annotations
+
+from statistics import quantiles
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures import rows as tidy
+from workbench.published import harmony, harmony_plans
+from workbench.published.harmony import MODELS
+from workbench.runs.methods import known
+from workbench.runs.record import RunRecord
+from workbench.units import format_bytes
+
+COLUMNS = (
+    "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",
+    "value", "low", "high", "unit", "source", "variant", "hardware", "device", "how", "status",
+    "note", "key",
+)  # fmt: skip
+"""`x`: what a line is drawn over. `low`, `high`: a spread, or the other end of an estimate."""
+
+REFERENCE, FORMULA, SIMULATED, MEASURED = SOURCES = (
+    "reference estimate", "formula", "simulated", "measured",
+)  # fmt: skip
+OURS, THEIRS = "our plan", "published plan"
+"""Variants of a simulation on the published profiles: whose packs."""
+HERE = "before the run"
+"""The variant of what was predicted of a run here."""
+SERVER = "GTX 1080Ti server, as published"
+UNITS = {
+    "iteration_s": "s", "search_s": "s", "busy": "share", "load": "bytes", "store": "bytes",
+    "loss": "nats", "samples_per_s": "samples/s",
+}  # fmt: skip
+NUMBERS = ("ranks", "minibatch", "x", "value", "low", "high")
+PLAIN = "plain"
+ONE_DEVICE = "one device"
+"""What plain training is called in these figures."""
+
+
+def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
+    """A table with all columns, in order; `same` is said of every row."""
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name, value in same.items():
+        frame[name] = value
+    for name in COLUMNS:
+        if name in NUMBERS:
+            frame[name] = pd.to_numeric(frame[name])
+        else:
+            frame[name] = frame[name].astype(object).fillna("").astype(str)
+    return frame
+
+
+def join(*parts: pd.DataFrame) -> pd.DataFrame:
+    """Tables under each other, empty ones left out."""
+    full = [part for part in parts if len(part)]
+    return pd.concat(full, ignore_index=True) if full else table([])
+
+
+def label_of(method: str) -> str:
+    """A method as figures write it."""
+    return ONE_DEVICE if method == PLAIN else known()[method].label
+
+
+def model_label(model: str) -> str:
+    """A published model's name, or that of one trained here."""
+    return MODELS[model].label if model in MODELS else model
+
+
+# -- reference estimates and plans on the published profiles -------------------------------------
+
+
+def estimated(figure: str, *quantities: str) -> pd.DataFrame:
+    """Reference estimates of a figure. Where there is one with overlap and one without, the row has
+    that with overlap as its value and the other as `high`."""
+    frame = harmony.estimates(figure)
+    frame = frame[frame["quantity"].isin(quantities)]
+    rows = []
+    place = ["model", "method", "ranks", "minibatch", "setting", "quantity"]
+    for _, same in frame.groupby(place, sort=False):
+        by = {row.prefetch: row for row in same.itertuples()}
+        row = by.get("yes") or by.get("") or by["no"]
+        serial = by["no"].value if "yes" in by and "no" in by else row.high
+        rows.append(
+            {name: getattr(row, name) for name in place}
+            | {
+                "label": label_of(row.method),
+                "value": row.value,
+                "low": None if "yes" in by else row.low,
+                "high": serial,
+                "unit": row.unit,
+                "source": REFERENCE,
+                "hardware": SERVER,
+                "how": _how(row, by),
+                "note": row.status,
+                "status": "ok",
+            }
+        )
+    return table(rows, size="paper")
+
+
+def _how(row: Any, by: dict[str, Any]) -> str:
+    overlap = {"yes": ", transfers overlap", "no": ", no overlap"}.get(row.prefetch, "")
+    return f"{row.source}{overlap}" + ("; high: without overlap" if len(by) > 1 else "")
+
+
+def planned(plans: pd.DataFrame) -> pd.DataFrame:
+    """Plans (`harmony_plans.kept`) under our simulator: seconds of a step, the published search's
+    beside ours."""
+    rows = []
+    for row in plans.itertuples():
+        variant = OURS if row.planner == harmony_plans.OURS else THEIRS
+        note = row.note
+        if not note:
+            fits = "fits" if row.fits else "does not fit"
+            note = (
+                f"{row.setting}; {format_bytes(int(row.device_bytes))} of a device are needed, "
+                f"which {fits} a card of {format_bytes(harmony_plans.CARD_BYTES)}"
+            )
+        rows.append(
+            {
+                "model": row.model,
+                "method": row.method,
+                "label": label_of(row.method),
+                "ranks": row.ranks,
+                "minibatch": row.minibatch,
+                "setting": row.given or row.setting,
+                "quantity": "iteration_s",
+                "value": row.seconds,
+                "unit": "s",
+                "source": SIMULATED,
+                "variant": variant,
+                "hardware": SERVER,
+                "how": f"our simulator, published profile, planned {row.planned}",
+                "status": "no plan" if row.note else "ok",
+                "note": note,
+            }
+        )
+    return table(rows, size="paper")
+
+
+# -- runs here -----------------------------------------------------------------------------------
+
+
+def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[str, Any]:
+    """A record's value: ``iteration_s`` or ``samples_per_s`` with quartiles, or bytes it counted
+    (``load``, ``store``). A run that gave none keeps its reason."""
+    unit = UNITS[quantity]
+    value = low = high = None
+    how = "no value"
+    if record.status == "ok":
+        if quantity in ("load", "store"):
+            value = record.moved_bytes.get(quantity)
+            how = "bytes per step counted by the runtime, all ranks together"
+        else:
+            value, low, high = _times(record)
+            if quantity == "samples_per_s":
+                value, low, high = (record.spec["batch"] / x for x in (value, high, low))
+            steady = max(1, len(record.step_seconds) - 1)
+            how = f"median of {steady} steady steps, spread: quartiles; {record.engine}"
+    return _of_run(record, model) | {
+        "quantity": quantity, "value": value, "low": low, "high": high, "unit": unit,
+        "source": MEASURED, "how": how, **more,
+    }  # fmt: skip
+
+
+def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list[dict[str, Any]]:
+    """What the plan said of the run before it ran; nothing where there was none."""
+    plan = record.predicted
+    value = plan.get("step_seconds")
+    if quantity in ("load", "store"):
+        value = plan.get("moved_bytes", {}).get(quantity)
+    elif quantity == "samples_per_s":
+        value = record.spec["batch"] / value if value else None
+    if value is None or record.status != "ok":
+        return []
+    row = _of_run(record, model) | {
+        "quantity": quantity, "value": value, "unit": UNITS[quantity], "source": SIMULATED,
+        "variant": HERE, "how": plan.get("how", "the schedule that ran, before it ran"), **more,
+    }  # fmt: skip
+    return [row]
+
+
+def recomputed(plans: pd.DataFrame) -> pd.DataFrame:
+    """What the published search and estimator say of settings that no stored schedule covers, as
+    reference estimates."""
+    rows = [
+        {
+            "model": row.model,
+            "method": row.method,
+            "label": label_of(row.method),
+            "ranks": row.ranks,
+            "minibatch": row.minibatch,
+            "setting": row.given or row.setting,
+            "quantity": "iteration_s",
+            "value": row.estimate_prefetch_s,
+            "high": row.estimate_s,
+            "unit": "s",
+            "source": REFERENCE,
+            "hardware": SERVER,
+            "how": "the published search and estimator, done again here, transfers overlap; high: "
+            "without overlap",
+            "status": "ok",
+            "note": "estimate of the original's own model, recomputed; not a measurement",
+        }
+        for row in plans[plans["planner"] == harmony_plans.PUBLISHED].itertuples()
+    ]
+    return table(rows, size="paper")
+
+
+def as_speed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of a step as samples per second; what lies beyond a value is below it then."""
+    batch = rows["minibatch"]
+    return rows.assign(
+        quantity="samples_per_s", unit="samples/s", x=batch, value=batch / rows["value"],
+        low=batch / rows["high"], high=(batch / rows["low"]).fillna(batch / rows["value"]),
+    )  # fmt: skip
+
+
+def missing(method: str, model: str, quantity: str, why: str, **more: Any) -> dict[str, Any]:
+    """A measurement that is not there, and why."""
+    return {
+        "method": method, "label": label_of(method), "model": model, "quantity": quantity,
+        "unit": UNITS[quantity], "source": MEASURED, "how": "no value", "status": "not run",
+        "note": why, **more,
+    }  # fmt: skip
+
+
+def _times(record: RunRecord) -> tuple[float, float, float]:
+    """Median and quartiles of the steady steps, in seconds."""
+    steady = record.step_seconds[1:] or record.step_seconds
+    if len(steady) < 2:
+        return (steady[0],) * 3
+    first, middle, third = quantiles(steady, n=4, method="inclusive")
+    return middle, first, third
+
+
+def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
+    spec = record.spec
+    return {
+        "model": model,
+        "method": record.method,
+        "label": label_of(record.method),
+        "ranks": spec["ranks"],
+        "minibatch": spec["batch"],
+        "setting": _setting(spec),
+        "hardware": tidy.hardware_of(record),
+        "device": spec["device"],
+        "status": record.status,
+        "note": "; ".join([record.message] if record.message else record.notes),
+        "key": record.key,
+    }
+
+
+def _setting(spec: dict[str, Any]) -> str:
+    """Micro-batches and packs that were pinned; empty where a planner chose."""
+    if spec["backward_packs"] == "auto":
+        return ""
+    counts = [len(spec[name].split()) for name in ("forward_packs", "backward_packs")]
+    return f"{spec['forward_size']}/{spec['backward_size']}, {counts[0]} and {counts[1]} packs"
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def pick(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """The rows with these values; a tuple means any of them."""
+    for name, wanted in where.items():
+        options = wanted if isinstance(wanted, tuple) else (wanted,)
+        rows = rows[rows[name].isin(options)]
+    return rows
+
+
+def one(rows: pd.DataFrame, **where: Any) -> float | None:
+    """The value of the first such row that has one."""
+    found = pick(rows, **where)["value"].dropna()
+    return float(found.iloc[0]) if len(found) else None
+
+
+def series(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """(source, variant) pairs that occur: estimates first, measurements last."""
+    pairs = dict.fromkeys(zip(rows["source"], rows["variant"], strict=True))
+    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))

@@ -1,0 +1,225 @@
+"""Harmony table 1: the search of the four models, the published rules beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.figures.exhibit import quotient
+from workbench.figures.harmony import looks
+from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.table import (
+    OURS,
+    REFERENCE,
+    SIMULATED,
+    THEIRS,
+    estimated,
+    join,
+    model_label,
+    one,
+    pick,
+    planned,
+    recomputed,
+    table,
+)
+from workbench.figures.style import GREY
+from workbench.figures.verdict import Verdict, at_least
+from workbench.published.harmony import FOUR, GIB
+from workbench.published.harmony_plans import CARD_BYTES
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.units import format_bytes
+
+FIGURE, SECTION = "harmony_table1", "VLDB'22, table 1: four models on 4 GPUs, minibatch 64"
+TITLE = "The scheduler's search"
+CLAIM = (
+    "The scheduler finds packs and micro-batches of four models of up to 515 layers in seconds; "
+    "ours, which keeps memory as a constraint, finds plans no slower than the published ones."
+)
+PLANS = ("10", "stored")
+"""Of the kept plans, by their figure: all are shown, these are made again."""
+MINIBATCH, GPUS = 64, 4
+MOST_S = 20.0
+"""What a search may take on 2 cores."""
+BETTER = 1.05
+SHARE = 0.5
+"""Of all settings in which ours should be that much faster."""
+HEAD = ("model", "plan", "U_F/U_B, packs", "search", "tried", "memory of a GPU", "step", "estimate")
+
+
+def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
+    """Nothing runs: searches are of the published profiles."""
+    return []
+
+
+def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+    """None."""
+    return table([])
+
+
+def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of steps and searches of all kept plans, and the reference estimates."""
+    steps = planned(plans).to_dict("records")
+    told = estimated("table1", "iteration_s", "search_s", "candidates")
+    told = told[told["setting"] != ""]
+    ten = pick(plans, figure="10")
+    others = recomputed(ten[~ten["model"].isin(set(told["model"]))])
+    details = [
+        row | {"quantity": quantity, "value": value, "unit": unit, "how": how}
+        for row, plan in zip(steps, plans.itertuples(), strict=True)
+        for quantity, value, unit, how in (
+            ("search_s", plan.search_s, "s", f"processor time, other work beside, {plan.planned}"),
+            ("candidates", plan.candidates, "plans", "found, or in ours simulated"),
+            ("device_gib", plan.device_bytes / GIB, "GiB", "all that a GPU must hold, proved"),
+            ("estimate_s", plan.estimate_s, "s", "the published estimator, no overlap"),
+        )
+        if not pd.isna(value)
+    ]
+    return join(told, others, table(steps), table(details))
+
+
+def absent(size: HarmonySize, why: str) -> pd.DataFrame:
+    """Nothing is missing: nothing runs."""
+    return table([])
+
+
+def draw(figure: Any, rows: pd.DataFrame) -> None:
+    """The seconds as bars, and the table."""
+    looks.prepare(figure, 2)
+    axes = figure.subplot_mosaic([["search", "step"], ["table", "table"]], height_ratios=(1, 1.05))
+    part = pick(rows, model=FOUR, method=PP, ranks=GPUS, minibatch=MINIBATCH)
+    names = {model: model_label(model) for model in FOUR}
+    searches = pick(part, quantity="search_s")
+    looks.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.2g}")
+    axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
+    looks.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
+    steps = pick(part, quantity="iteration_s")
+    usual = steps[~((steps["source"] == REFERENCE) & (steps["value"] > 60))]
+    usual = usual[~((usual["variant"] == THEIRS) & (usual["value"] > 60))]
+    looks.bars(axes["step"], usual, names, "time per iteration (s)", column="model")
+    looks.title(axes["step"], "step of the plan that was found")
+    _table(axes["table"], part)
+    looks.legend(figure, part, methods=False)
+    beyond = sorted({model_label(m) for m in steps["model"]} - {model_label(m) for m in
+                    usual[usual["variant"] == THEIRS]["model"]})  # fmt: skip
+    looks.small_print(
+        figure,
+        looks.ESTIMATES,
+        f"{looks.OTHER_END} Step: of either plan by our simulator, with overlap. Memory: all that "
+        f"a GPU must hold, proved; a card has {format_bytes(CARD_BYTES)}.",
+        f"Not among the bars: {', '.join(beyond)}, whose published plan is for one GPU alone, "
+        "because that search ranks a plan that fits one GPU by a thousandth of its time."
+        if beyond
+        else "",
+    )
+
+
+def _table(axes: Any, rows: pd.DataFrame) -> None:
+    cells = [_cells(rows, model, variant) for model in FOUR for variant in (THEIRS, OURS)]
+    axes.set_axis_off()
+    drawn = axes.table(
+        cellText=cells, colLabels=HEAD, loc="center", cellLoc="left", colLoc="left",
+        colWidths=(0.13, 0.1, 0.22, 0.09, 0.08, 0.16, 0.1, 0.12), edges="horizontal",
+        bbox=(0, 0, 1, 1),
+    )  # fmt: skip
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(6.5)
+    for (row, _), cell in drawn.get_celld().items():
+        cell.set_linewidth(0.5)
+        cell.set_edgecolor("#cccccc")
+        if row == 0:
+            cell.get_text().set_color(GREY)
+
+
+def _cells(rows: pd.DataFrame, model: str, variant: str) -> tuple[str, ...]:
+    """A line of the table: one plan."""
+    plan = pick(rows, model=model, variant=variant)
+
+    def told(quantity: str, form: str) -> str:
+        value = one(plan, quantity=quantity)
+        return "" if value is None else form.format(value)
+
+    setting = next(iter(pick(plan, quantity="device_gib")["setting"]), "not planned")
+    memory = one(plan, quantity="device_gib")
+    too_much = memory is not None and memory * GIB > CARD_BYTES
+    return (
+        model_label(model) if variant == THEIRS else "",
+        variant.removesuffix(" plan"),
+        setting,
+        told("search_s", "{:.2g} s"),
+        told("candidates", "{:.0f}"),
+        told("device_gib", "{:.2f} GiB") + (" (too much)" if too_much else ""),
+        told("iteration_s", "{:.2f} s"),
+        told("estimate_s", "{:.2f} s"),
+    )
+
+
+def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+    """How long searches take, and whether ours finds faster plans: here, and in all settings."""
+    found, series = [], (SIMULATED, OURS)
+    place = {"method": PP, "ranks": GPUS, "minibatch": MINIBATCH}
+    for model in FOUR:
+        label = model_label(model)
+        own = one(rows, model=model, quantity="search_s", variant=OURS, **place)
+        found.append(
+            at_least(
+                f"{label}: searched in under {MOST_S:g} s ({MOST_S:g} s over the time)",
+                None,
+                quotient(MOST_S, own),
+                1.0,
+                series,
+            )
+        )
+        steps = pick(rows, model=model, quantity="iteration_s", source=SIMULATED, **place)
+        found.append(
+            at_least(
+                f"{label}: our plan is no slower than the published one (published over ours)",
+                None,
+                quotient(one(steps, variant=THEIRS), one(steps, variant=OURS)),
+                1.0,
+                series,
+            )
+        )
+    ratios = [ratio for _, ratio, _ in compared(rows)]
+    fair = [ratio for _, ratio, fits in compared(rows) if fits]
+    searched = f"{len(ratios)} settings"
+    found.append(
+        at_least(
+            f"our plan is no slower than the published one in any of {len(fair)} settings whose "
+            "published plan fits the card (the least)",
+            None,
+            min(fair, default=None),
+            1.0,
+            series,
+        )
+    )
+    found.append(
+        at_least(
+            f"our plan is at least {BETTER - 1:.0%} faster in at least half of {searched} (the "
+            f"share over {SHARE:g})",
+            None,
+            sum(ratio >= BETTER for ratio in ratios) / len(ratios) / SHARE if ratios else None,
+            1.0,
+            series,
+        )
+    )
+    return found
+
+
+def compared(rows: pd.DataFrame) -> list[tuple[str, float, bool]]:
+    """Every setting that both planned: which it is, the published plan's step over ours (0 where
+    ours found none), and whether the published one fits the card."""
+    out = []
+    steps = pick(rows, quantity="iteration_s", source=SIMULATED, method=(PP, DP))
+    place = ["model", "method", "ranks", "minibatch"]
+    for key, part in steps.groupby(place, sort=False):
+        theirs, ours = (pick(part, variant=variant) for variant in (THEIRS, OURS))
+        theirs = theirs.dropna(subset=["value"])
+        if len(theirs) and len(ours):
+            fastest = theirs.loc[theirs["value"].idxmin()]
+            fits = "does not fit" not in fastest["note"]
+            ratio = quotient(float(fastest["value"]), one(ours)) or 0.0
+            out.append((", ".join(map(str, key)), ratio, fits))
+    return out

@@ -1,0 +1,197 @@
+"""An exhibit of Harmony: a session like any other, beside whose runs stand estimates and plans.
+
+The paper's values are not known. Reference estimates of the authors' own model take their place
+(published/harmony.py), and plans of the published settings, theirs and ours, under our simulator
+(published/harmony_plans.py). Both are kept in the repository and shown at every size. Where all is
+to be done again (`force`) and the published profiles are at hand, an exhibit also plans again; its
+answers are kept in the results folder and shown instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from workbench.figures.harmony import sizes
+from workbench.figures.harmony.exhibit import HarmonyExhibit
+from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
+from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.verdict import RATIOS, as_table
+from workbench.published import harmony_plans
+from workbench.published.harmony import profiles_folder
+from workbench.runs.events import Event
+from workbench.runs.progress import Progress, format_seconds
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of, shown_event
+from workbench.shown import Shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NO_GPU = "no GPU can be used here, so the published sizes are estimated and simulated"
+NOT_RUN = "nothing has been run at this size yet"
+TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"), strict=True))
+"""Of the columns of verdicts: the reference is an estimate, nothing that was published."""
+
+
+class HarmonySession(Session):
+    """An exhibit of Harmony at a size, and the store its runs are in."""
+
+    exhibit: HarmonyExhibit
+
+    def __init__(self, exhibit: HarmonyExhibit, size: str, store: Store) -> None:
+        super().__init__(exhibit, sizes.named(size), store)
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def preview(self) -> pd.DataFrame:
+        """What `run` would do: one row a run, with what is known of its time."""
+        if self.simulated:
+            return Shown([{"run": "nothing runs", "state": "estimated", "note": NO_GPU}])
+        points = self.sweep({}).points
+        lines = [_line(point.spec, point.record, self._expected(point.spec)) for point in points]
+        if not lines:
+            note = "estimates and plans of the published settings are kept"
+            lines = [{"run": "nothing runs", "state": "kept", "note": note}]
+        return Shown(lines)
+
+    def _expected(self, spec: RunSpec) -> float | None:
+        """Seconds of earlier runs of the method on as many ranks; None where there was none."""
+        alike = [
+            record.seconds
+            for record in self.store.records()
+            if record.status == "ok" and record.seconds and record.method == spec.method
+            and (record.spec["ranks"], record.spec["device"]) == (spec.ranks, spec.device)
+        ]  # fmt: skip
+        return median(alike) if alike else None
+
+    def run(
+        self, force: bool = False, on_event: Callable[[Event], None] | None = None
+    ) -> pd.DataFrame:
+        """Run what has no record yet (all of it with `force`, and plan again where that can be);
+        returns the rows.
+
+        Blocks. Without `on_event` progress goes to standard output as plain lines.
+        """
+        if force:
+            self._plan(Progress(sys.stdout).line)
+        records: list[RunRecord] = []
+        for stage in self.stages(force):
+            progress = Progress(sys.stdout, sweep=stage)
+            try:
+                stage.run(on_event or partial(shown_event, progress))
+            finally:
+                progress.end()
+            records += records_of(stage)
+        return self.rows(records)
+
+    def stages(self, force: bool = False) -> Iterator[Stage]:
+        """One sweep, where anything runs."""
+        if not self.simulated and self.exhibit.specs(self.size, {}):
+            yield self.sweep({}, force=force)
+
+    def _plan(self, echo: Callable[[str], None]) -> None:
+        """Answer the exhibit's questions again; does nothing where the profiles are not there."""
+        folder = profiles_folder(self.store.root)
+        if folder is None or not self.exhibit.PLANS:
+            return
+        from workbench.published.harmony_answers import answers
+
+        rows = []
+        for figure in self.exhibit.PLANS:
+            for question in harmony_plans.questions(figure):
+                echo(f"planning {question.words}")
+                rows += answers(question, folder)
+        try:
+            self._own_plans.parent.mkdir(parents=True, exist_ok=True)
+            harmony_plans.write(rows, self._own_plans)
+        except OSError as error:
+            raise self.store.unusable(error) from error
+
+    @property
+    def _own_plans(self) -> Path:
+        return self.store.root / "plans" / harmony_plans.KEPT.name
+
+    def plans(self) -> pd.DataFrame:
+        """The plans there are: kept ones, and instead of a figure's those made here."""
+        kept = harmony_plans.kept()
+        if not self._own_plans.exists():
+            return kept
+        own = harmony_plans.kept(path=self._own_plans)
+        return pd.concat([kept[~kept["figure"].isin(set(own["figure"]))], own], ignore_index=True)
+
+    def records(self) -> list[RunRecord]:
+        """Records there are of this exhibit's runs; nothing is run."""
+        return [] if self.simulated else records_of(self.sweep({}))
+
+    def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
+        """Reference estimates, plans, what was measured on named hardware, and what the records
+        say; where they say nothing, why."""
+        figure, size = self.exhibit.FIGURE, self.size.name
+        records = self.records() if records is None else records
+        kept = _kept_here(self.store.published_here(), figure, size)
+        if records:
+            own = self.exhibit.rows(records, self.store, self.size)
+        elif kept.empty:
+            own = self.exhibit.absent(self.size, NO_GPU if self.simulated else NOT_RUN)
+        else:
+            own = table([])
+        own = own.assign(size=size)
+        return join(self.exhibit.known(self.size, self.plans()), kept, own).assign(figure=figure)
+
+    # -- what they show -------------------------------------------------------------------------
+
+    def draw(self, rows: pd.DataFrame) -> Figure:
+        """The figure, at the width of a page."""
+        from matplotlib.figure import Figure
+
+        with styled():
+            figure = Figure(figsize=(PAGE_IN, PLOT_HEIGHT_IN), layout="constrained")
+            self.exhibit.draw(figure, rows)
+        return figure
+
+    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Claim, reference ratio and own one, whether it holds and why."""
+        return Shown(as_table(self.exhibit.verdicts(rows)).rename(columns=TITLES))
+
+    def provenance(self) -> pd.DataFrame:
+        """Where this exhibit's numbers come from: estimates, plans, machine, code, dates."""
+        plans = self.plans()
+        days = f"{plans['planned'].min()} to {plans['planned'].max()}"
+        more = {
+            "reference": "estimates of the authors' own model, in workbench/published/harmony.csv",
+            "plans": f"on the published profiles, {days}",
+        }
+        facts = super().provenance()
+        return Shown([*more.items(), *facts.itertuples(index=False)], columns=["what", "is"])
+
+
+def _line(spec: RunSpec, record: RunRecord | None, seconds: float | None) -> dict[str, Any]:
+    done = record is not None
+    return {
+        "run": spec.method,
+        "model": f"{spec.model.family}, {spec.model.layers} layers of {spec.model.hidden}",
+        "ranks": spec.ranks,
+        "minibatch": spec.batch,
+        "state": f"cached {record.started[:16].replace('T', ' ')}" if done else "to run",
+        "time": "" if done else "?" if seconds is None else format_seconds(seconds),
+        "note": record.message if done else "",
+    }
+
+
+def _kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
+    """Rows of a figure and size out of tables read from ``results/published-here``."""
+    if not {"figure", "size", "source", "quantity"} <= set(frame.columns):
+        return table([])
+    wanted = (
+        frame[["figure", "size", "source"]].astype(str).eq([figure, size, MEASURED]).all(axis=1)
+    )
+    return table(frame[wanted].reindex(columns=list(COLUMNS)).to_dict("records"))

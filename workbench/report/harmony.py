@@ -1,0 +1,90 @@
+"""Harmony's exhibits as parts of the report: figure, verdicts and rows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from workbench.figures.exhibit import HARMONY, find, words_of
+from workbench.figures.harmony.looks import ESTIMATES
+from workbench.harmony_session import HarmonySession
+from workbench.report.page import Html, drawing, table, tag
+from workbench.runs.progress import format_seconds
+from workbench.runs.store import Store
+
+if TYPE_CHECKING:
+    from workbench.report import Outcome
+
+ANCHOR = "harmony"
+COLUMNS = {
+    "model": "model", "label": "method", "ranks": "devices", "minibatch": "minibatch",
+    "setting": "setting", "quantity": "quantity", "value": "value", "unit": "unit",
+    "source": "source", "variant": "of", "status": "status", "how": "how", "note": "note",
+}  # fmt: skip
+"""Columns of the rows, as the report names them."""
+MOST_ROWS = 400
+"""Rows that a section lists; losses by step are many, and in the CSV beside the figure."""
+
+
+def harmony_sections(
+    size: str,
+    results: Path,
+    outcomes: dict[str, Outcome],
+    cell: Callable[[str, Any], Html | None],
+) -> list[Html]:
+    """A section an exhibit, after what all of them share."""
+    about = (
+        "Exhibits of the second system. The values of its paper are not known to this project. "
+        f"{ESTIMATES} Dotted edges are reference estimates, hatched (in lines: half filled) is "
+        "simulated, filled is measured."
+    )
+    out = [
+        tag("h1", "Harmony (VLDB'22): models beyond all devices of a server", id=ANCHOR),
+        tag("p", about),
+    ]
+    for figure in HARMONY:
+        session = HarmonySession(find(figure), size, Store(results))
+        out += _section(session, outcomes.get(figure), cell)
+    return out
+
+
+def _section(
+    session: HarmonySession,
+    outcome: Outcome | None,
+    cell: Callable[[str, Any], Html | None],
+) -> list[Html]:
+    exhibit, rows = session.exhibit, session.rows()
+    shown = rows.reindex(columns=list(COLUMNS)).rename(columns=COLUMNS).head(MOST_ROWS)
+    beyond = f", the first {MOST_ROWS} of them here" if len(rows) > MOST_ROWS else ""
+    return [
+        tag("h2", f"{words_of(exhibit.FIGURE)}: {exhibit.TITLE}", id=session.name),
+        tag("p", exhibit.CLAIM, " ", tag("span", f"({exhibit.SECTION})", class_="soft")),
+        _how_it_ended(outcome),
+        drawing(session.draw(rows), f"{exhibit.TITLE}: {exhibit.CLAIM}"),
+        tag("h3", "Verdict"),
+        table(_without_empty(session.verdict(rows)), cell),
+        tag(
+            "details",
+            tag("summary", f"Data: {len(rows)} values{beyond}, and how each was obtained"),
+            table(_without_empty(shown)),
+        ),
+    ]
+
+
+def _how_it_ended(outcome: Outcome | None) -> Html:
+    if outcome is None:
+        return tag("p", "Shown from stored results and kept plans.", class_="soft")
+    if not outcome.ok:
+        return tag("p", f"It did not run to its end: {outcome.message}", class_="warn")
+    started = outcome.started[:16].replace("T", " ")
+    took = format_seconds(outcome.seconds)
+    return tag("p", f"Run {started} UTC in {took}; notebook {outcome.notebook}.", class_="soft")
+
+
+def _without_empty(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without columns that say nothing."""
+    told = frame.astype(object).where(frame.notna(), "").astype(str)
+    return frame.loc[:, [(told[name] != "").any() for name in frame.columns]]
