@@ -21,15 +21,15 @@ ROUNDS = 6
 """Packs a direction are tried up to so many a rank one by one."""
 STRIDE = 1.1
 """And beyond in whole rounds, each number by so much larger."""
-IMPROVED = 10
+IMPROVED = 8
 """Choices of different numbers of packs whose cuts are moved about."""
-MOVES = 40_000
+MOVES = 30_000
 """Micro-batches in all estimates that moving the cuts of one choice may take."""
 EVEN = 2e-3
 """Share by which the slowest pack may be slower than it must be: cuts are moved afterwards."""
 STEPS = (8, 2, 1)
 """Units that a cut is moved by."""
-FUSED = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
+FUSED = (0.35, 0.5, 0.65, 0.8, 1.0, 1.2)
 """Time of the last pack, in shares of what each rank has to do, where it is cut off first."""
 WIDENED = 6
 """Choices of different sizes whose last pack is cut off first."""

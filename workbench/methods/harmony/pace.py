@@ -94,6 +94,10 @@ class _Walk:
         """Rank -> bytes of the pack that lies in its ring."""
         self.ring: dict[int, int] = defaultdict(int)
         """Rank -> bytes of its ring of weights."""
+        self.gone: dict[int, list[float]] = defaultdict(list)
+        """Rank -> when each stash was on the host: no more than `AHEAD` wait on the device."""
+        self.spent: dict[int, list[float]] = defaultdict(list)
+        """Rank -> when what was fetched was of no more use; no more than `AHEAD` are there."""
         self.left: list[tuple[int, float]] = []
         """(samples up to, when) of the outputs of the task before."""
         self.returned: list[tuple[int, float]] = []
@@ -116,26 +120,28 @@ class _Walk:
         came = self.left if task.forward or task.fused else []
         fetched = not task.forward and not task.fused and units.start > 0
         stashed = sorted(self.stashed & {*units}) if task.forward else []
-        left, back, gone, ran = [], [], [], []
-        for number, (first, end) in enumerate(task.micros):
+        gone, spent = self.gone[rank], self.spent[rank]
+        left, back = [], []
+        for first, end in task.micros:
             forward, again, backward = self.pace._seconds(end - first)
             there = _when(came, end)
             if fetched:
-                free = max(self.fetch[rank], ran[number - AHEAD] if number >= AHEAD else 0.0)
+                free = max(self.fetch[rank], _before(spent))
                 there = free + self._bytes(units.start, end - first) / self.server.load_bytes_per_s
                 self.fetch[rank] = there
-            if number >= AHEAD and gone:  # what came waits in the inbox until it is stashed
-                there = max(there, gone[number - AHEAD])
+            if units.start in stashed:
+                there = max(there, _before(gone))
             start = max(self.compute[rank], ready, there)
             if task.forward:
                 now = start + forward[units.stop] - forward[units.start]
                 now = max(now, whole + forward[units.stop] - forward[units.stop - 1])
                 for unit in stashed:
-                    when = max(self.store[rank], there if unit == units.start else now)
+                    if unit > units.start:
+                        now = max(now, _before(gone))
+                    when = max(self.store[rank], start if unit == units.start else now)
                     nbytes = self._bytes(unit, end - first)
                     self.store[rank] = when + nbytes / self.server.store_bytes_per_s
-                    if unit == units.start:
-                        gone.append(self.store[rank])
+                    gone.append(self.store[rank])
                 left.append((end, self._arrival(rank, now, units.stop, end - first)))
             else:
                 now = start + again[units.stop] - again[units.start]
@@ -145,7 +151,8 @@ class _Walk:
                 now += backward[units.stop] - backward[units.start]
                 back.append((end, self._arrival(rank, now, units.start, end - first)))
             self.compute[rank] = now
-            ran.append(now)
+            if fetched:
+                spent.append(now)
         self.ends[rank].append(self.compute[rank])
         if task.forward:
             self.left = left
@@ -194,6 +201,11 @@ class _Walk:
         self.store[rank] = max(self.store[rank], end) + nbytes / server.store_bytes_per_s
         seconds = parameters * server.ranks / server.host_adam_params_per_s
         self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
+
+
+def _before(ends: list[float]) -> float:
+    """When there is room for one more."""
+    return ends[-AHEAD] if len(ends) >= AHEAD else 0.0
 
 
 def _when(left: list[tuple[int, float]], end: int) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
-from workbench.methods.harmony.sheet import AHEAD, GRADIENT, Sheet
+from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
@@ -142,8 +142,8 @@ def _output(
     takes, uses, after = lists
     if unit + 1 in task.units:
         takes.append(sheet.activation(task, unit + 1, micro, span))
-        if task.forward and unit + 1 in sheet.stashed and micro >= AHEAD:
-            after.append(act(Kind.STASH, unit + 1, micro - AHEAD, rank=task.rank))
+        if task.forward and unit + 1 in sheet.stashed:
+            after += sheet.after_stash(task, unit + 1, micro)
     elif task.forward and sheet.following(task).rank == task.rank:
         label = name.inputs(unit + 1)
         nbytes = sheet.input_bytes(unit + 1, sheet.packs.share_of(task))

@@ -136,6 +136,7 @@ class Room:
             (
                 _waiting(packs, self._sizes, task)
                 + max(passing[task.units.start : task.units.stop])
+                + self._leaving(packs, task)
                 for task in tasks
                 if task.forward
             ),
@@ -152,6 +153,13 @@ class Room:
             beside = [c.backward_scratch_bytes + v for c, v in zip(costs, visits, strict=True)]
             self._inside[samples] = ends, beside
         return self._inside[samples]
+
+    def _leaving(self, packs: Packs, task: Task) -> int:
+        """Inputs of later backward packs that a forward task made and that are on their way to the
+        host."""
+        starts = [pack.start for pack in packs.backward[:-1] if pack.start in task.units[1:]]
+        largest = max((self._sizes.input_bytes(u, packs.forward_size) for u in starts), default=0)
+        return AHEAD * largest
 
     def _forward_of(self, samples: int) -> list[int]:
         """What a forward pass of each layer needs: its output, its input, and what it makes between

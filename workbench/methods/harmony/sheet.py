@@ -21,6 +21,9 @@ AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
 FETCHES = H2D + ".1"
 """Stashed inputs come beside the weights of the next pack, not behind them."""
+INSIDE = D2H + " inside"
+"""Inputs of backward packs that begin inside a forward pack: counted by themselves, since those of
+a whole task are gone only at its end."""
 INBOX = "inbox"
 """Slot of what comes from other ranks."""
 GRADIENT = 1
@@ -164,6 +167,11 @@ class Sheet(Draft):
             return []
         last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
         return self._after_spent(rank, D2H, last)
+
+    def after_stash(self, task: Task, unit: int, micro: int) -> list[str]:
+        """The same of one input of a unit inside a task, which goes to the host by itself."""
+        mine = act(Kind.STASH, unit, micro, rank=task.rank)
+        return self._after_spent(task.rank, INSIDE, mine)
 
     def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
         """What must be gone before one more thing comes on a lane; notes what will free it."""
