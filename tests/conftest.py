@@ -40,6 +40,24 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of measurements of a results folder, with the ceilings of this machine's cores.
+
+    Copied into a results folder, it spares the first run there a quarter of a minute, for tests
+    that are about something else. Rougher than what a run measures, since its timings are short.
+    """
+    import torch
+
+    from workbench.profile.store import ceilings
+
+    threads = torch.get_num_threads()
+    folder = tmp_path_factory.mktemp("measured")
+    ceilings(folder, "cpu", seconds=0.02)
+    torch.set_num_threads(threads)
+    return folder / "profiles"
+
+
 @cache
 def _no_gpu() -> str | None:
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from workbench.runs.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, measured: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
+    shutil.copytree(measured, store.root / "profiles")
     yield store
     assert left_behind(store.root, patience_s=5) == []

@@ -8,6 +8,9 @@ is.
 from __future__ import annotations
 
 import time
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -42,15 +45,22 @@ def test_clips_that_fire_never_and_always_equal_plain_training(spec_for, tmp_pat
         assert found["stood"] == found["redone"] == 0
 
 
-def limit_between(spec_for, tmp_path) -> float:
+@cache
+def norms_of(spec) -> list[float]:
+    """The norms of a run's gradients, from the least to the greatest."""
+    with TemporaryDirectory() as folder:
+        training, _ = run(stronghold, spec, Path(folder))
+    return sorted(training.history.grad_norms)
+
+
+def limit_between(spec_for) -> float:
     """A limit that some steps' norms exceed, though not by their last units' gradients alone."""
-    training, _ = run(stronghold, spec_for(window=2, resident=1, clip=NEVER), tmp_path / "norms")
-    norms = sorted(training.history.grad_norms)
+    norms = norms_of(spec_for(window=2, resident=1, clip=NEVER))
     return norms[len(norms) // 2] * 0.99
 
 
 def test_updates_that_are_taken_back_equal_plain_training(spec_for, tmp_path):
-    limit = limit_between(spec_for, tmp_path)
+    limit = limit_between(spec_for)
     spec = spec_for(window=2, resident=1, clip=limit)
     training, parameters = run(stronghold, spec, tmp_path)
     assert settled(training)["redone"] > 0
@@ -90,7 +100,7 @@ def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, p
     it; and plain training it is also where a guess was wrong."""
     never, always = clip == NEVER, clip == ALWAYS
     if clip == "between":
-        clip = limit_between(spec_for, tmp_path)
+        clip = limit_between(spec_for)
     spec = spec_for(window=2, resident=0, pulled=pulled, clip=clip)
     training, parameters = run_counting(spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
@@ -114,7 +124,7 @@ def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, p
 
 def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
     """What was guessed decides the last bits of what is taken back, so it must not change."""
-    limit = limit_between(spec_for, tmp_path)
+    limit = limit_between(spec_for)
     spec = spec_for(
         window=2, resident=0, pulled=3, clip=limit, steps=8, save_every=1, lr_decay_steps=8
     )
@@ -130,7 +140,7 @@ def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
 @pytest.mark.parametrize("pulled", [0, 3])
 def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path, pulled):
     """What is guessed depends on gradients alone, and not on who was faster."""
-    limit = limit_between(spec_for, tmp_path)
+    limit = limit_between(spec_for)
     spec = spec_for(window=2, resident=1, pulled=pulled, clip=limit, steps=8)
 
     def late(action, step):

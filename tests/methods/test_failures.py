@@ -162,8 +162,12 @@ def test_a_failure_while_weights_are_made(spec_for, tmp_path, ended, monkeypatch
 
 
 @pytest.fixture
-def interrupt():
-    """Raises KeyboardInterrupt in this thread, by a signal, after each of some delays."""
+def interrupt(monkeypatch):
+    """Raises KeyboardInterrupt in this thread, by a signal, after each of some delays.
+
+    Python drops one that lands in a finalizer, and says so; then it is sent again, as a person
+    would press the keys again.
+    """
     armed = threading.Event()
 
     def handler(*_):
@@ -181,6 +185,16 @@ def interrupt():
         armed.set()
         guns.append(threading.Thread(target=fire))
         guns[-1].start()
+
+    told = sys.unraisablehook
+
+    def dropped(what) -> None:
+        if what.exc_type is KeyboardInterrupt:
+            shoot(0.02)
+        else:
+            told(what)
+
+    monkeypatch.setattr(sys, "unraisablehook", dropped)
 
     guns: list[threading.Thread] = []
     before = signal.signal(signal.SIGUSR1, handler)
@@ -350,14 +364,14 @@ class Blocks:
     def phase(self, text: str) -> None: ...
 
 
-def test_two_thousand_steps_hold_no_more_than_two_hundred(tmp_path):
+def test_a_thousand_steps_hold_no_more_than_two_hundred(tmp_path):
     """But for what a record has of every step: loss, seconds, gradient norm, and its number."""
     model = replace(MODEL, layers=2, hidden=8, heads=1, seq=4, dropout=0.0)
     spec = plain.spec_for(
-        model=model, window=2, resident=0, optimizer_tier="disk", batch=1, steps=2000
+        model=model, window=2, resident=0, optimizer_tier="disk", batch=1, steps=1000
     )
     training = start(stronghold, spec, tmp_path)
-    report = Blocks((200, 1990))
+    report = Blocks((200, 990))
     try:
         training.run(report)
         engine, executor = training.engine, training.executor
@@ -369,9 +383,9 @@ def test_two_thousand_steps_hold_no_more_than_two_hundred(tmp_path):
         assert len(executor.events) == 3 * len(training.plan.schedule.actions)
     finally:
         training.close()
-    assert len(training.history.losses) == 2000
-    growth = report.blocks[1990] - report.blocks[200]
-    assert growth / 1790 < 6, growth
+    assert len(training.history.losses) == 1000
+    growth = report.blocks[990] - report.blocks[200]
+    assert growth / 790 < 6, growth
 
 
 def test_tokens_of_few_steps_are_kept(spec_for, tmp_path):

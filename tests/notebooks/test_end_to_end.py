@@ -15,6 +15,7 @@ import pytest
 
 from tests.notebooks.offline import outside_addresses
 from tests.runs.helpers import left_behind, processes_of, role, wait_for
+from workbench import reproduce as module
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
 from workbench.session import open_exhibit
@@ -78,7 +79,11 @@ from workbench.cli import main; sys.exit(main({list(words)!r}))"
     assert processes_of(results) == [], "it is true when it is said"
 
 
-def test_what_was_killed_is_resumed_and_ends(results: Path) -> None:
+def test_what_was_killed_is_resumed_and_ends(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The report is read below, and in test_paper.py.
+    monkeypatch.setattr(module, "write_report", lambda size, results: results / "report.html")
     lines: list[str] = []
     values = {"size": "tiny"}
     assert reproduce("smoke", results, only=["fig9"], parameters=values, echo=lines.append).ok

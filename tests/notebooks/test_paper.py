@@ -1,4 +1,4 @@
-"""All six notebooks at the published sizes, which without a GPU run nothing: papermill, report."""
+"""All notebooks at the published sizes, which without a GPU run nothing: papermill, report."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -85,32 +86,48 @@ def test_a_browser_without_a_network_shows_it(done: tuple[Reproduced, list[str]]
     assert "ERR_" not in answer.stdout
 
 
+@pytest.fixture(scope="module")
+def again(
+    done: tuple[Reproduced, list[str]], results: Path, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
+    """Two exhibits a second time, one of them broken; `workbench report` writes the report."""
+    files = results / "reports" / "paper"
+    before = {path.name: path.read_bytes() for path in files.glob("fig9.*")}
+    notebooks = tmp_path_factory.mktemp("notebooks")
+    for path in module.NOTEBOOKS.glob("*.py"):
+        shutil.copy(path, notebooks)
+    broken = notebooks / "stronghold_8b.py"
+    broken.write_text(broken.read_text().replace("rows = exhibit", "1 / 0\nrows = exhibit"))
+    reported = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "NOTEBOOKS", notebooks)
+        patch.setattr(module, "write_report", lambda *asked: reported.append(asked))
+        reproduced = reproduce("paper", results, only=["8b", "fig9"], echo=lambda line: None)
+    return SimpleNamespace(
+        reproduced=reproduced,
+        reported=reported,
+        path=report(results, echo=lambda line: None),
+        before=before,
+        after={path.name: path.read_bytes() for path in files.glob("fig9.*")},
+    )
+
+
 def test_the_second_time_changes_nothing_but_dates(
-    done: tuple[Reproduced, list[str]], results: Path
+    done: tuple[Reproduced, list[str]], again: SimpleNamespace
 ) -> None:
-    folder = results / "reports" / "paper"
-    before = {path.name: path.read_bytes() for path in folder.glob("fig9.*")}
-    again = reproduce("paper", results, only=["fig9"], echo=lambda line: None)
-    assert again.ok
-    assert list(again.outcomes) == ["9"]
-    assert {path.name: path.read_bytes() for path in folder.glob("fig9.*")} == before
-    path = report(results, echo=lambda line: None)
-    assert path == str(again.report)
-    assert "Not run yet" not in Path(path).read_text(), "the other exhibits are still there"
+    assert len(again.before) == 3
+    assert again.after == again.before
+    assert again.path == str(done[0].report)
+    assert "Not run yet" not in Path(again.path).read_text(), "the other exhibits are still there"
 
 
 def test_one_that_fails_stops_no_other_and_the_report_says_why(
-    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+    again: SimpleNamespace, results: Path
 ) -> None:
-    for path in module.NOTEBOOKS.glob("*.py"):
-        shutil.copy(path, tmp_path)
-    broken = tmp_path / "stronghold_8b.py"
-    broken.write_text(broken.read_text().replace("rows = exhibit", "1 / 0\nrows = exhibit"))
-    monkeypatch.setattr(module, "NOTEBOOKS", tmp_path)
-    out = tmp_path / "out"
-    reproduced = reproduce("paper", out, only=["8b", "9"], echo=lambda line: None)
-    assert not reproduced.ok
-    assert [outcome.ok for outcome in reproduced.outcomes.values()] == [False, True]
-    text = reproduced.report.read_text()
+    assert not again.reproduced.ok
+    ended = {figure: outcome.ok for figure, outcome in again.reproduced.outcomes.items()}
+    assert ended == {"8b": False, "9": True}
+    assert again.reported == [("paper", results)], "a report is written all the same"
+    text = Path(again.path).read_text()
     assert "Not all exhibits ran to their end" in text
     assert text.count("ZeroDivisionError: division by zero") >= 2

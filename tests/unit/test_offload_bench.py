@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,7 +371,8 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.deepspeed
-def test_every_method_trains_alike(tmp_path):
+def test_every_method_trains_alike(tmp_path, measured):
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
     assert run_tiny(tmp_path) == 0
     runs = json.loads((tmp_path / "out" / "offload.json").read_text())["runs"]
     assert [run["status"] for run in runs] == ["ok"] * len(CASES["tiny"][0].methods)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,8 @@ def test_a_timeline_that_cannot_be_read_fails_no_run(tmp_path, monkeypatch, text
     assert any("no step of it is kept" in line for line in bench.told)
 
 
-def test_a_real_run_leaves_a_step_that_can_be_right(tmp_path):
+def test_a_real_run_leaves_a_step_that_can_be_right(tmp_path, measured):
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
     tiny = entry_of(CASES["tiny"][0], "stronghold", 1, 3)
     entry = replace(
         tiny, method="stronghold (w2 r0)", spec=tiny.spec.with_(window=2, resident=0, pulled=0)
