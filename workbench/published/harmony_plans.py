@@ -28,6 +28,9 @@ PUBLISHED, OURS = PLANNERS = ("published", "ours")
 DP = "dp"
 PLACE = ("figure", "model", "method", "ranks", "minibatch", "planner", "given")
 """Columns that say what a row answers."""
+VOLUMES = ("weights_in", "gradients_out", "activations_in", "activations_out", "p2p", "all_reduced")
+COUNTS = ("candidates", "device_bytes", *VOLUMES)
+"""Columns of whole numbers, which may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +147,7 @@ def write(rows: Iterable[Row], path: Path = KEPT) -> None:
     frame = pd.DataFrame(list(rows), columns=[field.name for field in fields(Row)])
     if path.exists():
         frame = pd.concat([kept(path=path), frame])
-    frame = frame.drop_duplicates(list(PLACE), keep="last")
+    frame = frame.drop_duplicates(list(PLACE), keep="last").astype(dict.fromkeys(COUNTS, "Int64"))
     frame = frame.sort_values("figure", kind="stable", key=lambda column: column.map(ORDER.index))
     part = path.with_suffix(".part")
     frame.to_csv(part, index=False, float_format="%.6g", lineterminator="\n")
