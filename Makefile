@@ -16,7 +16,7 @@ reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML re
 	$(BIN)/workbench reproduce --size smoke
 
 test: setup  ## all tests that this machine can run
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
 	@mkdir -p notebooks

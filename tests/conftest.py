@@ -1,16 +1,23 @@
 """What every test may use, and why a test cannot run here.
 
 A test that needs something this machine lacks carries a marker and is skipped with the reason; it
-never passes by doing nothing.
+never passes by doing nothing. Workers of one run share the machine; a test that measures how soon
+something answers is marked `quiet` and waits until no other test runs.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,21 +48,24 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of measurements of a results folder, with the ceilings of this machine's cores.
+def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What `workbench doctor` measures and says of this machine's cores, and its results folder."""
+    results = tmp_path_factory.mktemp("examined")
+    words = ("doctor", "--json", "--quick", "--device", "cpu", "--results", str(results))
+    command = [sys.executable, "-m", "workbench.cli", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(results=results, told=json.loads(done.stdout))
 
-    Copied into a results folder, it spares the first run there a quarter of a minute, for tests
-    that are about something else. Rougher than what a run measures, since its timings are short.
+
+@pytest.fixture(scope="session")
+def measured(examined: SimpleNamespace) -> Path:
+    """A results folder's measurements of this machine.
+
+    Copied into another one, they spare the first run there a quarter of a minute, for tests that
+    are about something else.
     """
-    import torch
-
-    from workbench.profile.store import ceilings
-
-    threads = torch.get_num_threads()
-    folder = tmp_path_factory.mktemp("measured")
-    ceilings(folder, "cpu", seconds=0.02)
-    torch.set_num_threads(threads)
-    return folder / "profiles"
+    return examined.results / "profiles"
 
 
 @cache
@@ -96,3 +106,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, unavailable in UNAVAILABLE.items():
             if item.get_closest_marker(marker) and (reason := unavailable()):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@contextmanager
+def _locked(file: Path, how: int) -> Iterator[None]:
+    with file.open() as held:
+        fcntl.flock(held, how)
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Tests run side by side, but nothing beside a quiet one.
+
+    All enter through one door, which somebody who waits for quiet keeps shut.
+    """
+    door, room = ROOT / "pyproject.toml", ROOT / "tests" / "conftest.py"
+    quiet = item.get_closest_marker("quiet") is not None
+    with _locked(door, fcntl.LOCK_EX):
+        held = room.open()
+        fcntl.flock(held, fcntl.LOCK_EX if quiet else fcntl.LOCK_SH)
+    with held:
+        return (yield)

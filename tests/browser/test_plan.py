@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from tests.browser.conftest import Open
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.quiet]
 ECHO_S, ANSWER_S = 0.2, 0.3
 """What people are promised: a slider's own value, and the planner's answer at 100 layers."""
 LOADED = 2.0
-"""Other tests may have the two cores: half of the moves stay within this many times as long."""
+"""Something else may have the two cores: half of the moves stay within this many times as long."""
 WORST_S = 2.0
 """Of any single move."""
 CLOCK = """window.clock = () => {

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import offload_bench, offload_cases
-from benchmarks.offload import main, table
+from benchmarks.offload import table
 from benchmarks.offload_bench import Bench
 from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
 from benchmarks.offload_sheet import COLUMNS, ROOT, Sheet, describe
-from tests.runs.helpers import left_behind
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
 from workbench.published.here import read_offload
@@ -340,54 +337,6 @@ def test_a_search_takes_the_roomiest_setting():
     assert probe("l2l", 10, None, None).spec.activations == "host"
     assert probe("zero-infinity-disk", 10, None, None).spec.optimizer_tier == "disk"
     assert probe("stronghold", 10, 32 * GIB, 90 * GIB).case == "largest-32g-90g"
-
-
-# -- for real --------------------------------------------------------------------------------------
-
-
-def run_tiny(tmp_path: Path, *words: str) -> int:
-    folders = ["--out", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
-    return main(["--size", "tiny", "--warmup", "1", "--measured", "2", *folders, *words])
-
-
-def test_it_runs_end_to_end_on_any_machine(tmp_path, capsys):
-    chosen = ["--only", "plain", "--only", "fsdp-offload"]
-    assert run_tiny(tmp_path, *chosen, "--list") == 0
-    assert "fsdp-offload" in capsys.readouterr().out
-    assert not (tmp_path / "results").exists()
-    assert run_tiny(tmp_path, *chosen) == 0
-    printed = capsys.readouterr().out
-    assert "of plain" in printed
-    assert "100.0%" in printed
-    plain, fsdp = read_offload(tmp_path / "out" / "offload.csv")
-    assert (plain.method, fsdp.method) == ("plain", "fsdp-offload")
-    assert fsdp.final_loss == pytest.approx(plain.final_loss, rel=1e-6)
-    assert min(plain.samples_per_second, fsdp.samples_per_second) > 0
-    assert fsdp.host_gib > 0
-    assert left_behind(tmp_path, patience_s=5) == []
-    assert run_tiny(tmp_path, *chosen) == 0
-    assert capsys.readouterr().out.count("done before") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.deepspeed
-def test_every_method_trains_alike(tmp_path, measured):
-    shutil.copytree(measured, tmp_path / "results" / "profiles")
-    assert run_tiny(tmp_path) == 0
-    runs = json.loads((tmp_path / "out" / "offload.json").read_text())["runs"]
-    assert [run["status"] for run in runs] == ["ok"] * len(CASES["tiny"][0].methods)
-    for run in runs:
-        assert run["losses"] == pytest.approx(runs[0]["losses"], rel=3e-6), run["method"]
-    ours = runs[-1]
-    assert ours["predicted"]["step_seconds"] > 0
-    assert ours["lanes"]["predicted"]["compute"] > 0
-    assert ours["lanes"]["measured"]["compute"] > 0
-    assert ours["plan"]["settings"]
-
-
-def test_a_users_mistake_is_one_sentence(tmp_path, capsys):
-    assert run_tiny(tmp_path, "--only", "nothing") == 2
-    assert "nothing matches 'nothing'" in capsys.readouterr().err
 
 
 def test_the_published_sizes_ask_for_a_gpu():

@@ -68,6 +68,9 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
             "or a shorter sequence",
             tier=DEVICE,
         )
+    least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
+    if least > setting.host_bytes:
+        raise _lacks(least, HOST_TIER, setting, "more than ")
     trials, lacking = 0, None
     left = iter(candidates[:MOST_TRIALS])
     while tried := _first(left, setting, sizes, costs, room):
@@ -92,14 +95,17 @@ def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
                     tried.append(again)
                     break
     peak, host = lacking
-    tier = HOST_TIER if host > setting.host_bytes else DEVICE
-    needed, there = (
-        (host, setting.host_bytes) if tier == HOST_TIER else (peak, setting.device_bytes)
+    if host > setting.host_bytes:
+        raise _lacks(host, HOST_TIER, setting)
+    raise _lacks(peak, DEVICE, setting)
+
+
+def _lacks(needed: int, tier: str, setting: Setting, how: str = "") -> DoesNotFit:
+    there = setting.host_bytes if tier == HOST_TIER else setting.device_bytes
+    text = (
+        f"{how}{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
     )
-    raise DoesNotFit(
-        f"{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there",
-        tier=tier,
-    )
+    return DoesNotFit(text, tier=tier)
 
 
 def _first(

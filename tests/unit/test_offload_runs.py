@@ -1,0 +1,75 @@
+"""The offload benchmark for real: tiny runs of every method, on any machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from benchmarks.offload import main
+from benchmarks.offload_cases import CASES
+from tests.runs.helpers import left_behind
+from workbench.published.here import read_offload
+
+CHOSEN = ("--only", "plain", "--only", "fsdp-offload")
+
+
+def run_tiny(tmp_path: Path, *words: str) -> int:
+    folders = ["--out", str(tmp_path / "out"), "--results", str(tmp_path / "results")]
+    return main(["--size", "tiny", "--warmup", "1", "--measured", "2", *folders, *words])
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> tuple[Path, str]:
+    """A folder with two real runs, and what was printed meanwhile."""
+    folder, printed = tmp_path_factory.mktemp("ran"), io.StringIO()
+    shutil.copytree(measured, folder / "results" / "profiles")
+    with redirect_stdout(printed):
+        assert run_tiny(folder, *CHOSEN) == 0
+    return folder, printed.getvalue()
+
+
+def test_a_list_runs_nothing(tmp_path, capsys):
+    assert run_tiny(tmp_path, *CHOSEN, "--list") == 0
+    assert "fsdp-offload" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
+
+
+def test_it_runs_end_to_end_on_any_machine(ran, capsys):
+    folder, printed = ran
+    assert "of plain" in printed
+    assert "100.0%" in printed
+    plain, fsdp = read_offload(folder / "out" / "offload.csv")[:2]
+    assert (plain.method, fsdp.method) == ("plain", "fsdp-offload")
+    assert fsdp.final_loss == pytest.approx(plain.final_loss, rel=1e-6)
+    assert min(plain.samples_per_second, fsdp.samples_per_second) > 0
+    assert fsdp.host_gib > 0
+    assert left_behind(folder, patience_s=5) == []
+    assert run_tiny(folder, *CHOSEN) == 0
+    assert capsys.readouterr().out.count("done before") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_every_method_trains_alike(ran):
+    folder, _ = ran
+    assert run_tiny(folder) == 0
+    runs = json.loads((folder / "out" / "offload.json").read_text())["runs"]
+    assert {run["method"] for run in runs} == set(CASES["tiny"][0].methods)
+    assert [run["status"] for run in runs] == ["ok"] * len(CASES["tiny"][0].methods)
+    for run in runs:
+        assert run["losses"] == pytest.approx(runs[0]["losses"], rel=3e-6), run["method"]
+    ours = runs[-1]
+    assert ours["predicted"]["step_seconds"] > 0
+    assert ours["lanes"]["predicted"]["compute"] > 0
+    assert ours["lanes"]["measured"]["compute"] > 0
+    assert ours["plan"]["settings"]
+
+
+def test_a_users_mistake_is_one_sentence(tmp_path, capsys):
+    assert run_tiny(tmp_path, "--only", "nothing") == 2
+    assert "nothing matches 'nothing'" in capsys.readouterr().err
