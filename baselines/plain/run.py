@@ -180,7 +180,11 @@ class Training:
 
     def _save(self) -> None:
         path = new_checkpoint(self.folder, self.progress.next_step)
-        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
+        state = {
+            "masters": list(self.masters.values()),
+            "buffers": dict(self.whole.named_buffers()),
+            "inner": self.optimizer.inner.state_dict(),
+        }
         torch.save(state, path / STATE_FILE)
         self.progress.save(path)
         self.report.event("saved", path=path.name, next_step=self.progress.next_step)
@@ -195,6 +199,8 @@ class Training:
             master.copy_(saved)
             if weight is not master:
                 weight.copy_(saved)
+        for name, buffer in self.whole.named_buffers():
+            buffer.copy_(state["buffers"][name])
         self.optimizer.inner.load_state_dict(state["inner"])
         self.progress = Progress.load(path)
         self.report.event("resumed", path=path.name, next_step=self.progress.next_step)

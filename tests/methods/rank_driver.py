@@ -1,7 +1,7 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, or
-``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise.
+``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def fails(rank: int, kind: str, step: int, how: str):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hang":
             time.sleep(600)
+        if how == "wait":
+            time.sleep(0.5)
+            return
         raise RuntimeError("a made-up failure")
 
     return perturb

@@ -67,7 +67,7 @@ def original(model: ModelSpec, seed: int) -> torch.nn.Module:
     return vision.ResNet(shape)
 
 
-def train_original(spec, micro: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train_original(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
     net, model = original(spec.model, spec.seed), make_model(spec.model)
     whole = model.whole(seed=spec.seed)
     net.load_state_dict(whole.state_dict())
@@ -95,18 +95,22 @@ def train_original(spec, micro: int) -> tuple[list[float], dict[str, torch.Tenso
         torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
         optimizer.step()
         losses.append(total)
-    return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
+    return losses, net
 
 
 def assert_equals_original(spec, crew: Crew, micro: int) -> None:
-    """Losses and parameters of a crew at its end."""
-    parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
-    losses, expected = train_original(spec, micro)
+    """Losses, parameters and running statistics of a crew at its end."""
+    losses, net = train_original(spec, micro)
     assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
-    assert parameters.keys() == expected.keys()
-    for name, value in expected.items():
-        worst = float((parameters[name] - value).abs().max())
-        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+    for found, expected in (
+        (checkpoint.parameters(crew.model, crew.states, crew.flats), net.named_parameters()),
+        (crew.statistics(), net.named_buffers()),
+    ):
+        expected = dict(expected)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            worst = float((found[name] - value.detach()).abs().max())
+            assert worst <= PARAMETER_TOLERANCE, (name, worst)
 
 
 def crew_for(packs: Packs, spec, folder):
@@ -144,6 +148,17 @@ def test_a_module_trains_as_it_does_undivided(model, mode, pairs, tmp_path):
     moved = crew.schedule.moved_bytes()
     for way in ("load", "store"):
         assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps
+
+
+def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):
+    """Replicas, whose statistics are each a part of the whole, and then a pipeline."""
+    changes = {"model": RESNET, "text": "stdlib", "batch": 4, "save_every": 2, "lr_decay_steps": 4}
+    for mode, ranks, steps in (("dp", 2, 2), ("pp", 3, 4)):
+        spec = spec_for(**changes, steps=steps)
+        with crew_for(packs_for(spec, mode=mode, ranks=ranks), spec, tmp_path) as crew:
+            crew.run(Silent())
+            assert len(crew.results()) == ranks
+            assert_equals_original(spec, crew, 2)
 
 
 def measured(spec, size: int) -> Profile:

@@ -114,6 +114,13 @@ def assert_moved(crew, steps):
         assert counted == moved[way] * steps
 
 
+def test_a_rank_that_is_done_does_not_disturb_the_others(tmp_path):
+    """Nothing is clipped, so the last rank ends while the second waits for the first one."""
+    packs, spec = replace(PACKS, ranks=3), spec_for(clip=None, steps=2)
+    crew, parameters = trained(packs, spec, tmp_path, "0:SEND:1:wait")
+    assert_equals_plain(spec, crew, parameters)
+
+
 def test_a_killed_rank_is_named_nothing_is_left_and_the_run_goes_on(whole, tmp_path):
     spec = spec_for(save_every=3)
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
@@ -32,6 +34,8 @@ class History:
         self.skipped: list[int] = []
         self.notes: list[str] = []
         self.updates_done = 0
+        self.statistics: dict[str, Tensor] = {}
+        """Running ones, of the checkpoint that the run continues."""
 
     def ended(
         self,
@@ -60,6 +64,7 @@ class History:
         memory: Memory,
         flats: list[Flat],
         report: Reporter,
+        statistics: dict[str, Tensor] | None = None,
     ) -> None:
         """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
         manifest = {
@@ -72,7 +77,7 @@ class History:
             "continues": self._continues,
         }
         try:
-            path = checkpoint.save(self._folder, model, memory, flats, manifest)
+            path = checkpoint.save(self._folder, model, memory, flats, manifest, statistics)
         except OSError as error:
             self.notes.append(str(error))
             report.event("not_saved", next_step=next_step, reason=str(error))
@@ -95,6 +100,7 @@ class History:
             self._check_continues(path, manifest["continues"])
             try:
                 checkpoint.restore(path, model, memory, flats)
+                self.statistics = checkpoint.statistics(path)
             except OSError as error:
                 damage = error
                 report.event("damaged", path=path.name, reason=str(error))

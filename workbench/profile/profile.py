@@ -204,9 +204,9 @@ class ProfileCosts:
                 return overhead + unit.parameters / hardware.device_adam_params_per_s
             case Kind.UPDATE | Kind.SETTLE:
                 return overhead + unit.parameters / hardware.host_adam_params_per_s
-            case Kind.LOAD | Kind.FETCH | Kind.PULL:
+            case Kind.LOAD | Kind.FETCH | Kind.PULL | Kind.SUM_IN:
                 rate = hardware.h2d_bytes_per_s
-            case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT | Kind.PUSH:
+            case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT | Kind.PUSH | Kind.SUM_OUT:
                 rate = hardware.d2h_bytes_per_s
             case Kind.READ:
                 rate = hardware.disk_read_bytes_per_s

@@ -121,6 +121,22 @@ PARALLEL = {
             modules=True,
         ),
         Method(
+            name="pp-swap",
+            label="PP Swap",
+            module="baselines.swapping.pp",
+            summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
+            parallel=True,
+            modules=True,
+        ),
+        Method(
+            name="dp-swap",
+            label="DP Swap",
+            module="baselines.swapping.dp",
+            summary="all layers on every device, what has no room swapped every micro-batch",
+            parallel=True,
+            modules=True,
+        ),
+        Method(
             name="data-parallel",
             label="DP",
             module="baselines.data_parallel",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from workbench.model.base import LayeredModel
 from workbench.runtime.memory import Memory
@@ -26,13 +26,19 @@ from workbench.runtime.storage import Flat
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 KEEP = 2
 """The newest checkpoint, and the one before in case its reader finds a bad disk block."""
-MANIFEST = "manifest.json"
+MANIFEST, STATISTICS = "manifest.json", "statistics.safetensors"
 
 
 def save(
-    folder: Path, model: LayeredModel, memory: Memory, flats: list[Flat], manifest: dict[str, Any]
+    folder: Path,
+    model: LayeredModel,
+    memory: Memory,
+    flats: list[Flat],
+    manifest: dict[str, Any],
+    statistics: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write ``folder/step-N`` where N is ``manifest["next_step"]``. All lanes must be drained.
+    `statistics` are running ones, by their names in the whole model's `state_dict`.
 
     Raises OSError, one sentence, if the disk refuses; older checkpoints stay.
     """
@@ -47,6 +53,9 @@ def save(
             path = temporary / f"unit-{unit:05d}.safetensors"
             _write_unit(path, model, memory, unit, flat)
             files[path.name] = path.stat().st_size
+        if statistics:
+            save_file(statistics, temporary / STATISTICS)
+            files[STATISTICS] = (temporary / STATISTICS).stat().st_size
         text = json.dumps({**manifest, "files": files}) + "\n"
         (temporary / MANIFEST).write_text(text)
         for name in [*files, MANIFEST, ""]:
@@ -113,6 +122,12 @@ def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) 
             raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
         if memory.on_disk(unit):
             memory.write_states(unit)
+
+
+def statistics(path: Path) -> dict[str, torch.Tensor]:
+    """The running statistics of a checkpoint; none where its model has none."""
+    file = path / STATISTICS
+    return load_file(file) if file.exists() else {}
 
 
 def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:

@@ -185,8 +185,12 @@ class Executor:
         self._fail(Stopped("the run was stopped"))
 
     def close(self) -> None:
-        """End what may be left of a run that was interrupted twice. Memory may be freed after."""
-        self.stop()
+        """End what may be left of a run that was interrupted twice. Memory may be freed after.
+
+        Where nothing is left, other ranks may still be at work, and are not disturbed.
+        """
+        if self._threads:
+            self.stop()
         self._drain()
 
     def _start_lanes(self, steps: range) -> None:

@@ -27,6 +27,7 @@ from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, links_of, partners, placed
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
+from workbench.runtime.statistics import Statistics
 from workbench.runtime.storage import States
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
@@ -94,6 +95,7 @@ class PackEngine:
         self._parameters: dict[str, list[nn.Parameter]] = {}
         self._gradients: dict[str, list[Tensor]] = {}
         self._point()
+        self.statistics = Statistics(model, schedule, board.rank, self._differentiated(mine))
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._forward,
@@ -105,6 +107,8 @@ class PackEngine:
             Kind.RECV: self._receive,
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
+            Kind.SUM_OUT: self._sum,
+            Kind.SUM_IN: self._sum,
             Kind.NORM: lambda action, links, step: updates.norm(step),
             Kind.UPDATE: self._update,
         }
@@ -163,8 +167,9 @@ class PackEngine:
         return whole[buffer.offset : end].view(self.dtype)
 
     def _point(self) -> None:
-        """One module for each visit of weights, and views for each of gradients: their places never
-        change."""
+        """A module for the weights of visits, and views for their gradients: places never change,
+        and visits of a layer to the same place share them."""
+        modules: dict[tuple[int, int], tuple[nn.Module, list[nn.Parameter]]] = {}
         for label, buffer in self.schedule.buffers.items():
             what, unit = placed(label, buffer, self.board.rank) or (None, None)
             if what not in ("weights", "gradients"):
@@ -172,11 +177,17 @@ class PackEngine:
             layout = self._layouts[unit]
             place = self._place(label, layout.numel)
             if what == "weights":
-                module = self.model.shell(unit, device=self.device, dtype=self.dtype)
-                self._modules[label] = module
-                self._parameters[label] = layout.point(module, place)
+                if (unit, place.data_ptr()) not in modules:
+                    module = self.model.shell(unit, device=self.device, dtype=self.dtype)
+                    modules[unit, place.data_ptr()] = module, layout.point(module, place)
+                self._modules[label], self._parameters[label] = modules[unit, place.data_ptr()]
             else:
                 self._gradients[label] = layout.views(place)
+
+    def _differentiated(self, mine: list[Action]) -> dict[int, nn.Module]:
+        """Unit -> the module of its passes that keep what backward passes need."""
+        passes = [a for a in mine if name.keeps(a)]
+        return {a.unit: self._modules[self._links[a.name].weights] for a in passes}
 
     # -- compute --------------------------------------------------------------------------------
 
@@ -192,9 +203,7 @@ class PackEngine:
     def _forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
         unit, state, span = action.unit, self._state(step), action.span
-        keeps = name.kept(unit, action.microbatch) in [
-            label.rpartition(":")[2] for label in action.takes
-        ]
+        keeps = name.keeps(action)
         rows = slice(span[0] - self._first, span[1] - self._first)
         x = (
             tuple(t[rows] for t in state.inputs)
@@ -207,6 +216,8 @@ class PackEngine:
         ctx = Context(seed=self.spec.seed, step=step, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
         module = self._modules[links.weights]
+        if keeps:
+            self.statistics.begin(unit, span)
         with torch.set_grad_enabled(keeps):
             y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
         if keeps:
@@ -230,6 +241,7 @@ class PackEngine:
             pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
             ends, above = zip(*[(t, g) for t, g in pairs if t.requires_grad], strict=True)
         grads = torch.autograd.grad(ends, [*through, *parameters], above, materialize_grads=True)
+        self.statistics.end(unit, span)
         if unit:
             self._flow.write(links.input_gradient, span, grads[: len(through)])
         views, grads = self._gradients[links.gradients], grads[len(through) :]
@@ -269,6 +281,13 @@ class PackEngine:
         target[: len(source)].copy_(source, non_blocking=True)
         self._count("store", target.nbytes)
 
+    def _sum(self, action: Action, links: Links, step: int) -> None:
+        """A sum of gradients that lacks micro-batches, away from the device or back to it."""
+        here = self._place(links.gradients, self._layouts[action.unit].numel)
+        there, out = self._host.view(links.host, self.dtype), action.kind is Kind.SUM_OUT
+        (there if out else here).copy_(here if out else there, non_blocking=True)
+        self._count("store" if out else "load", action.nbytes)
+
     def _gradient_place(self, label: str, layout: VisitLayout, share: int) -> Tensor:
         """This rank's part of a layer's gradients: all of them, or from its share's first on."""
         place = self._place(label, layout.numel)
@@ -300,10 +319,8 @@ class PackEngine:
 
     def _send(self, action: Action, links: Links, step: int) -> None:
         """Into the receiver's inbox, when its place there is free."""
-        source = self._flow.read(links.source, action.span)
-        partner = self._partner[action.name]
-        (label,) = partner.takes
-        place = self._message(partner, label)
+        source, partner = self._flow.read(links.source, action.span), self._partner[action.name]
+        place = self._message(partner, *partner.takes)
         self.board.wait(self._index[partner.name], step)
         copy_into(place, source)
         if self.device.type == "cuda":

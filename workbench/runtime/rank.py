@@ -21,6 +21,7 @@ from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.pack_engine import PackEngine
 from workbench.runtime.shared import SharedHost
+from workbench.runtime.statistics import statistics_file
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import available_cores
 from workbench.runtime.visits import VisitLayout
@@ -89,6 +90,7 @@ class Rank:
             units=schedule.num_units,
             rank=rank,
         )
+        self._folder = folder
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
@@ -140,9 +142,12 @@ class Rank:
         first failure of this rank."""
         if not self.executor.step_numbers:
             self.engine.bring()
+            if (saved := self._folder / statistics_file("all")).exists():
+                self.engine.statistics.read(saved)
         with self.meter:
             self.executor.run(first, steps)
         self.engine.give_back()
+        self.engine.statistics.write(self._folder / statistics_file(self.board.rank))
 
     def close(self) -> None:
         """Give all memory back."""

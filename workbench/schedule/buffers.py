@@ -6,6 +6,8 @@ it. `unit` is a layer of the model, `micro` a micro-batch, `turn` 1 for the seco
 
 from __future__ import annotations
 
+from workbench.schedule.action import Action
+
 DISK_BOUNCE_BYTES = 2 << 20
 """Host memory through which the disk tier moves what is not aligned."""
 
@@ -15,9 +17,9 @@ def weights(unit: int, turn: int = 0) -> str:
     return f"w{unit}" + (f"+{turn}" if turn else "")
 
 
-def gradients(unit: int) -> str:
+def gradients(unit: int, turn: int = 0) -> str:
     """Gradients of a unit on the device."""
-    return f"g{unit}"
+    return f"g{unit}" + (f"+{turn}" if turn else "")
 
 
 def states(unit: int, turn: int = 0) -> str:
@@ -34,6 +36,12 @@ def activation(unit: int, micro: int, turn: int = 0) -> str:
 def kept(unit: int, micro: int) -> str:
     """Everything autograd keeps between a unit's (re)forward and its backward pass."""
     return f"k{unit}.{micro}"
+
+
+def keeps(action: Action) -> bool:
+    """Whether a forward pass keeps that: the one that is differentiated."""
+    label = kept(action.unit, action.microbatch or 0)
+    return any(text.rpartition(":")[2] == label for text in action.takes)
 
 
 def output_gradient(unit: int, micro: int) -> str:
@@ -59,6 +67,11 @@ def host_weights(unit: int) -> str:
 def host_gradients(unit: int) -> str:
     """Gradients of a unit on the host."""
     return f"hg{unit}"
+
+
+def host_sums(unit: int) -> str:
+    """A sum of a unit's gradients that lacks micro-batches, on the host."""
+    return f"hs{unit}"
 
 
 def host_states(unit: int) -> str:

@@ -23,6 +23,7 @@ class Look:
 
 _WEIGHTS = Look("weights", "#009E73")
 _ACTIVATIONS = Look("activations", "#9ADBC5", "black")
+_GRADIENTS = Look("gradients", "#CC79A7", "black")
 _STATES = Look("states", "#C9B98A", "black")
 _MESSAGES = Look("messages", "#999999", "black")
 _COLLECTIVES = Look("collectives", "#555555")
@@ -39,7 +40,9 @@ LOOKS: dict[str, Look] = {
     Kind.EVICT: _WEIGHTS,
     Kind.STASH: _ACTIVATIONS,
     Kind.FETCH: _ACTIVATIONS,
-    Kind.GRAD_OUT: Look("gradients", "#CC79A7", "black"),
+    Kind.GRAD_OUT: _GRADIENTS,
+    Kind.SUM_OUT: _GRADIENTS,
+    Kind.SUM_IN: _GRADIENTS,
     Kind.PULL: _STATES,
     Kind.PUSH: _STATES,
     Kind.READ: _STATES,

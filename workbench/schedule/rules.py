@@ -108,6 +108,27 @@ def check_gradients_out(proof: Proof, passes: Passes) -> None:
                 proof.require(weight_gradient, leaving, "the gradients may be incomplete")
 
 
+def check_sums(proof: Proof, passes: Passes) -> None:
+    """A sum of gradients that leaves a device comes back before anything is added to it."""
+    actions = proof.schedule.actions
+    for unit in range(proof.schedule.num_units):
+        places = {
+            kind: {(actions[i].rank, actions[i].turn): i for i in proof.find(kind, unit)}
+            for kind in (Kind.SUM_OUT, Kind.SUM_IN)
+        }
+        for (rank, turn), out in places[Kind.SUM_OUT].items():
+            if (rank, turn + 1) not in places[Kind.SUM_IN]:
+                raise ScheduleError(f"the sum that {proof.name(out)} takes away never comes back")
+        for (rank, turn), back in places[Kind.SUM_IN].items():
+            out = places[Kind.SUM_OUT].get((rank, turn - 1))
+            if out is None:
+                raise ScheduleError(f"{proof.name(back)} brings a sum that nobody took away")
+            proof.require(out, back, "the sum may not be there yet")
+            for adding in passes.weight_gradients(unit):
+                if actions[adding].rank == rank and not proof.before(adding, out):
+                    proof.require(back, adding, "the sum so far may be missing")
+
+
 def check_norm(proof: Proof, passes: Passes) -> None:
     """Where there is a global norm, it sees every gradient, and every update waits for it, or is
     settled after it.

@@ -112,10 +112,12 @@ class Schedule:
             Kind.LOAD: "load",
             Kind.FETCH: "load",
             Kind.PULL: "load",
+            Kind.SUM_IN: "load",
             Kind.PUSH: "store",
             Kind.EVICT: "store",
             Kind.STASH: "store",
             Kind.GRAD_OUT: "store",
+            Kind.SUM_OUT: "store",
             Kind.READ: "read",
             Kind.SPILL: "write",
         }

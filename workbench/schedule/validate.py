@@ -53,8 +53,8 @@ STEPS = 3
 
 LANES_OF = {
     **dict.fromkeys(COMPUTING, (COMPUTE,)),
-    **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL), (H2D,)),
-    **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH), (D2H,)),
+    **dict.fromkeys((Kind.LOAD, Kind.FETCH, Kind.PULL, Kind.SUM_IN), (H2D,)),
+    **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH, Kind.SUM_OUT), (D2H,)),
     Kind.NORM: (COMPUTE, HOST),
     **dict.fromkeys((Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST, VISIT)),
     Kind.READ: (DISK_IN,),
@@ -87,6 +87,7 @@ def validate(schedule: Schedule) -> Validation:
     rules.check_passes(proof, passes)
     rules.check_stashes(proof, passes)
     rules.check_gradients_out(proof, passes)
+    rules.check_sums(proof, passes)
     rules.check_updates(proof, passes)
     rules.check_reduced(proof, passes)
     rules.check_norm(proof, passes)

@@ -69,6 +69,8 @@ PHRASES = {
     Kind.STASH: "activations of {unit} to the host",
     Kind.FETCH: "activations of {unit} back to the device",
     Kind.GRAD_OUT: "gradients of {unit} to the host",
+    Kind.SUM_OUT: "gradients of {unit} so far to the host",
+    Kind.SUM_IN: "gradients of {unit} so far back to the device",
     Kind.NORM: "global gradient norm",
     Kind.UPDATE: "update of {unit}",
     Kind.SETTLE: "verdict on the update of {unit}",

@@ -23,12 +23,16 @@ EXHIBITS = tuple(HARMONY)
 
 
 def run(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
-    """A run that moved what the formula says, if there is one, and lost as every run does."""
+    """A run that moved what the formula says, if there is one, and lost as every run does; what
+    swaps moves all weights for each micro-batch."""
     told = volumes.formula(spec) if spec.method.startswith("harmony") else None
     moved = {"load": 10, "store": 5} if told is None else {"load": told.load, "store": told.store}
     parameters = 1000
     if spec.model.family == "gpt":
         parameters = spec.model.parameters
+    if spec.method in sizes.SWAPPED:
+        visits = 4 * parameters * spec.batch // spec.forward_size
+        moved = {"load": 3 * visits, "store": visits}
     losses = [5.0 - 0.1 * step for step in range(spec.steps)]
     values = {
         "key": f"{spec.method}-{spec.model.family}-{spec.ranks}-{spec.backward_packs}-{spec.batch}",

@@ -73,9 +73,9 @@ def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path)
 def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None:
     session = with_one_run("harmony_12", tmp_path)
     preview = session.preview()
-    assert preview["state"].tolist() == ["cached 2026-11-21 06:00", "to run", "to run"]
-    assert preview["ranks"].tolist() == [1, 2, 2]
-    assert preview["time"].tolist() == ["", "?", "?"]
+    assert preview["state"].tolist() == ["cached 2026-11-21 06:00", *["to run"] * 4]
+    assert preview["ranks"].tolist() == [1, 2, 2, 2, 2]
+    assert preview["time"].tolist() == ["", *["?"] * 4]
     rows = session.rows()
     assert set(rows.query("source == 'measured'")["ranks"]) == {1}
     assert set(session.verdict(rows).query("judged == 'measured'")["verdict"]) == {

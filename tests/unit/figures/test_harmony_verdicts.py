@@ -107,8 +107,17 @@ def test_10_leaves_a_model_without_plans_open(tmp_path: Path) -> None:
 def test_12_holds_for_runs_that_move_what_they_should(tmp_path: Path) -> None:
     rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
     found = find("harmony_12").verdicts(rows)
-    assert len(found) == 6
+    assert len(found) == 8
     assert {verdict.verdict for verdict in found} == {HOLDS}
+
+
+@pytest.mark.parametrize("mode", ["PP", "DP"])
+def test_12_fails_where_swapping_moves_less(mode: str, tmp_path: Path) -> None:
+    rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
+    less = changed(rows, 0.1, source=table.MEASURED, method=f"{mode.lower()}-swap")
+    words = f"Harmony-{mode} moves fewer bytes than {mode} Swap"
+    assert judged("harmony_12", rows, words).verdict == HOLDS
+    assert judged("harmony_12", less, words).verdict == FAILS
 
 
 @pytest.mark.parametrize("words", ["its packs", "its plan"])

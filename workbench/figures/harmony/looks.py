@@ -28,6 +28,8 @@ from workbench.figures.style import GREY, PAGE_IN, Look
 LOOKS = {
     "harmony-pp": Look("#0072B2", "o"),
     "harmony-dp": Look("#D55E00", "s"),
+    "pp-swap": Look("#003F63", ">"),
+    "dp-swap": Look("#7A3600", "<"),
     "plain": Look("#000000", "P"),
     "data-parallel": Look("#E69F00", "^"),
     "gpipe": Look("#009E73", "D"),

@@ -11,7 +11,7 @@ Tests have a fourth, ``tiny``, of seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.figures.sizes import SIZES
@@ -25,6 +25,8 @@ from workbench.units import parse_bytes
 PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP
 """On one device both modes are one; the paper calls it data parallel."""
+SWAPPED = PP_SWAP, DP_SWAP = ("pp-swap", "dp-swap")
+"""What Harmony's modes are without packs: figure 12 shows their bytes beside."""
 PEERS = ("data-parallel", "gpipe", "1f1b", "zero-infinity")
 """Baselines, as far as there are such methods."""
 
@@ -42,6 +44,8 @@ class Trained:
     packs: str = ""
     """Units of each backward pack, as in ``2 2 2``; the forward packs are all but the last. Empty:
     the planner chooses."""
+    device_memory: int | None = None
+    """What its devices are capped at, where that is not the size's cap."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the spec of its own: learning rate, steps, text."""
     modes: tuple[str, ...] = HARMONY
@@ -115,6 +119,7 @@ class HarmonySize:
         """The run of a model by a method; `minibatch`, `packs` and any field may be changed."""
         batch = changes.pop("minibatch", trained.minibatch)
         packs = changes.pop("packs", trained.packs)
+        memory = trained.device_memory or self.device_memory
         values: dict[str, Any] = {
             "method": method,
             "model": trained.model,
@@ -123,13 +128,13 @@ class HarmonySize:
             # The same in every exhibit, so that they share the run.
             "steps": self.curve_steps if trained in (self.text, self.pairs) else self.steps,
             "device": self.device,
-            "device_memory": self.device_memory if method != "plain" else None,
+            "device_memory": memory if method != "plain" else None,
             **trained.changes,
         }
-        if method in HARMONY:
+        if method in HARMONY + SWAPPED:
             if trained.micro is not None:
                 values |= {"forward_size": trained.micro, "backward_size": trained.micro}
-            if packs:
+            if packs and method in HARMONY:
                 forward = packs.rpartition(" ")[0]
                 values |= {"forward_packs": forward or packs, "backward_packs": packs}
         elif trained.micro is not None:
@@ -177,8 +182,10 @@ def _of(family: str, layers: int, hidden: int, seq: int, vocab: int, heads: int 
 
 def smoke() -> HarmonySize:
     """Models of at most 1.3 million parameters on up to three processes."""
-    text = Trained(name="GPT", model=_gpt(6, 128, 4, 64, 256), minibatch=8, micro=2,
-                   packs="2 2 2 2")  # fmt: skip
+    roomy = Trained(name="GPT", model=_gpt(6, 128, 4, 64, 256), minibatch=8, micro=2,
+                    packs="2 2 2 2")  # fmt: skip
+    # Packs of two layers fit; without packs two devices have to swap.
+    text = replace(roomy, device_memory=parse_bytes("7.1MiB"))
     pairs = Trained(name="BERT", model=_of("bert", 4, 64, 64, 300, 4), minibatch=8, micro=2,
                     packs="2 2 2 1", changes={"lr": 1e-3})  # fmt: skip
     cut = {"minibatch": 8, "micro": 2, "modes": (PP,)}
@@ -192,7 +199,7 @@ def smoke() -> HarmonySize:
         four=(pairs, text, vgg, resnet),
         moved=text,
         minibatches={},
-        balance=_settings(text, (2, 2, 4), (2, 2, 2)),
+        balance=_settings(roomy, (2, 2, 4), (2, 2, 2)),
         grown=(text,),
         ranks=(1, 2, 3),
         most=2,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
@@ -27,6 +28,7 @@ from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
+from workbench.runtime.statistics import merged, statistics_file
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
@@ -100,6 +102,8 @@ class Crew:
             flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
             self.states.states(unit).set_master(master)
         first = self.history.resume(self.model, self.states, self.flats, report)
+        if self.history.statistics:
+            save_file(self.history.statistics, self.folder / statistics_file("all"))
         self.board.start_at(first, self.history.updates_done)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
@@ -117,10 +121,20 @@ class Crew:
                 time.sleep(POLL_S)
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
-                self.history.save(end, done, self.model, self.states, self.flats, report)
+                self.history.save(
+                    end, done, self.model, self.states, self.flats, report, self.statistics()
+                )
         for process in self._ranks:
             process.wait()
         self._check()
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """BatchNorm's running statistics at the end of the last segment, by their names."""
+        return merged(
+            path
+            for rank in range(self.schedule.num_ranks)
+            if (path := self.folder / statistics_file(rank)).exists()
+        )
 
     def results(self) -> list[dict[str, Any]]:
         """What each rank measured."""
@@ -155,9 +169,10 @@ class Crew:
             if process.poll() not in (None, 0, 2):
                 self._raise(rank, process.returncode)
         if self._ranks and all(process.poll() is not None for process in self._ranks):
-            failed = [rank for rank, p in enumerate(self._ranks) if p.returncode]
-            if failed:
-                self._raise(failed[0], self._ranks[failed[0]].returncode)
+            failed = [(p.returncode, rank) for rank, p in enumerate(self._ranks) if p.returncode]
+            if failed:  # 2 is the status of those that end because another one did
+                status, rank = min(failed)
+                self._raise(rank, status)
             return
         doing = [self.board.doing(rank) for rank in range(len(self._ranks))]
         if doing and self._hang_s < min(idle for *_, idle in doing) < NEVER_S:

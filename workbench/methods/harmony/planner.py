@@ -84,7 +84,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         step_seconds=simulated.step_seconds,
         peak_bytes=peak,
         moved_bytes=found.schedule.moved_bytes(),
-        binding=_binding(simulated, spec.ranks),
+        binding=binding(simulated, spec.ranks),
         settings=dict(found.schedule.settings),
     )
 
@@ -175,7 +175,7 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
     )
 
 
-def _binding(simulated: Simulation, ranks: int) -> str:
+def binding(simulated: Simulation, ranks: int) -> str:
     """The lane that is busiest on any rank, in words."""
     seconds = simulated.step_seconds
     busy = {

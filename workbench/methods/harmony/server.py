@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
 from workbench.schedule.action import H2D, NET_OUT, VISIT, Action, Kind
-from workbench.schedule.buffers import kept
+from workbench.schedule.buffers import keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +60,17 @@ class ServerCosts:
         match action.kind:
             case Kind.FORWARD:
                 cost = self._sizes.cost(action.unit, end - first)
-                label = kept(action.unit, action.microbatch)
-                keeps = any(text.rpartition(":")[2] == label for text in action.takes)
-                return server.compute_slowdown * (cost.recompute_s if keeps else cost.forward_s)
+                seconds = cost.recompute_s if keeps(action) else cost.forward_s
+                return server.compute_slowdown * seconds
             case Kind.RECOMPUTE:
                 cost = self._sizes.cost(action.unit, end - first)
                 return server.compute_slowdown * cost.recompute_s
             case Kind.BACKWARD:
                 cost = self._sizes.cost(action.unit, end - first)
                 return server.compute_slowdown * cost.backward_s
-            case Kind.LOAD | Kind.FETCH:
+            case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
-            case Kind.STASH | Kind.GRAD_OUT:
+            case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:
                 return action.nbytes / server.store_bytes_per_s
             case Kind.SEND | Kind.RECV:
                 return server.message_seconds(action.nbytes)

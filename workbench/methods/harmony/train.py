@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
-from workbench.methods.harmony.planner import check, plan
 from workbench.methods.plan import Plan
 from workbench.methods.train import load_batches, write_timeline
 from workbench.model import make_model
@@ -23,13 +25,28 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
 
 
+class Planner(Protocol):
+    """What plans from profiles: a module."""
+
+    def check(self, spec: RunSpec, mode: str) -> None: ...
+
+    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
+
+
 def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
     """Plan from this machine's profile, then train on as many ranks as the spec has."""
+    return train_planned(planner, spec, report, folder, mode=mode)
+
+
+def train_planned(
+    planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str
+) -> Outcome:
+    """The same with the plans of another method whose layers visit from shared host memory."""
     load_batches(spec, make_model(spec.model), folder / "cache")
-    check(spec, mode)
+    planner.check(spec, mode)
     report.phase("profiling")
     profiles = profiles_for(spec, folder.parents[1], report)
-    made = plan(spec, profiles, mode=mode)
+    made = planner.plan(spec, profiles, mode=mode)
     report.event("plan", **made.to_dict())
     with closing(Crew(spec, made.schedule, folder, device=spec.device)) as crew:
         crew.run(report)

@@ -1,0 +1,1 @@
+"""Data and pipeline parallelism whose devices swap, as virtualized memory does (see README.md)."""

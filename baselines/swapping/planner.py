@@ -1,0 +1,148 @@
+"""Plans of data and pipeline parallelism with swapping: micro-batches and places, the best of few.
+
+A baseline is run at its best: for each size of micro-batch as many layers have a place of their own
+as the device has room for, and the simulator says which size is fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from baselines.swapping.division import Division
+from baselines.swapping.program import build
+from workbench.methods.evaluate import Budgets
+from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.packs import DP
+from workbench.methods.harmony.partition import min_max_partition
+from workbench.methods.harmony.planner import binding, borrowed, server_of
+from workbench.methods.harmony.server import ServerCosts
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.plan import DoesNotFit, Plan
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
+from workbench.schedule.simulate import simulate
+from workbench.schedule.validate import validate
+from workbench.units import format_bytes
+
+STEPS = 3
+
+
+def check(spec: RunSpec, mode: str) -> None:
+    """Raise ValueError, before anything is measured, for what no plan can take."""
+    if spec.backward_size not in ("auto", spec.forward_size):
+        raise ValueError(
+            f"forward_size is {spec.forward_size}, backward_size {spec.backward_size}; without "
+            "packs both passes have the same micro-batches"
+        )
+    if spec.forward_packs != "auto" or spec.backward_packs != "auto":
+        raise ValueError(
+            f"forward_packs {spec.forward_packs!r} and backward_packs {spec.backward_packs!r} are "
+            "Harmony's; leave both at 'auto'"
+        )
+    if mode == DP and spec.batch < spec.ranks:
+        raise ValueError(
+            f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any"
+        )
+    if mode != DP and spec.model.units < spec.ranks:
+        raise ValueError(
+            f"{spec.ranks} stages need a unit each, and the model has {spec.model.units}"
+        )
+
+
+def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
+    """The fastest plan that fits, from profiles by samples in a micro-batch. Raises DoesNotFit
+    where none does."""
+    from workbench.model import make_model
+
+    profile = profiles[min(profiles)]
+    sizes = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
+    server = server_of(profile, spec)
+    costs = ServerCosts(sizes, server, shared_updates=mode == DP)
+    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    found: list[Plan] = []
+    lacking: dict[str, int] = {}
+    for division in divisions(spec, sizes, mode, largest=max(profiles)):
+        schedule, peak = fitted(division, sizes, budgets.device, clipped=spec.clip is not None)
+        if tier := budgets.lacking(peak):
+            lacking = lacking or {tier: peak[tier]}
+            continue
+        simulated = simulate(schedule, costs, steps=STEPS)
+        found.append(
+            Plan(
+                method=f"{mode}-swap",
+                fits=True,
+                schedule=schedule,
+                step_seconds=simulated.step_seconds,
+                peak_bytes=peak,
+                moved_bytes=schedule.moved_bytes(),
+                binding=binding(simulated, spec.ranks),
+                settings=dict(schedule.settings),
+            )
+        )
+    if not found:
+        ((tier, needed),) = lacking.items()
+        raise DoesNotFit(
+            f"{format_bytes(needed)} of {tier} memory are needed, "
+            f"{format_bytes(budgets.to_dict()[tier])} are there",
+            tier=tier,
+        )
+    return min(found, key=lambda one: one.step_seconds)
+
+
+def divisions(spec: RunSpec, sizes: Sizes, mode: str, *, largest: int) -> Iterator[Division]:
+    """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
+    size that the spec pins; no unit has a place of its own yet."""
+    most = -(-spec.batch // spec.ranks) if mode == DP else spec.batch
+    size, pinned = 1, spec.forward_size != "auto"
+    while size <= min(most, largest) or pinned:
+        size = spec.forward_size if pinned else size
+        yield Division(
+            mode=mode, minibatch=spec.batch, size=size, own=(0,) * spec.ranks,
+            stages=stages(sizes, spec.model.units, spec.ranks, size, mode),
+        )  # fmt: skip
+        if pinned:
+            return
+        size *= 2
+
+
+def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[range, ...]:
+    """The units of each rank: all, or those with which the slowest stage is fastest."""
+    if mode == DP:
+        return (range(units),) * ranks
+    costs = [sizes.cost(unit, size) for unit in range(units)]
+    work = [cost.forward_s + cost.recompute_s + cost.backward_s for cost in costs]
+    return min_max_partition(work, ranks, lambda first, last: True)
+
+
+def fitted(
+    division: Division, sizes: Sizes, device_bytes: int, *, clipped: bool
+) -> tuple[Schedule, dict[str, int]]:
+    """With as many places of their own as the device has room for; the schedule, and its peaks."""
+    schedule = build(division, sizes, clipped=clipped)
+    peaks = validate(schedule).peak_bytes
+    nbytes = [sizes.visit_bytes(unit) for unit in range(division.num_units)]
+    own = []
+    for rank in range(division.ranks):
+        places = division.places(rank)
+        room = device_bytes - peaks[rank][DEVICE] + 2 * places.nbytes(nbytes)
+        roomy = (
+            count
+            for count in range(len(places.units), 0, -1)
+            if 2 * replace(places, own=count).nbytes(nbytes) <= room
+        )
+        own.append(next(roomy, 0))
+    while True:  # where all places are taken at once, it may be one too many
+        schedule = build(replace(division, own=tuple(own)), sizes, clipped=clipped)
+        peaks = validate(schedule).peak_bytes
+        over = [rank for rank, peak in peaks.items() if peak[DEVICE] > device_bytes and own[rank]]
+        if not over:
+            break
+        for rank in over:
+            own[rank] -= 1
+    return schedule, {
+        DEVICE: max(peak[DEVICE] for peak in peaks.values()),
+        HOST_TIER: peaks[0][HOST_TIER],
+        DISK: 0,
+    }

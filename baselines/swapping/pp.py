@@ -1,0 +1,26 @@
+"""Pipeline parallelism with swapping: 1F1B, a stage of layers on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baselines.swapping import planner
+from workbench.methods.harmony.packs import PP
+from workbench.methods.plan import Plan
+from workbench.profile.profile import Profile
+from workbench.runs.record import Outcome
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The plan from one profile; other micro-batch sizes in proportion."""
+    planner.check(spec, PP)
+    return planner.plan(spec, {profile.microbatch: profile}, mode=PP)
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train on the spec's ranks."""
+    from workbench.methods.harmony.train import train_planned
+
+    return train_planned(planner, spec, report, folder, mode=PP)

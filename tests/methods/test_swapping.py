@@ -1,0 +1,86 @@
+"""Ranks that swap train as plain training does, and move what their schedule says."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from baselines.swapping.division import Division
+from baselines.swapping.planner import fitted, plan
+from baselines.swapping.program import build
+from tests.methods import plain
+from tests.methods.harness import Silent, assert_equals_plain
+from tests.methods.plain import made_up_profile
+from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.packs import packs_of
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.plan import DoesNotFit
+from workbench.model.spec import ModelSpec
+from workbench.runtime import checkpoint
+from workbench.schedule import validate
+
+MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
+UNITS = MODEL.units
+PROCESS = (sys.executable, "-m", "tests.methods.rank_driver", "delays")
+PP = Division(mode="pp", minibatch=5, size=2, stages=packs_of([3, 3]), own=(1, 0))
+
+
+def spec_for(**changes):
+    return plain.spec_for(**{"model": MODEL, "batch": 5, "steps": 20, **changes})
+
+
+def sizes_for(spec):
+    profile = made_up_profile(spec.with_(microbatches=spec.batch))
+    return ProfiledSizes({1: profile}, tied={MODEL.layers + 1: (0, MODEL.vocab * MODEL.hidden)})
+
+
+@pytest.mark.parametrize(
+    ("division", "clip"),
+    [
+        (replace(PP, mode="dp", size=1, stages=(range(UNITS),) * 2, own=(0, 2)), 0.5),
+        (replace(PP, mode="dp", stages=(range(UNITS),), own=(0,), shared=3), None),
+        (PP, 0.5),
+        (replace(PP, size=1, stages=packs_of([1, 4, 1]), own=(0, 0, 0), shared=1), None),
+    ],
+    ids=["dp, uneven", "one rank", "pp, uneven", "three stages, one place"],
+)
+def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
+    """With random delays around every action."""
+    spec = spec_for(clip=clip, ranks=division.ranks)
+    schedule = build(division, sizes_for(spec), clipped=clip is not None)
+    validate(schedule)
+    with closing(Crew(spec, schedule, tmp_path, device="cpu", process=PROCESS)) as crew:
+        crew.run(Silent())
+        parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        assert_equals_plain(spec, crew, parameters)
+        moved = schedule.moved_bytes()
+        for way in ("load", "store"):
+            counted = sum(result["moved_bytes"][way] for result in crew.results())
+            assert counted == moved[way] * spec.steps
+
+
+def test_what_has_room_is_not_swapped():
+    spec = spec_for(ranks=2)
+    sizes = sizes_for(spec)
+    division = replace(PP, own=(0, 0))
+    _, least = fitted(division, sizes, 0, clipped=True)
+    roomy, peak = fitted(division, sizes, 2 * least["device"], clipped=True)
+    assert peak["device"] <= 2 * least["device"]
+    assert roomy.settings["own"] == "3 3"
+    assert roomy.moved_bytes()["load"] < build(division, sizes).moved_bytes()["load"]
+
+
+@pytest.mark.parametrize("mode", ["dp", "pp"])
+def test_the_plan_keeps_its_budget_or_says_what_lacks(mode):
+    spec = spec_for(batch=8, ranks=2)
+    profiles = {1: made_up_profile(spec.with_(microbatches=spec.batch))}
+    made = plan(spec, profiles, mode=mode)
+    budget = made.peak_bytes["device"] - 1
+    less = plan(spec.with_(device_memory=budget), profiles, mode=mode)
+    assert less.peak_bytes["device"] <= budget
+    assert less.step_seconds >= made.step_seconds
+    with pytest.raises(DoesNotFit, match="of device memory are needed, 9.766 KiB are there"):
+        plan(spec.with_(device_memory=10_000), profiles, mode=mode)
