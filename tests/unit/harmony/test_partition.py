@@ -40,9 +40,21 @@ def test_it_equals_trying_everything_under_any_memory_constraint(seconds, rng):
         for last in range(first, layers)
     }
 
-    def fits(first, last):
-        return allowed[first, last]
+    assert_best(seconds, lambda first, last: allowed[first, last])
 
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 3, 0.1, 5.25]), min_size=1, max_size=8),
+    st.lists(st.integers(0, 9), min_size=8, max_size=8),
+    st.integers(4, 40),
+)
+def test_it_does_where_all_parts_of_what_fits_fit_too(seconds, sizes, capacity):
+    assert_best(seconds, lambda first, last: sum(sizes[first : last + 1]) <= capacity)
+
+
+def assert_best(seconds, fits):
+    layers = len(seconds)
     found = min_max_partitions(seconds, range(1, layers + 1), fits)
     for count in range(1, layers + 1):
         best = everything(seconds, count, fits)

@@ -76,7 +76,7 @@ class Draft(Script):
         super().__init__()
         self.packs, self.sizes = packs, sizes
         self.head = packs.num_units - 1
-        self.stashed = {pack.start for pack in packs.backward[:-1]} - {0}
+        self.stashed = {*packs.stashed} - {0}
         """Units whose inputs wait on the host for their backward visit."""
         self._weights: dict[tuple[Task, int], Visit] = {}
         self._gradients: dict[tuple[Task, int], Visit] = {}

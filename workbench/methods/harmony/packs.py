@@ -94,6 +94,12 @@ class Packs:
             return tuple(task for rank in range(self.ranks) for task in self._of(rank))
         return tuple(self._of(None))
 
+    @cached_property
+    def stashed(self) -> list[int]:
+        """Units with which a backward pack begins that does not make its own forward pass, so that
+        their inputs wait for it."""
+        return [pack.start for pack in self.backward[:-1]]
+
     def tasks_of(self, rank: int) -> list[Task]:
         """Those of one rank, in their order."""
         return self._by_rank[rank]

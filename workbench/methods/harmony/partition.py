@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 Packs = tuple[range, ...]
 
@@ -58,6 +58,9 @@ class _Sweep:
             for stop in range(1, self.layers + 1)
         ]
         """Of the packs that fit, by their last layer; the nearest first."""
+        self.earliest = self._earliest()
+        """Of the packs that fit, by their last layer, the earliest first one, where all between fit
+        too and it never comes back; empty where memory is less even."""
         self.limits = sorted(
             {
                 self.ends[stop] - self.ends[first]
@@ -65,6 +68,14 @@ class _Sweep:
                 for first in starts
             }
         )
+
+    def _earliest(self) -> list[int]:
+        earliest = [starts[-1] if starts else stop for stop, starts in enumerate(self.starts, 1)]
+        even = all(
+            len(starts) == stop - first
+            for stop, (starts, first) in enumerate(zip(self.starts, earliest, strict=True), 1)
+        )
+        return earliest if even and all(a <= b for a, b in pairwise(earliest)) else []
 
     def partitions(self) -> dict[int, Packs]:
         if not self.limits:
@@ -87,6 +98,33 @@ class _Sweep:
 
     def counts(self, limit: float) -> list[int]:
         """Per j: the numbers of packs, as bits, into which the layers before j can be cut."""
+        return self._by_window(limit) if self.earliest else self._by_starts(limit)
+
+    def _by_window(self, limit: float) -> list[int]:
+        """The last packs begin in a window that only moves on: its sets are in two stacks, so that
+        each is added up twice at the most."""
+        ends, mask = self.ends, self.mask
+        counts = [1]
+        first = 0
+        front: list[int] = []  # sums of the older part of the window: from its first on, last
+        back = 0  # the sum of the newer one
+        for stop, earliest in enumerate(self.earliest, 1):
+            back |= counts[-1]
+            end = ends[stop]
+            while first < stop and (first < earliest or end - ends[first] > limit):
+                if not front:
+                    back = 0
+                    for one in reversed(counts[first:stop]):
+                        back |= one
+                        front.append(back)
+                    back = 0
+                front.pop()
+                first += 1
+            reached = back | front[-1] if front else back
+            counts.append(reached << 1 & mask)
+        return counts
+
+    def _by_starts(self, limit: float) -> list[int]:
         ends = self.ends
         counts = [1]
         for stop, starts in enumerate(self.starts, 1):
@@ -115,10 +153,10 @@ class _Sweep:
         stop = self.layers
         for left in range(count - 1, -1, -1):
             # The longest last pack: what is left for the packs before it is then least.
-            first = min(
+            first = next(
                 first
-                for first in self.starts[stop - 1]
-                if counts[first] >> left & 1 and self.ends[stop] - self.ends[first] <= limit
+                for first in reversed(self.starts[stop - 1])
+                if self.ends[stop] - self.ends[first] <= limit and counts[first] >> left & 1
             )
             packs.append(range(first, stop))
             stop = first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -157,7 +158,10 @@ class Room:
     def _leaving(self, packs: Packs, task: Task) -> int:
         """Inputs of later backward packs that a forward task made and that are on their way to the
         host."""
-        starts = [pack.start for pack in packs.backward[:-1] if pack.start in task.units[1:]]
+        starts = packs.stashed
+        starts = starts[
+            bisect_right(starts, task.units.start) : bisect_left(starts, task.units.stop)
+        ]
         largest = max((self._sizes.input_bytes(u, packs.forward_size) for u in starts), default=0)
         return AHEAD * largest
 
