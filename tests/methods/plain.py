@@ -39,11 +39,13 @@ def spec_for(**changes) -> RunSpec:
     return RunSpec(**{**values, **changes})
 
 
-def train(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
+def train(
+    spec: RunSpec, dtype: torch.dtype = torch.float32
+) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of every step and the final parameters."""
     device = spec.device
     model = make_model(spec.model)
-    net = model.whole(seed=spec.seed, device=device)
+    net = model.whole(seed=spec.seed, device=device).to(dtype)
     decays = {
         model.state_name(unit, name): model.decays(unit, name)
         for unit in range(model.num_units)

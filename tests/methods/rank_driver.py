@@ -1,7 +1,7 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
-``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, or
-``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
+``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, ``fp64`` (everything
+in it), or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from tests.methods import double
 from workbench.methods.harmony.rank_process import main
 from workbench.schedule.action import Action
 
@@ -44,8 +47,11 @@ def fails(rank: int, kind: str, step: int, how: str):
 
 if __name__ == "__main__":
     what, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    perturb = None
     if what == "delays":
         perturb = delays(number)
+    elif what == "fp64":
+        double.use(pytest.MonkeyPatch())
     else:
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)

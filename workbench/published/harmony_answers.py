@@ -8,6 +8,7 @@ and `17`, whose models have up to 204 layers, the most of them.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -247,7 +248,13 @@ def _place(question: Question, planner: str) -> dict[str, Any]:
 def main(words: list[str]) -> int:
     """Plan everything, or some figures' settings, from the profiles of a folder, saying what was
     found. What is planned again takes the place of what was kept, at once."""
-    folder, figures = Path(words[0]), words[1:] or [None]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the published profiles are")
+    parser.add_argument("figures", nargs="*", help="those of these figures only: 8 10 17 stored")
+    given = parser.parse_args(words)
+    folder, figures = given.folder, given.figures or [None]
+    if not folder.is_dir():
+        parser.error(f"there is no folder {str(folder)!r}")
     asked = [question for figure in figures for question in questions(figure)]
     for number, question in enumerate(asked, 1):
         found = answers(question, folder)

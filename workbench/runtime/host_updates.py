@@ -74,7 +74,7 @@ class HostUpdates:
         lends = unit in self._lenders
         square = 0.0
         if len(own) and not lends:
-            square = float(torch.linalg.vector_norm(own, dtype=torch.float32)) ** 2
+            square = float(torch.linalg.vector_norm(own, dtype=_wide(own))) ** 2
         self._board.norms[self._board.rank, unit] = square
 
     def norm(self, step: int) -> None:
@@ -84,7 +84,7 @@ class HostUpdates:
             end = self._layouts[unit].flat.numel
             self._add_borrowed(unit, 0, end)
             for chunk in self._pieces(unit, 0, end):
-                total += float(torch.linalg.vector_norm(chunk.float())) ** 2
+                total += float(torch.linalg.vector_norm(chunk, dtype=_wide(chunk))) ** 2
         self._board.decide(step, math.sqrt(total) if total >= 0 else math.nan)
 
     def _pieces(self, unit: int, first: int, end: int) -> Iterator[Tensor]:
@@ -144,7 +144,7 @@ class HostUpdates:
         """Take the norm of gradients that stay on the device: it writes to the board itself, so
         that nobody waits until whoever reads it knows that they are complete."""
         if self._clipped:
-            square = torch.linalg.vector_norm(gradients, dtype=torch.float32).double() ** 2
+            square = torch.linalg.vector_norm(gradients, dtype=_wide(gradients)).double() ** 2
             self._squares[unit : unit + 1].copy_(square.reshape(1), non_blocking=True)
 
     def update_here(self, unit: int, step: int, states: States, gradients: Tensor) -> None:
@@ -181,3 +181,8 @@ class HostUpdates:
             self._host.view(name.host_weights(unit), self._dtype),
             self._host.view(name.host_states(unit)),
         )
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """In which norms are taken: fp32 at the least."""
+    return torch.promote_types(tensor.dtype, torch.float32)

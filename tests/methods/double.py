@@ -1,0 +1,67 @@
+"""Everything in fp64: the same schedules, engine and messages, with no rounding to hide behind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from workbench.methods.harmony import crew, rank_process
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.profile.profile import Profile
+from workbench.runtime import host_adam
+from workbench.runtime.adam_step import AdamStep
+from workbench.runtime.storage import States
+
+FP64_BYTES = 8
+
+
+class Doubled(ProfiledSizes):
+    """Sizes in fp64, from a profile of fp32."""
+
+    def __init__(self, profile: Profile, *, tied: dict[int, tuple[int, int]]) -> None:
+        super().__init__({1: replace(profile, weight_bytes=FP64_BYTES)}, tied=tied)
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        return 2 * super().input_bytes(unit, samples)
+
+    def state_bytes(self, unit: int) -> int:
+        return 2 * super().weight_bytes(unit)
+
+
+def use(patch: pytest.MonkeyPatch) -> None:
+    """From now on what asks for fp32 gets fp64 in this process."""
+    for module in (crew, rank_process):
+        patch.setattr(module, "DTYPES", {"fp32": torch.float64})
+    patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
+    patch.setattr(States, "within", _within)
+    patch.setattr(host_adam, "update", _update)
+
+
+def _within(weights: Tensor, whole: Tensor) -> States:
+    moments = whole[: 2 * FP64_BYTES * len(weights)].view(torch.float64)
+    exp_avg, exp_avg_sq = moments.split(len(weights))
+    return States(weights=weights, rest=None, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+
+
+def _update(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    *,
+    decay_split: int,
+    **others: Any,
+) -> None:
+    grad = grad * hyper.grad_scale
+    weights[:decay_split] *= 1 - hyper.lr * hyper.weight_decay
+    exp_avg.lerp_(grad, 1 - hyper.beta1)
+    exp_avg_sq.mul_(hyper.beta2).addcmul_(grad, grad, value=1 - hyper.beta2)
+    root = exp_avg_sq.sqrt() / math.sqrt(1 - hyper.beta2**hyper.step)
+    rate = hyper.lr / (1 - hyper.beta1**hyper.step)
+    weights.addcdiv_(exp_avg, root.add_(hyper.eps), value=-rate)
