@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from baselines.ranks import EVENTS, MEETING, ORDER
+from baselines.stuck import answer_from
 from workbench.methods.train import resolve_device
 from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
@@ -35,6 +36,7 @@ LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 
 def main(folder: Path, rank: int) -> int:
     """Exit status: 0 done, 1 failed. `folder` is the ranks' own, in the run's."""
+    answer_from(folder, rank)
     try:
         order = json.loads((folder / ORDER).read_text())
         spec = RunSpec.from_dict(order["spec"])

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from baselines import stuck
 from workbench.methods.harmony.crew import RankFailed
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
@@ -38,6 +39,9 @@ NOTICE_S = 1.0
 """How long after a failure the others may still say theirs, which may be the cause."""
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
+HANG_S, HANG_STEPS = 300.0, 20
+"""After the first step nothing may take longer than that, nor than so many times as long as what
+took longest before."""
 
 
 def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -94,6 +98,9 @@ class _Crew:
         self._spec, self._folder = spec, folder
         self._ranks: list[subprocess.Popen] = []
         self._told = 0
+        self._heard_s, self._longest_s = time.monotonic(), 0.0
+        """When rank 0 told something last, and the longest that it was silent after a step."""
+        self._stepped = False
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():  # of an attempt before
             old.unlink()
@@ -145,12 +152,26 @@ class _Crew:
             self._told += len(line)
             event = json.loads(line)
             kind = event.pop("kind")
+            self._heard(kind)
             say = {"phase": report.phase, "step": report.step}.get(kind)
             say(**event) if say else report.event(kind, **event)
 
+    def _heard(self, kind: str) -> None:
+        now = time.monotonic()
+        if self._stepped:
+            self._longest_s = max(self._longest_s, now - self._heard_s)
+        self._stepped |= kind == "step"
+        self._heard_s = now
+
     def _check(self) -> None:
-        """Raise the first cause where a rank has failed or was killed."""
+        """Raise the first cause where a rank has failed, was killed, or hangs."""
         if not any(process.poll() for process in self._ranks):
+            silent = time.monotonic() - self._heard_s
+            if self._stepped and silent > max(HANG_S, HANG_STEPS * self._longest_s):
+                running = [process.pid for process in self._ranks if process.poll() is None]
+                if len(running) == len(self._ranks):
+                    where = stuck.where(self._folder, running)
+                    raise RankFailed(f"no step has ended for {silent:.0f} s: {where}")
             return
         time.sleep(NOTICE_S)
         statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}

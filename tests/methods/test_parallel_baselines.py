@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines import data_parallel, gpipe, one_f_one_b, zero_infinity
+from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity
 from baselines.pipeline import stages_of
 from baselines.plain.run import train as train_plain
 from baselines.stages import cut
@@ -102,9 +102,9 @@ class Disturbing(Silent):
             self.what()
 
 
-def kill(rank: int) -> None:
-    ranks = {process.cmdline()[-1]: process for process in children()}
-    os.kill(ranks[str(rank)].pid, signal.SIGKILL)
+def kill(rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+    crew = {process.cmdline()[-1]: process for process in children()}
+    os.kill(crew[str(rank)].pid, how)
 
 
 # -- exactness -----------------------------------------------------------------------------------
@@ -183,6 +183,17 @@ def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
     with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
         data_parallel.train(spec, report, tmp_path)
     assert time.monotonic() - report.did < END_S
+    assert not children()
+
+
+def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks, "HANG_S", 2.0)
+    report = Disturbing(2, lambda: kill(1, signal.SIGSTOP))
+    spec = spec_for(microbatches=2, steps=500)
+    told = r"no step has ended for \d+ s: rank 1 hangs: it does not answer; rank 0 "
+    with pytest.raises(RankFailed, match=told):
+        data_parallel.train(spec, report, tmp_path)
+    assert time.monotonic() - report.did < 2 * END_S
     assert not children()
 
 

@@ -1,0 +1,43 @@
+"""Methods on several devices as a user runs them: profile, plan, ranks, record, timeline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.methods import plain
+from tests.runs.helpers import left_behind
+from workbench.runs import runner
+from workbench.runs.store import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("harmony-pp", {}),
+        ("dp-swap", {"forward_size": 1, "device_memory": 600_000}),
+    ],
+)
+def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_path, measured):
+    results = tmp_path / "results"
+    shutil.copytree(measured, results / "profiles")
+    spec = plain.spec_for(method=method, ranks=2, steps=6, **changes)
+    store = Store(results)
+    record = runner.run(spec, store)
+    assert record.status == "ok", record.message
+    expected, _ = plain.train(spec)
+    assert record.losses == pytest.approx(expected, rel=1e-6)
+    assert record.moved_bytes == record.predicted["moved_bytes"]
+    assert record.peak_bytes["device"] <= record.predicted["peak_bytes"]["device"]
+    if spec.device_memory is not None:
+        assert record.predicted["peak_bytes"]["device"] <= spec.device_memory
+    assert record.predicted["step_seconds"] > 0
+    timeline = json.loads((store.folder(record.key) / "timeline.json").read_text())
+    assert {event["rank"] for event in timeline["events"]} == {0, 1}
+    assert left_behind(Path(results), patience_s=5) == []
+    assert runner.run(spec, store).started == record.started, "it is not run again"
