@@ -58,6 +58,10 @@ class Sheet(Script):
         """Where a rank's complete gradients of a layer go."""
         return name.on_rank(rank if self.division.mode == DP else 0, name.host_gradients(unit))
 
+    def host_weights(self, unit: int) -> list[str]:
+        """Where a layer's weights come from, borrowed ones too."""
+        return [name.host_weights(owner) for owner in sorted({unit, self.sizes.owner(unit)})]
+
     def updaters(self, unit: int) -> list[int]:
         """The ranks that update a layer."""
         stages = self.division.stages
@@ -120,6 +124,7 @@ class RankSheet:
                 Kind.LOAD, unit, H2D, turn=visit.turn, nbytes=self.sizes.visit_bytes(unit),
                 after=[*self.sheet.updated(unit), *self._ended(visit.behind, self._last_use)],
                 takes=[self._place(name.weights(unit, visit.turn), unit, "weights")],
+                uses=self.sheet.host_weights(unit),
             )  # fmt: skip
         return self.act(Kind.LOAD, unit, turn=visit.turn)
 

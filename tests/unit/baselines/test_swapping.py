@@ -131,3 +131,13 @@ def test_a_sum_that_may_come_too_late_is_named():
 def test_divisions_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(DP, **changes)
+
+
+@pytest.mark.parametrize("division", [DP, PP], ids=["dp", "pp"])
+def test_transfers_name_the_host_memory_that_they_touch(division):
+    """A rank page-locks what its actions name; a copy from other memory waits for the processor."""
+    schedule = build(division, LAYERS)
+    kinds = (Kind.LOAD, Kind.STASH, Kind.FETCH, Kind.GRAD_OUT, Kind.SUM_OUT, Kind.SUM_IN)
+    for action in schedule.actions:
+        if action.kind in kinds:
+            assert "host" in [schedule.buffers[label].tier for label in action.uses], action.name

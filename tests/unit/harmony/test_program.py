@@ -204,3 +204,16 @@ def test_a_longer_pipeline_keeps_all_ranks_busy():
 def test_packs_that_cannot_be_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         replace(PACKS, **change)
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_transfers_name_the_host_memory_that_they_touch(mode):
+    """A rank page-locks what its actions name; a copy from other memory waits for the processor."""
+    layers = Layers([700, 300, 300, 300, 300, 900], {5: 0})
+    schedule = built(replace(PACKS, mode=mode), layers)
+    for action in schedule.actions:
+        if action.kind in (Kind.LOAD, Kind.STASH, Kind.FETCH, Kind.GRAD_OUT):
+            tiers = [schedule.buffers[label].tier for label in action.uses]
+            assert "host" in tiers, action.name
+    (borrowed,) = {action.uses for action in schedule.actions if action.name.startswith("L5")}
+    assert borrowed == ("hw0", "hw5")

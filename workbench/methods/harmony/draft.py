@@ -264,6 +264,10 @@ class Draft(Script):
         """Their buffer."""
         return self.label(task.rank, name.gradients(unit))
 
+    def host_weights(self, unit: int) -> list[str]:
+        """Where a layer's weights come from, borrowed ones too."""
+        return [name.host_weights(owner) for owner in sorted({unit, self.sizes.owner(unit)})]
+
     def host_gradients(self, rank: int, unit: int) -> str:
         """Where a rank's gradients of a layer go on the host."""
         return self.label(rank if self.packs.mode == DP else 0, name.host_gradients(unit))

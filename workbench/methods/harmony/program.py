@@ -77,6 +77,7 @@ def _load(sheet: Sheet, task: Task) -> None:
             takes=[sheet.lay(
                 task.rank, text, DEVICE, nbytes, slot="weights", offset=visit.offset
             )],
+            uses=sheet.host_weights(unit),
         )  # fmt: skip
 
 
