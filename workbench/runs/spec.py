@@ -66,7 +66,8 @@ class RunSpec:
     """Processes with a device each, of methods on several; their host is one."""
     forward_size: int | Auto = "auto"
     """Samples of a forward micro-batch, where forward and backward passes divide the batch on their
-    own (Harmony; `microbatches` is for the others)."""
+    own (Harmony), or of all, where the planner chooses them (DP Swap, PP Swap); `microbatches` is
+    for the others."""
     backward_size: int | Auto = "auto"
     """Samples of a backward micro-batch there."""
     forward_packs: str = "auto"
