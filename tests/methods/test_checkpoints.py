@@ -151,3 +151,12 @@ def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, tmp_path):
     assert set(outcome.moved_bytes.values()) == {None}
     assert outcome.peak_bytes["device"] is None
     assert "no bytes were counted" in outcome.notes[-1]
+
+
+def test_damaged_statistics_are_a_sentence(tmp_path):
+    folder = tmp_path / "step-00000002"
+    folder.mkdir()
+    assert checkpoint.statistics(folder) == {}
+    (folder / checkpoint.STATISTICS).write_bytes(b"no tensors")
+    with pytest.raises(OSError, match="the checkpoint step-00000002 cannot be read"):
+        checkpoint.statistics(folder)

@@ -125,9 +125,13 @@ def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) 
 
 
 def statistics(path: Path) -> dict[str, torch.Tensor]:
-    """The running statistics of a checkpoint; none where its model has none."""
+    """The running statistics of a checkpoint; none where its model has none. Raises OSError where
+    they cannot be read."""
     file = path / STATISTICS
-    return load_file(file) if file.exists() else {}
+    try:
+        return load_file(file) if file.exists() else {}
+    except SafetensorError as error:
+        raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
 
 
 def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
