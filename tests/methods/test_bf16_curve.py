@@ -1,9 +1,9 @@
-"""60 steps in bf16 on real text: the window's losses lie where plain training's do.
+"""200 steps in bf16 on real text: the window's losses lie where plain training's do.
 
 In bf16 two right programs differ, and training amplifies it, so losses are compared with how far
 plain runs of the same seed are apart that only round elsewhere (another number of micro-batches,
-activations kept or recomputed). The learning rate is mild: at five times as much the distance of
-two runs is chance, from 3e-4 to 4e-3 between plain ones, and says nothing.
+activations kept or recomputed). The learning rate is mild: at ten times as much the distance of two
+runs is chance, from 3e-4 to 4e-3 between plain ones, and says nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.methods.harness import Silent, run
 from workbench.methods import stronghold
 from workbench.model.spec import ModelSpec
 
-STEPS = 60
-LR = 3e-4
-MODEL = ModelSpec(layers=3, hidden=64, heads=4, seq=32, vocab=256)
+STEPS = 200
+LR = 1.5e-4
+MODEL = ModelSpec(layers=4, hidden=64, heads=4, seq=32, vocab=256)
 
 
 def smooth(losses: list[float], width: int = 10) -> list[float]:
@@ -39,7 +39,7 @@ def test_bf16_training_follows_plain_training_within_its_own_spread(spec_for, tm
         clip=1.0,
         lr=LR,
         min_lr=LR / 10,
-        warmup_steps=5,
+        warmup_steps=10,
     )
 
     def plainly(name: str, **changes) -> list[float]:
@@ -60,6 +60,6 @@ def test_bf16_training_follows_plain_training_within_its_own_spread(spec_for, tm
         training, _ = run(stronghold, ours, tmp_path / clipping)
         nearest = min(distance(training.history.losses, curve) for curve in curves)
         assert nearest <= 1.5 * spread, (clipping, nearest, spread)
-        assert smooth(training.history.losses)[-1] < smooth(training.history.losses)[0] - 0.6, (
+        assert smooth(training.history.losses)[-1] < smooth(training.history.losses)[0] - 1.0, (
             "it has learned"
         )

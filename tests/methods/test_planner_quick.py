@@ -108,13 +108,13 @@ def seconds(spec: RunSpec, plan: Plan) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_after_any_move_of_a_slider_the_quick_answer_is_within_three_percent(seed):
     chance, planner = random.Random(seed), stronghold.Planner()
     at = {name: draw(chance) for name, draw in SLIDERS.items()}
-    at |= {"clip": (1.0, None)[seed % 2], "v100": seed == 3}
+    at |= {"clip": (1.0, None)[seed % 2], "v100": seed >= 4}
     compared = 0
-    for _ in range(5):
+    for _ in range(9):
         spec, profile = question(**at)
         *quick, full = planner.plans(spec, profile)
         assert all(plan.fits == full.fits for plan in quick), at
@@ -124,7 +124,7 @@ def test_after_any_move_of_a_slider_the_quick_answer_is_within_three_percent(see
             assert seconds(spec, quick[0]) <= 1.25 * seconds(spec, full), at
         name = chance.choice(list(SLIDERS))
         at[name] = SLIDERS[name](chance)
-    assert compared > 2
+    assert compared > 4
 
 
 def test_the_last_answer_is_that_of_the_full_search():
@@ -252,8 +252,8 @@ def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
         if place:
             first.append(took)
             better.append(time.process_time() - begun)
-    assert min(first) < 0.3
-    assert min(better) < 0.6
+    assert min(first) < 0.2
+    assert min(better) < 0.3
 
 
 SOME_CHOICES = [

@@ -32,7 +32,7 @@ from workbench.runs.spec import RunSpec
 QUICK_STEPS = 3
 """Of a simulation. Few are made, so none may be mistaken: in two steps states that visit the device
 may seem to be in time."""
-WORK = 6_500
+WORK = 5_000
 """Actions of all schedules that are simulated: what a simulation takes grows with them."""
 WINDOW_TRIALS = 2
 """Simulations kept back for windows."""
