@@ -15,7 +15,7 @@ from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import DP
 from workbench.methods.harmony.partition import min_max_partition
-from workbench.methods.harmony.planner import binding, borrowed, server_of
+from workbench.methods.harmony.planner import binding, borrowed, check_shares, server_of
 from workbench.methods.harmony.server import ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
@@ -41,10 +41,7 @@ def check(spec: RunSpec, mode: str) -> None:
             f"forward_packs {spec.forward_packs!r} and backward_packs {spec.backward_packs!r} are "
             "Harmony's; leave both at 'auto'"
         )
-    if mode == DP and spec.batch < spec.ranks:
-        raise ValueError(
-            f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any"
-        )
+    check_shares(spec, mode)
     if mode != DP and spec.model.units < spec.ranks:
         raise ValueError(
             f"{spec.ranks} stages need a unit each, and the model has {spec.model.units}"

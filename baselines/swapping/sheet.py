@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from baselines.swapping.division import Division, Visits
 from baselines.swapping.places import Visit
-from workbench.methods.harmony.draft import SHARE_ALIGNMENT, Sizes
+from workbench.methods.harmony.draft import Sizes, host_weights, share_bytes
 from workbench.methods.harmony.packs import DP, Samples
-from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.sheet import AHEAD, INBOX
+from workbench.methods.harmony.sheet import AHEAD, INBOX, lay_inbox
 from workbench.methods.script import Script
 from workbench.profile.profile import UnitCost
 from workbench.schedule import buffers as name
@@ -50,17 +48,11 @@ class Sheet(Script):
 
     def share_bytes(self, nbytes: int) -> int:
         """A rank's share of some gradients: all of them in PP mode."""
-        if self.division.mode != DP:
-            return nbytes
-        return -(-nbytes // (SHARE_ALIGNMENT * self.division.ranks)) * SHARE_ALIGNMENT
+        return share_bytes(nbytes, self.division.ranks) if self.division.mode == DP else nbytes
 
     def host_gradients(self, rank: int, unit: int) -> str:
         """Where a rank's complete gradients of a layer go."""
         return name.on_rank(rank if self.division.mode == DP else 0, name.host_gradients(unit))
-
-    def host_weights(self, unit: int) -> list[str]:
-        """Where a layer's weights come from, borrowed ones too."""
-        return [name.host_weights(owner) for owner in sorted({unit, self.sizes.owner(unit)})]
 
     def updaters(self, unit: int) -> list[int]:
         """The ranks that update a layer."""
@@ -124,7 +116,7 @@ class RankSheet:
                 Kind.LOAD, unit, H2D, turn=visit.turn, nbytes=self.sizes.visit_bytes(unit),
                 after=[*self.sheet.updated(unit), *self._ended(visit.behind, self._last_use)],
                 takes=[self._place(name.weights(unit, visit.turn), unit, "weights")],
-                uses=self.sheet.host_weights(unit),
+                uses=host_weights(self.sizes, unit),
             )  # fmt: skip
         return self.act(Kind.LOAD, unit, turn=visit.turn)
 
@@ -189,17 +181,7 @@ class RankSheet:
         )  # fmt: skip
 
     def _lay_inbox(self) -> None:
-        """Places for messages, taken in turn: the first ones of a step wait for the last ones of
-        the step before."""
-        actions, buffers = self.sheet.actions, self.sheet.buffers
-        size = max((aligned(actions[index].nbytes) for index in self.received), default=0)
-        for number, index in enumerate(self.received):
-            (label,) = actions[index].takes
-            buffers[label] = replace(buffers[label], offset=number % AHEAD * size)
-            if number < AHEAD:
-                last = max(n for n in range(len(self.received)) if n % AHEAD == number)
-                after = (*actions[index].after, f"{self.queues[NET_IN][last]}@-1")
-                actions[index] = replace(actions[index], after=after)
+        lay_inbox(self.sheet, self.received, self.queues[NET_IN])
 
     def _behind(self, queue: str, ends: str) -> list[str]:
         """What must be gone before one thing more comes; notes what will end it."""

@@ -75,7 +75,11 @@ def masters_in(folder: Path, pattern: str) -> list[Tensor]:
     newest = sorted((folder / "checkpoints").iterdir())[-1]
     files = sorted(newest.glob(pattern))
     assert files
-    return [master.detach() for file in files for master in torch.load(file, weights_only=True)["masters"]]
+    return [
+        master.detach()
+        for file in files
+        for master in torch.load(file, weights_only=True)["masters"]
+    ]
 
 
 def children() -> list[psutil.Process]:

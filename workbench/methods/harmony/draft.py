@@ -69,6 +69,16 @@ class Visit:
     """(step, what must be gone before)."""
 
 
+def share_bytes(nbytes: int, ranks: int) -> int:
+    """A rank's share of some gradients; the last one may end in padding."""
+    return -(-nbytes // (SHARE_ALIGNMENT * ranks)) * SHARE_ALIGNMENT
+
+
+def host_weights(sizes: Sizes, unit: int) -> list[str]:
+    """Where a layer's weights come from, borrowed ones too."""
+    return [name.host_weights(owner) for owner in sorted({unit, sizes.owner(unit)})]
+
+
 class Draft(Script):
     """Collects the actions and buffers of one step of all ranks."""
 
@@ -109,8 +119,8 @@ class Draft(Script):
                 self.buffer(label, HOST_TIER, share, permanent=True)
 
     def share_bytes(self, nbytes: int) -> int:
-        """A rank's share of some gradients; the last one may end in padding."""
-        return -(-nbytes // (SHARE_ALIGNMENT * self.packs.ranks)) * SHARE_ALIGNMENT
+        """A rank's share of some gradients."""
+        return share_bytes(nbytes, self.packs.ranks)
 
     def samples_of(self, rank: int) -> int:
         """How many samples of a step pass a rank."""
@@ -266,7 +276,7 @@ class Draft(Script):
 
     def host_weights(self, unit: int) -> list[str]:
         """Where a layer's weights come from, borrowed ones too."""
-        return [name.host_weights(owner) for owner in sorted({unit, self.sizes.owner(unit)})]
+        return host_weights(self.sizes, unit)
 
     def host_gradients(self, rank: int, unit: int) -> str:
         """Where a rank's gradients of a layer go on the host."""

@@ -141,6 +141,11 @@ def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
     _pinned(spec, mode)
+    check_shares(spec, mode)
+
+
+def check_shares(spec: RunSpec, mode: str) -> None:
+    """Raise ValueError where a rank would have no samples."""
     if mode == DP and spec.batch < spec.ranks:
         raise ValueError(
             f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any"

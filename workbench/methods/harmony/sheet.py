@@ -7,11 +7,13 @@ depends on the rank of the task before and after, and on how these divide the mi
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.methods.harmony.draft import Draft, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.ring import aligned
+from workbench.methods.script import Script
 from workbench.schedule import buffers as name
 from workbench.schedule.action import D2H, H2D, NET_IN, Kind
 from workbench.schedule.action import format_name as act
@@ -28,6 +30,21 @@ INBOX = "inbox"
 """Slot of what comes from other ranks."""
 GRADIENT = 1
 """Turn of messages that carry gradients."""
+
+
+def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> None:
+    """Places for a rank's messages, taken in turn: the first ones of a step wait for the last ones
+    of the step before. `received` are their RECV actions, by their places among all actions,
+    `spent` what frees each of them."""
+    actions, buffers = script.actions, script.buffers
+    size = max((aligned(actions[index].nbytes) for index in received), default=0)
+    for number, index in enumerate(received):
+        (label,) = actions[index].takes
+        buffers[label] = replace(buffers[label], offset=number % AHEAD * size)
+        if number < AHEAD:
+            last = max(n for n in range(len(received)) if n % AHEAD == number)
+            after = (*actions[index].after, f"{spent[last]}@-1")
+            actions[index] = replace(actions[index], after=after)
 
 
 class Sheet(Draft):
@@ -144,20 +161,9 @@ class Sheet(Draft):
         )  # fmt: skip
 
     def lay_inboxes(self) -> None:
-        """Places for messages, taken in turn: the first ones of a step wait for the last ones of
-        the step before."""
+        """Places for the messages of every rank."""
         for rank, received in self._received.items():
-            size = aligned(max(self.actions[index].nbytes for index in received))
-            spent = self._spent[rank, NET_IN]
-            for number, index in enumerate(received):
-                action = self.actions[index]
-                (label,) = action.takes
-                offset = number % AHEAD * size
-                self.buffers[label] = replace(self.buffers[label], offset=offset)
-                if number < AHEAD:
-                    last = max(n for n in range(len(received)) if n % AHEAD == number)
-                    after = (*action.after, f"{spent[last]}@-1")
-                    self.actions[index] = replace(action, after=after)
+            lay_inbox(self, received, self._spent[rank, NET_IN])
 
     def after_stashes(self, task: Task) -> list[str]:
         """What the inputs of a task wait for before they are made on its own rank, so that compute
