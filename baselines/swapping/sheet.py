@@ -8,7 +8,7 @@ from typing import Any
 
 from baselines.swapping.division import Division, Visits
 from baselines.swapping.places import Visit
-from workbench.methods.harmony.draft import Sizes, host_weights, share_bytes
+from workbench.methods.harmony.draft import Sizes, borrowed_bytes, host_weights, share_bytes
 from workbench.methods.harmony.packs import DP, Samples
 from workbench.methods.harmony.sheet import AHEAD, INBOX, lay_inbox
 from workbench.methods.script import Script
@@ -74,7 +74,8 @@ class Sheet(Script):
         norm = None
         if clipped:
             gone = [text for unit in units for _, text in self.gone[unit]]
-            norm = self.add(Kind.NORM, 0, HOST, after=gone)
+            added = borrowed_bytes(self.sizes, self.division.num_units)
+            norm = self.add(Kind.NORM, 0, HOST, after=gone, nbytes=added)
         for unit in units if clipped else reversed(units):
             lent = {u for u in units if self.sizes.owner(u) == unit and u != unit}
             for rank in self.updaters(unit):

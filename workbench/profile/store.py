@@ -38,7 +38,7 @@ T = TypeVar("T")
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
 
-FORMAT = 3
+FORMAT = 4
 """Raised when stored measurements mean something else than before."""
 
 

@@ -3,7 +3,8 @@
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
 load and store pinned memory, write into each other's inboxes (runtime/inbox.py), and add up a
-buffer over all.
+buffer over all. How long a message takes that weighs nothing is seen when one goes around, with all
+that a run does to send it: the copy, the wait for its end, the word on the board, the look there.
 
     python -m workbench.profile.wires FOLDER RANK RANKS DEVICE
 
@@ -26,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.profile.profile import Wires
+from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.threads import use_device_threads
@@ -45,6 +47,7 @@ def measure(ranks: int, device: str) -> Wires:
     with tempfile.TemporaryDirectory(prefix="wires-") as name:
         folder, started = Path(name), []
         try:
+            Board.make(folder / "board", actions=ranks, ranks=ranks, units=0)
             for rank in range(ranks):
                 with (folder / f"log-{rank}.txt").open("w") as log:
                     command = [sys.executable, "-m", __name__, name, str(rank), str(ranks), device]
@@ -111,10 +114,34 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
         "store_bytes_per_s": nbytes / seconds(lambda: on_host.copy_(here, non_blocking=True)),
         "message_bytes_per_s": nbytes / seconds(lambda: there.copy_(here, non_blocking=True)),
         "reduce_bytes_per_s": nbytes / seconds(lambda: dist.all_reduce(floats)),
-        "latency": seconds(lambda: there[:SMALL].copy_(here[:SMALL], non_blocking=True)),
     }
+    board = Board(folder / "board", actions=ranks, ranks=ranks, units=0, rank=rank)
+
+    def send() -> None:
+        there[:SMALL].copy_(here[:SMALL], non_blocking=True)
+        if kind == "cuda":
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+            event.synchronize()
+
+    rates["latency"] = _around(board, rank, ranks, send)
     (folder / f"rates-{rank}.json").write_text(json.dumps(rates))
     dist.barrier()  # nobody's inbox may go while others write
+
+
+def _around(board: Board, rank: int, ranks: int, send: Callable[[], None]) -> float:
+    """Seconds from one rank to the next of a message that all pass on; 0 on all but the first."""
+    laps = []
+    for lap in range(TIMES):
+        start = perf_counter()
+        if rank:
+            board.wait(rank - 1, lap)
+        send()
+        board.publish(rank, lap)
+        if rank == 0:
+            board.wait(ranks - 1, lap)
+            laps.append(perf_counter() - start)
+    return median(laps) / ranks if laps else 0.0
 
 
 def _wait(device: torch.device) -> None:

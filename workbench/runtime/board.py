@@ -12,17 +12,25 @@ hangs can be named, and the first failure, so that nobody waits for a rank that 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from workbench.runtime import native
+
+SOURCE = Path(__file__).with_name("board_wait.cpp")
 NAP_S = 2e-5
 """Sleep between two looks at the board."""
+PATIENCE_S = 0.05
+"""Until a wait asks whether this rank has itself failed."""
 NOBODY, EVERYBODY = -1, -2
 KEPT = 64
 """Steps whose ends are kept, for whoever reports them."""
@@ -47,6 +55,7 @@ class Board:
         counts = np.frombuffer(self._map, np.int64, 2 + actions + 4 * ranks)
         self._failed, self._allowed, rest = counts[:1], counts[1:2], counts[2:]
         self._done, of_ranks = rest[:actions], rest[actions:]
+        self._await = _waiter()
         self._steps, self._drained = of_ranks[:ranks], of_ranks[ranks : 2 * ranks]
         self._doing = of_ranks[2 * ranks :].reshape(ranks, 2)
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
@@ -58,7 +67,8 @@ class Board:
         taken next."""
         self.total = floats[ranks * units : ranks * units + 2]
         """The global norm of the last step that has one, and how many updates were made by then."""
-        self._norm_of = floats[ranks * units + 2 :]
+        self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 2)
+        """Of the last steps that have a norm: (which step, its norm)."""
 
     def pin(self) -> None:
         """Let devices write here without anyone waiting: norms of what stays on them."""
@@ -89,7 +99,7 @@ class Board:
             return
         while self._done[action] <= step:
             self.check()
-            time.sleep(NAP_S)
+            self._await(self._done[action : action + 1], step, self._failed)
 
     def begin(self, action: int, step: int) -> None:
         """This rank turns to an action: for whoever looks who hangs."""
@@ -118,13 +128,17 @@ class Board:
 
     def decide(self, step: int, norm: float) -> None:
         """Enter a step's global norm; one that is not finite counts no update."""
-        self._norm_of[step % KEPT] = norm
+        row = self._norms_of[step % KEPT]
+        row[1] = norm
+        row[0] = step + 1  # last: from now on it is known
         self.total[0] = norm
         self.total[1] += math.isfinite(norm)
 
-    def norm_of(self, step: int) -> float:
-        """The global norm of one of the last steps."""
-        return float(self._norm_of[step % KEPT])
+    def norm_of(self, step: int) -> float | None:
+        """The global norm of one of the last steps; None while it is not known. Compute lanes may
+        be done with a step before it is."""
+        known, norm = self._norms_of[step % KEPT]
+        return float(norm) if known == step + 1 else None
 
     # Between segments, all ranks stand still while the host memory of all is saved.
 
@@ -168,8 +182,25 @@ class Board:
 
 
 def _floats(ranks: int, units: int) -> int:
-    return ranks + 2 * KEPT * ranks + ranks * units + 2 + KEPT
+    return ranks + 2 * KEPT * ranks + ranks * units + 2 + 2 * KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:
     return 8 * (2 + actions + 4 * ranks + _floats(ranks, units))
+
+
+@functools.cache
+def _waiter() -> Callable[[np.ndarray, int, np.ndarray], None]:
+    """Sleeps until a count is above a number, or somebody has failed, or for PATIENCE_S."""
+    try:
+        function = native.load(SOURCE).workbench_wait
+    except native.CannotBuild:
+        return lambda count, seen, failed: time.sleep(NAP_S)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (pointer, number, pointer, number, number)
+    patience = round(PATIENCE_S * 1e9)
+
+    def wait(count: np.ndarray, seen: int, failed: np.ndarray) -> None:
+        function(count.ctypes.data, seen, failed.ctypes.data, NOBODY, patience)
+
+    return wait

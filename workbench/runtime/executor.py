@@ -98,9 +98,12 @@ class Executor:
         perturb: Perturb | None = None,
         on_step_end: Callable[[int, float], None] | None = None,
         record_from: int = 0,
+        origin: float | None = None,
         board: Board | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
+        """Events count from `origin` (time.perf_counter), by default from the first segment's
+        beginning."""
         if (schedule.num_ranks != 1) != (board is not None):
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
@@ -142,7 +145,7 @@ class Executor:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stop = False
-        self._origin: float | None = None
+        self._origin = origin
 
     def run(self, first_step: int, num_steps: int) -> None:
         """Run steps [first_step, first_step + num_steps) and drain all lanes.
@@ -160,7 +163,7 @@ class Executor:
         if self._streams:
             base_event.synchronize()
         self._base = time.perf_counter()
-        self._origin = self._origin or self._base
+        self._origin = self._base if self._origin is None else self._origin
         interval = sys.getswitchinterval()
         try:
             if self._streams:  # a lane that only launches must not hold the others for long
@@ -344,7 +347,7 @@ class Executor:
             self._on_failure(error)
 
     def _collect(self, base_event: float | torch.cuda.Event) -> None:
-        """Turn the segment's timings into events, in seconds since the first segment began."""
+        """Turn the segment's timings into events, in seconds since the origin."""
 
         def seconds(mark: float | torch.cuda.Event) -> float:
             if isinstance(mark, float):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.runs.spec import RunSpec
-from workbench.runtime import device_adam, host_adam
+from workbench.runtime import device_adam, host_adam, host_sums
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.board import Board
 from workbench.runtime.shared import SharedHost
@@ -23,9 +23,6 @@ from workbench.runtime.storage import States
 from workbench.runtime.threads import POLITENESS
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
-
-CHUNK = 1 << 20
-"""Elements that are added up at a time."""
 
 
 class HostUpdates:
@@ -83,17 +80,15 @@ class HostUpdates:
         for unit in self._lenders:
             end = self._layouts[unit].flat.numel
             self._add_borrowed(unit, 0, end)
-            for chunk in self._pieces(unit, 0, end):
-                total += float(torch.linalg.vector_norm(chunk, dtype=_wide(chunk))) ** 2
+            total += sum(self._sum(piece) for piece in self._pieces(unit, 0, end))
         self._board.decide(step, math.sqrt(total) if total >= 0 else math.nan)
 
     def _pieces(self, unit: int, first: int, end: int) -> Iterator[Tensor]:
-        """Elements of a layer's gradients where they lie, in pieces that a cache holds: sums of
-        all at once would fill pages that nobody has touched yet, which takes ten times as long."""
+        """Elements of a layer's gradients where they lie: with the ranks that have shares of it."""
         share = self.share(unit)
         while first < end:
             rank, at = divmod(first, share)
-            length = min(end - first, share - at, CHUNK)
+            length = min(end - first, share - at)
             yield self.gradients(unit, rank)[at : at + length]
             first += length
 
@@ -108,9 +103,12 @@ class HostUpdates:
                 for own in self._pieces(unit, low, high):
                     at = 0
                     for added in self._pieces(borrower, low + shift, low + shift + len(own)):
-                        own[at : at + len(added)] += added
+                        self._sum(own[at : at + len(added)], added)
                         at += len(added)
                     low += len(own)
+
+    def _sum(self, own: Tensor, added: Tensor | None = None) -> float:
+        return host_sums.add(own, added, threads=self._threads)
 
     def update(self, unit: int, step: int) -> None:
         """Update this rank's part of a layer, unless the step is skipped."""

@@ -75,6 +75,9 @@ class PackEngine:
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
+        self._views: dict[str, Bundle] = {}
+        """Of messages and stashes by their actions: they lie where they lay in the step before, and
+        to make views takes longer than to send one."""
         compiled = compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         mine = [action for action in schedule.actions if action.rank == board.rank]
@@ -126,13 +129,17 @@ class PackEngine:
         self._residents.give_back()
 
     def end_step(self, step: int) -> None:
-        """Put this rank's part of the loss on the board."""
+        """Put this rank's part of the loss on the board, and get the next step's samples: its first
+        pass would wait for them, and the ranks behind it for that."""
         state = self._steps.pop(step, None)
         self.board.end_step(step, sum(float(loss) for loss in state.losses) if state else 0.0)
+        if state:
+            self._state(step + 1)
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
-        for held in (self._flow, self._graphs, self._steps, self._arenas, self._gradients):
+        views = (self._flow, self._graphs, self._views, self._gradients)
+        for held in (*views, self._steps, self._arenas):
             held.clear()
         self._modules.clear()
         self._parameters.clear()
@@ -297,25 +304,27 @@ class PackEngine:
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._flow.read(links.source, action.span)
-        copy_into(self._host_rows(links.host, action.span), source)
+        copy_into(self._host_rows(action, links.host), source)
         self._count("store", bytes_of(source))
         self._flow.drop(action.frees)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
-        source = self._host_rows(links.host, action.span)
+        source = self._host_rows(action, links.host)
         with self.meter:
             self._flow[links.target] = tuple(
                 t.to(self.device, non_blocking=True, copy=True) for t in source
             )
         self._count("load", bytes_of(source))
 
-    def _host_rows(self, label: str, span: tuple[int, int]) -> Bundle:
-        """These samples in a stash, of all samples or of those that pass this rank."""
-        memory, boundary = self._host.view(label), self._flow.boundary(label)
-        whole = len(memory) == boundary.nbytes(self.spec.batch)
-        first, end = (0, self.spec.batch) if whole else (self._first, self._end)
-        bundle = boundary.carve(memory, end - first)
-        return boundary.rows(bundle, span[0] - first, span[1] - first)
+    def _host_rows(self, action: Action, label: str) -> Bundle:
+        """An action's samples in a stash, of all samples or of those that pass this rank."""
+        if action.name not in self._views:
+            memory, boundary = self._host.view(label), self._flow.boundary(label)
+            whole = len(memory) == boundary.nbytes(self.spec.batch)
+            first, end = (0, self.spec.batch) if whole else (self._first, self._end)
+            bundle, span = boundary.carve(memory, end - first), action.span
+            self._views[action.name] = boundary.rows(bundle, span[0] - first, span[1] - first)
+        return self._views[action.name]
 
     def _send(self, action: Action, links: Links, step: int) -> None:
         """Into the receiver's inbox, when its place there is free."""
@@ -337,9 +346,12 @@ class PackEngine:
 
     def _message(self, receive: Action, label: str) -> Bundle:
         """Where a message lies in its receiver's inbox."""
-        buffer = self.schedule.buffers[label]
-        place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
-        return self._flow.boundary(label).carve(place, receive.span[1] - receive.span[0])
+        if receive.name not in self._views:
+            buffer = self.schedule.buffers[label]
+            place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
+            samples = receive.span[1] - receive.span[0]
+            self._views[receive.name] = self._flow.boundary(label).carve(place, samples)
+        return self._views[receive.name]
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         dist.all_reduce(self._place(links.gradients, self._layouts[action.unit].numel))

@@ -78,11 +78,13 @@ class Rank:
         dtype: torch.dtype,
         perturb: Perturb | None = None,
         record_from: int = 0,
+        origin: float | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """`board` and `host` are files that all ranks map; in `folder` they tell each other of
-        their inboxes. `on_failure` is told at once why this rank fails, while its lanes may still
-        wait for a message that never comes."""
+        their inboxes. Events count from `origin`, of the clock that all processes of a machine
+        share (time.perf_counter). `on_failure` is told at once why this rank fails, while its
+        lanes may still wait for a message that never comes."""
         self.board = Board(
             board,
             actions=len(schedule.actions),
@@ -129,6 +131,7 @@ class Rank:
                 perturb=perturb,
                 on_step_end=lambda step, _: self.engine.end_step(step),
                 record_from=record_from,
+                origin=origin,
                 board=self.board if schedule.num_ranks > 1 else None,
                 on_failure=on_failure,
             )

@@ -165,7 +165,7 @@ class Action:
     after: tuple[str, ...] = ()
     """Names of the actions it waits for: data dependencies only, lane order is implied."""
     nbytes: int = 0
-    """What a transfer moves."""
+    """What a transfer moves, or what is added to gradients on the host before their norm."""
     takes: tuple[str, ...] = ()
     """Buffers that become occupied when it starts."""
     uses: tuple[str, ...] = ()

@@ -114,7 +114,7 @@ class Crew:
             self.board.allow(end)
             while self.board.drained < end or seen < end:
                 self._check()
-                if seen < min(self.board.steps, end):
+                if seen < min(self.board.steps, end) and self._known(seen):
                     last = self._report(seen, last, report)
                     seen += 1
                     continue
@@ -150,11 +150,16 @@ class Crew:
             "board": str(self._paths[1]),
             "segments": segments,
             "record_from": self.spec.steps - TIMELINE_STEPS,
+            "origin": time.perf_counter(),
         }
         (self.folder / "order.json").write_text(json.dumps(order))
         for rank in range(self.schedule.num_ranks if segments else 0):
             command = [*self._process, str(self.folder), str(rank)]
             self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+
+    def _known(self, step: int) -> bool:
+        """Whether a step's norm is, if it has one: it is decided after the last backward pass."""
+        return self.spec.clip is None or self.board.norm_of(step) is not None
 
     def _report(self, step: int, last: float, report: Reporter) -> float:
         loss, ended = self.board.ended(step)

@@ -45,6 +45,11 @@ class Sizes(Protocol):
     def token_bytes(self, samples: int) -> int: ...
 
 
+def borrowed_bytes(sizes: Sizes, units: int) -> int:
+    """Of all weights that are borrowed: of gradients that are added to their owners'."""
+    return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in range(units))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rings:
     """Device memory of one rank for what comes and goes, in bytes."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.methods.harmony.draft import Rings, Sizes
+from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
@@ -271,7 +271,8 @@ def _update(sheet: Sheet, clipped: bool) -> None:
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
     done = [(task.rank, unit, _last_gradients(sheet, task, unit)) for task, unit in made]
     if clipped:
-        norm = sheet.add(Kind.NORM, 0, HOST, after=[last for _, _, last in done])
+        added = borrowed_bytes(sheet.sizes, sheet.packs.num_units)
+        norm = sheet.add(Kind.NORM, 0, HOST, after=[last for *_, last in done], nbytes=added)
         made.reverse()
     for task, unit in made:
         rank, stays = task.rank, unit in sheet.packs.resident

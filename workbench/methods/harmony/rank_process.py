@@ -57,6 +57,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             dtype=DTYPES[spec.dtype],
             perturb=perturb,
             record_from=order["record_from"],
+            origin=order["origin"],
             on_failure=lambda error: _fail(folder, number, error),
         )
         for first, end in order["segments"]:

@@ -13,6 +13,11 @@ from workbench.methods.harmony.draft import Sizes
 from workbench.schedule.action import H2D, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import keeps
 
+ADAM_BYTES = 26
+"""That an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
+SUM_PASSES = 4
+"""Through what is added before the norm: read both, write the sum, read it again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
@@ -83,7 +88,7 @@ class ServerCosts:
                 parameters = self._sizes.cost(action.unit, 1).parameters / self._parts
                 return parameters * server.ranks / server.host_adam_params_per_s
             case Kind.NORM:
-                return 0.0
+                return SUM_PASSES * action.nbytes / (ADAM_BYTES * server.host_adam_params_per_s)
             case _:
                 raise ValueError(f"{action.name}: a server of several devices has no cost for it")
 
