@@ -40,9 +40,9 @@ def spec_for(**changes) -> RunSpec:
 
 
 def train(
-    spec: RunSpec, dtype: torch.dtype = torch.float32
+    spec: RunSpec, dtype: torch.dtype = torch.float32, norms: list[float] | None = None
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of every step and the final parameters."""
+    """Losses of every step and the final parameters; to `norms` each step's is added."""
     device = spec.device
     model = make_model(spec.model)
     net = model.whole(seed=spec.seed, device=device).to(dtype)
@@ -76,7 +76,9 @@ def train(
             (loss / spec.microbatches).backward()
             total += float(loss.detach()) / spec.microbatches
         if spec.clip is not None:
-            torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+            if norms is not None:
+                norms.append(float(norm))
         optimizer.step()
         losses.append(total)
     return losses, {name: p.detach().cpu().clone() for name, p in net.named_parameters()}

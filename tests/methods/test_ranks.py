@@ -104,6 +104,9 @@ def test_ranks_train_as_plain_training_does(packs, tmp_path):
     crew, parameters = trained(packs, spec, tmp_path, "delays")
     assert_equals_plain(spec, crew, parameters)
     assert_moved(crew, spec.steps)
+    norms: list[float] = []
+    plain.train(spec, norms=norms)
+    assert crew.history.grad_norms == pytest.approx(norms, rel=1e-5)
 
 
 def assert_moved(crew, steps):

@@ -30,8 +30,10 @@ def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_
     store = Store(results)
     record = runner.run(spec, store)
     assert record.status == "ok", record.message
-    expected, _ = plain.train(spec)
+    norms: list[float] = []
+    expected, _ = plain.train(spec, norms=norms)
     assert record.losses == pytest.approx(expected, rel=1e-6)
+    assert record.grad_norms == pytest.approx(norms, rel=1e-5)
     assert record.moved_bytes == record.predicted["moved_bytes"]
     assert record.peak_bytes["device"] <= record.predicted["peak_bytes"]["device"]
     if spec.device_memory is not None:
@@ -39,5 +41,16 @@ def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_
     assert record.predicted["step_seconds"] > 0
     timeline = json.loads((store.folder(record.key) / "timeline.json").read_text())
     assert {event["rank"] for event in timeline["events"]} == {0, 1}
+    assert_one_clock(timeline["events"])
     assert left_behind(Path(results), patience_s=5) == []
     assert runner.run(spec, store).started == record.started, "it is not run again"
+
+
+def assert_one_clock(events: list[dict]) -> None:
+    """Every rank is done with a step's passes before any updates for it: the norm is of all."""
+    for step in {event["step"] for event in events}:
+        mine = [event for event in events if event["step"] == step]
+        passes = [event["end_s"] for event in mine if event["kind"] == "B"]
+        (norm,) = (event for event in mine if event["kind"] == "N")
+        assert max(passes) <= norm["start_s"]
+        assert all(event["start_s"] >= norm["end_s"] for event in mine if event["kind"] == "U")

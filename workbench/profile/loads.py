@@ -34,7 +34,7 @@ RING_BYTES = 256 << 20
 """What a load walks through: more than any last-level cache."""
 SAMPLE_S = 0.01
 """Shortest sample."""
-NUMEL = {"cpu": 1 << 20, "cuda": 1 << 23}
+NUMEL = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Parameters of one update, likewise."""
 HYPER = AdamStep(
     step=10, lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01, grad_scale=0.5
@@ -159,10 +159,22 @@ class Adam(Load):
         self.bytes_each = 26 if narrow else 28
         self._update = host_adam.update if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
-        self._moments = torch.zeros(self.ring, 2, numel, device=device)
-        self._grads = torch.full((self.ring, numel), 1e-3, dtype=dtype, device=device)
-        self._weights = torch.zeros_like(self._grads)
-        self._rests = torch.zeros_like(self._grads, dtype=torch.int16) if narrow else None
+        self._moments = self._zeros(2, numel, dtype=torch.float32)
+        self._grads = [grad[0].fill_(1e-3) for grad in self._zeros(1, numel, dtype=dtype)]
+        self._weights = [weights[0] for weights in self._zeros(1, numel, dtype=dtype)]
+        self._rests = self._zeros(1, numel, dtype=torch.int16) if narrow else None
+
+    def _zeros(self, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+        """One for each piece of the ring; on the host in slabs, as the runtime's are."""
+        if self.device.type != "cpu":
+            return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.ring)]
+        nbytes = math.prod(shape) * dtype.itemsize
+        made = [self.host_slab(Tier("host"), nbytes, pin=False) for _ in range(self.ring)]
+        return [memory.view(dtype).view(shape) for memory in made]
+
+    def close(self) -> None:
+        self._moments = self._grads = self._weights = self._rests = None
+        super().close()
 
     def work(self, index: int) -> None:
         exp_avg, exp_avg_sq = self._moments[index]
@@ -173,7 +185,7 @@ class Adam(Load):
             self._grads[index],
             HYPER,
             decay_split=int(self.amount),
-            rest=None if self._rests is None else self._rests[index],
+            rest=None if self._rests is None else self._rests[index][0],
             threads=self._kernel_threads,
         )
 
