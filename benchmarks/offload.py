@@ -22,47 +22,75 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks import offload_cases as cases
 from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
 from benchmarks.offload_cases import Entry, entries
-from benchmarks.offload_sheet import Sheet
+from benchmarks.offload_sheet import COLUMNS, Sheet
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.units import format_bytes, parse_bytes
 
 
-def table(sheet: Sheet, shown: Iterable[Entry]) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What a benchmark runs, and where its rows go."""
+
+    name: str
+    about: str
+    cases: Mapping[str, Any]
+    """By size."""
+    entries: Callable[..., list[Entry]]
+    columns: tuple[str, ...]
+    roof: str
+    """The method whose speed the others are compared with."""
+    largest: tuple[str, ...] = ()
+    """Methods whose largest model can be searched."""
+
+
+OFFLOAD = Suite(
+    name="offload",
+    about=__doc__,
+    cases=cases.CASES,
+    entries=entries,
+    columns=COLUMNS,
+    roof="plain",
+    largest=tuple(sorted(cases.METHODS)),
+)
+
+
+def table(sheet: Sheet, shown: Iterable[Entry], roof: str = OFFLOAD.roof) -> list[str]:
     """The runs there are of the entries, a line each, with their share of plain training."""
     lines = [
-        f"{'method':24s} {'case':16s} {'samples/s':>9s} {'of plain':>8s} {'pred/meas':>9s} "
-        f"{'peak GiB':>8s}  status"
+        f"{'method':24s} {'case':16s} {'samples/s':>9s} {'of ' + roof[:10]:>13s} "
+        f"{'pred/meas':>9s} {'peak GiB':>8s}  status"
     ]
     for run in filter(None, map(sheet.latest, shown)):
-        row, roof = run["row"], _roof(sheet, run["row"])
+        row, most = run["row"], _roof(sheet, run["row"], roof)
         speed, step_s = row["samples_per_second"], row["step_seconds_median"]
         predicted = row["predicted_step_seconds"]
         lines.append(
             f"{run['method']:24s} {run['case']:16s} {_number(speed, '.3f'):>9s} "
-            f"{_number(speed / roof if speed and roof else None, '.1%'):>8s} "
+            f"{_number(speed / most if speed and most else None, '.1%'):>13s} "
             f"{_number(predicted / step_s if predicted and step_s else None, '.2f'):>9s} "
             f"{_number(row['peak_device_gib'], '.2f'):>8s}  {run['status']}"
         )
     return lines
 
 
-def _roof(sheet: Sheet, row: dict[str, Any]) -> float | None:
+def _roof(sheet: Sheet, row: dict[str, Any], roof: str) -> float | None:
     """The fastest plain training of the same model and batch, with the same clipping if there is
-    one."""
-    same = ("layers", "hidden", "seq", "batch", "dtype")
+    one, on as many GPUs."""
+    same = ("layers", "hidden", "seq", "batch", "dtype", "ranks")
     found = [
         (other["clip"] == row["clip"], other["samples_per_second"])
         for other in (run["row"] for run in sheet.runs)
-        if other["method"].partition(" ")[0] == "plain"
+        if other["method"].partition(" ")[0] == roof
         and other["samples_per_second"]
-        and all(other[name] == row[name] for name in same)
+        and all(other.get(name) == row.get(name) for name in same)
     ]
     return max(found)[1] if found else None
 
@@ -71,17 +99,18 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(suite: Suite = OFFLOAD) -> argparse.ArgumentParser:
     """All flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.offload",
-        description=__doc__,
+        prog=f"python -m benchmarks.{suite.name}",
+        description=suite.about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FOLDER", help="of offload.csv and offload.json")
-    add("--size", choices=cases.CASES, default="paper")
+    files = f"of {suite.name}.csv and {suite.name}.json"
+    add("--out", type=Path, required=True, metavar="FOLDER", help=files)
+    add("--size", choices=suite.cases, default="paper")
     add(
         "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
     )
@@ -91,15 +120,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=RUN_TIMEOUT_S, metavar="N", help="seconds a run may take")
     add("--warmup", type=int, default=4, metavar="N", help="first steps, not measured")
     add("--measured", type=int, default=8, metavar="N", help="steps measured")
-    add(
-        "--largest",
-        choices=sorted(cases.METHODS),
-        metavar="METHOD",
-        help="search its largest model",
-    )
-    add("--device-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 32GiB")
-    add("--host-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 90GiB")
-    add("--limit-layers", type=int, default=320, metavar="N", help="where the search stops")
+    if suite.largest:
+        what = "search its largest model"
+        add("--largest", choices=suite.largest, metavar="METHOD", help=what)
+        add("--device-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 32GiB")
+        add("--host-cap", type=parse_bytes, metavar="BYTES", help="of the search, such as 90GiB")
+        add("--limit-layers", type=int, default=320, metavar="N", help="where the search stops")
     add(
         "--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR", help="folder of the runs"
     )
@@ -107,43 +133,43 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, suite: Suite = OFFLOAD) -> int:
     """Exit code: 0 done, or out of time; 2 bad input; 3 a run failed; 130 interrupted."""
     signal.signal(signal.SIGTERM, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
-    options = make_parser().parse_args(words)
+    options = make_parser(suite).parse_args(words)
     try:
-        return _main(options, words)
+        return _main(suite, options, words)
     except (ValueError, OSError) as error:
-        print(f"offload: {error}", file=sys.stderr)
+        print(f"{suite.name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("offload: interrupted; what was running has been ended", file=sys.stderr)
+        print(f"{suite.name}: interrupted; what was running has been ended", file=sys.stderr)
         return 130
 
 
-def _main(options: argparse.Namespace, words: list[str]) -> int:
+def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
     limit_s = float("inf") if options.limit_seconds is None else options.limit_seconds
     bench = Bench(
-        sheet=Sheet(options.out),
+        sheet=Sheet(options.out, suite.name, suite.columns),
         store=Store(options.results),
         echo=lambda text: print(text, flush=True),
         again=options.again,
         deadline=time.monotonic() + limit_s,
         timeout_s=options.timeout,
-        command=_command(words),
+        command=_command(suite.name, words),
         commit=options.commit and options.commit[:12],
     )
-    if options.largest:
+    if suite.largest and options.largest:
         return _search(bench, options)
-    wanted = entries(
+    wanted = suite.entries(
         options.size, warmup=options.warmup, measured=options.measured, only=options.only
     )
     if options.list:
         _list(bench, wanted)
         return 0
     left = bench.run(wanted)
-    print("", *table(bench.sheet, wanted), sep="\n")
+    print("", *table(bench.sheet, wanted, suite.roof), sep="\n")
     if left:
         seconds = sum(map(bench.estimate, left))
         print(f"\nno time was left for {len(left)} runs, about {seconds:.0f} s:")
@@ -176,10 +202,10 @@ def _search(bench: Bench, options: argparse.Namespace) -> int:
     return 3 if bench.failed else 0
 
 
-def _command(words: list[str]) -> str:
+def _command(name: str, words: list[str]) -> str:
     """How this was started, with no more of a path than its end."""
     kept = [Path(word).name if word.startswith("/") else word for word in words]
-    return shlex.join(["python", "-m", "benchmarks.offload", *kept])
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *kept])
 
 
 def _interrupt(*_: object) -> NoReturn:

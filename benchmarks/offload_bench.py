@@ -105,6 +105,7 @@ class Bench:
             plan=plan,
             lanes=lanes,
             log=_log(job.folder),
+            columns=self.sheet.columns,
         )
         if record.status != "cancelled":
             self.sheet.append(run, machine)
@@ -118,6 +119,8 @@ class Bench:
     def _keep_lanes(self, run: dict[str, Any], record: RunRecord) -> None:
         """One measured step of a run on our own runtime, beside the sheet."""
         if record.status != "ok" or not record.predicted.get("step_seconds"):
+            return
+        if record.spec["ranks"] > 1:  # the lanes of which rank?
             return
         rate = None
         with suppress(ValueError):  # a device that is not here has no profile here

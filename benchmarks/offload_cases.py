@@ -185,8 +185,8 @@ CASES: dict[str, tuple[Case, ...]] = {
 """By size: of the published models, or small enough for any machine."""
 
 
-def method_changes(method: str) -> dict[str, Any]:
-    """Fields of the spec for a name in the CSV; raises ValueError for an unknown one.
+def method_changes(method: str, known: dict[str, dict[str, Any]] = METHODS) -> dict[str, Any]:
+    """Fields of the spec for a name in the CSV; raises ValueError for one that is not `known`.
 
     A variant of pins, as in ``stronghold (w4 p8 stash)``, is that many layers in the window (w),
     resident (r), pulled (p) or kept (k), and whether inputs wait on the host.
@@ -194,27 +194,29 @@ def method_changes(method: str) -> dict[str, Any]:
     base, _, variant = method.partition(" (")
     words = variant.removesuffix(")").split()
     pins = [PIN.fullmatch(word) for word in words if word not in WORDS]
-    if method in METHODS:
-        return METHODS[method]
-    if base not in METHODS or not words or not all(pins):
-        raise ValueError(f"unknown method {method!r} of the benchmark; known: {', '.join(METHODS)}")
+    if method in known:
+        return known[method]
+    if base not in known or not words or not all(pins):
+        raise ValueError(f"unknown method {method!r} of the benchmark; known: {', '.join(known)}")
     pinned = {PINNED[pin[1]]: int(pin[2]) for pin in pins}
-    return {**METHODS[base], **pinned, **{k: v for w in words for k, v in WORDS.get(w, {}).items()}}
+    return {**known[base], **pinned, **{k: v for w in words for k, v in WORDS.get(w, {}).items()}}
 
 
 def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:
-    """The runs of a size in their order.
-
-    `only`: patterns of a case, a method or ``case/method``; a run that matches one is in. Raises
-    ValueError for a pattern that matches nothing.
-    """
+    """The runs of a size in their order, as `chosen` picks them."""
     found = [
         entry_of(case, method, warmup, measured) for case in CASES[size] for method in case.methods
     ]
+    return chosen(found, only)
+
+
+def chosen(found: list[Entry], only: Iterable[str]) -> list[Entry]:
+    """Those that match one of some patterns of a case, a method or ``case/method``; all where there
+    are no patterns. Raises ValueError for a pattern that matches nothing."""
     patterns = list(only)
     for pattern in patterns:
         if not any(matches(entry, pattern) for entry in found):
-            names = ", ".join(case.name for case in CASES[size])
+            names = ", ".join(dict.fromkeys(entry.case for entry in found))
             raise ValueError(f"nothing matches {pattern!r}; cases are {names}, and see --list")
     return [e for e in found if not patterns or any(matches(e, p) for p in patterns)]
 
@@ -224,11 +226,19 @@ def matches(entry: Entry, pattern: str) -> bool:
     return any(fnmatchcase(text, pattern) for text in (entry.case, entry.method, entry.name))
 
 
-def entry_of(case: Case, method: str, warmup: int, measured: int) -> Entry:
-    """One run of a case."""
+def entry_of(
+    case: Case,
+    method: str,
+    warmup: int,
+    measured: int,
+    *,
+    known: dict[str, dict[str, Any]] = METHODS,
+    in_gpu: tuple[str, ...] = IN_GPU,
+) -> Entry:
+    """One run of a case; those of `in_gpu` get the whole device."""
     warmup, measured = case.steps or (warmup, measured)
-    changes = {**case.changes, **method_changes(method), **case.of_method.get(method, {})}
-    if case.cap_gib is not None and method.partition(" ")[0] not in IN_GPU:
+    changes = {**case.changes, **method_changes(method, known), **case.of_method.get(method, {})}
+    if case.cap_gib is not None and method.partition(" ")[0] not in in_gpu:
         changes["device_memory"] = round(case.cap_gib * GIB)
     spec = make_spec({**changes, "steps": warmup + measured})
     return Entry(case=case.name, method=method, spec=spec, warmup=warmup, splits=case.splits)
@@ -269,6 +279,14 @@ SPEEDS = {
     "zero-infinity-disk": Speed(start_s=60, start_s_per_billion=30, step_s_per_billion=10),
     "stronghold": Speed(start_s=60, start_s_per_billion=15, step_s_per_billion=0.15),
     "stronghold-disk": Speed(start_s=60, start_s_per_billion=20, step_s_per_billion=8),
+    **dict.fromkeys(
+        ("data-parallel", "gpipe", "1f1b"),
+        Speed(start_s=40, start_s_per_billion=7, step_s_per_billion=0.02),
+    ),
+    **dict.fromkeys(
+        ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"),
+        Speed(start_s=80, start_s_per_billion=15, step_s_per_billion=0.3),
+    ),
 }
 COMPUTE_S = 0.0175
 """Per sample of 1024 tokens and 1e9 parameters, with recomputation: 0.30 s for 4 on 4.03e9."""
@@ -285,7 +303,7 @@ def estimated_seconds(entry: Entry, earlier: Iterable[dict[str, Any]] = ()) -> f
     billions = spec.model.parameters / 1e9
     base = entry.method.partition(" ")[0]
     speed = SPEEDS[base]
-    compute = COMPUTE_S * spec.batch * billions * spec.model.seq / 1024
+    compute = COMPUTE_S * spec.batch * billions * spec.model.seq / 1024 / spec.ranks
     step_s = speed.step_s_per_billion * billions + compute
     starts = [
         start * max(1.0, billions / known)

@@ -1,6 +1,6 @@
-"""The files the offload benchmark writes: a row a run in offload.csv, all of it in offload.json.
+"""The files a benchmark writes: a row a run in offload.csv or servers.csv, all of it in a JSON.
 
-The CSV has what figures and readers need. Beside it offload.json has, in the same order, where each
+The CSV has what figures and readers need. Beside it the JSON has, in the same order, where each
 row comes from: machine, packages and commit, spec and key, every loss, norm and step time, bytes
 moved, the plan, what engine ran, and of a run that failed the end of its log. A run is appended to
 both as soon as it ends, the JSON first: if the process is killed in between, the next one adds the
@@ -29,13 +29,18 @@ COLUMNS = (
     "step_seconds_spread", "predicted_step_seconds", "peak_device_gib",
     "predicted_peak_device_gib", "host_gib", "disk_gib", "final_loss", "commit", "measured_on",
 )  # fmt: skip
+SERVER_COLUMNS = (
+    "method", "ranks", *COLUMNS[1:-4], "load_gib", "store_gib", "planned_load_gib",
+    "planned_store_gib", *COLUMNS[-3:],
+)  # fmt: skip
+"""Of servers.csv; `disk_gib` is not among them."""
 OF_THE_RUN = ("key", "command", "started", "code_version", "dirty", "diff", "commit")
 """Of a record's provenance; the rest is the machine's."""
 LOG_LINES = 25
 ROOT = Path(__file__).resolve().parents[1]
 ABOUT = (
-    "Each run is one row of offload.csv, in order; `machine` is a place in `machines`. Times are "
-    "seconds of whole steps, the first `warmup` of which are not in the median; the CSV's "
+    "Each run is one row of the CSV beside this, in order; `machine` is a place in `machines`. "
+    "Times are seconds of whole steps, the first `warmup` of which are not in the median; "
     "step_seconds_spread is the distance of the quartiles over the median."
 )
 
@@ -43,10 +48,12 @@ ABOUT = (
 class Sheet:
     """Both files in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, name: str = "offload", columns: tuple[str, ...] = COLUMNS
+    ) -> None:
         """Reads what is there. Raises ValueError where the two files do not belong together."""
-        self.folder = folder
-        self.csv, self.json = folder / "offload.csv", folder / "offload.json"
+        self.folder, self.columns = folder, columns
+        self.csv, self.json = folder / f"{name}.csv", folder / f"{name}.json"
         self.machines: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +95,7 @@ class Sheet:
 
     def _append_csv(self, rows: list[dict[str, Any]]) -> None:
         text = StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         if not self.csv.exists():
             writer.writeheader()
         writer.writerows(rows)
@@ -102,7 +109,7 @@ class Sheet:
         if self.csv.exists():
             with self.csv.open() as file:
                 reader = csv.DictReader(line for line in file if not line.startswith("#"))
-                if tuple(reader.fieldnames or ()) != COLUMNS:
+                if tuple(reader.fieldnames or ()) != self.columns:
                     raise ValueError(f"{self.csv} has other columns than this benchmark writes")
                 count = sum(1 for _ in reader)
         if count > len(self.runs):
@@ -123,6 +130,7 @@ def describe(
     plan: Plan | None = None,
     lanes: dict[str, dict[str, float]] | None = None,
     log: str = "",
+    columns: tuple[str, ...] = COLUMNS,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A finished run for the sheet, and the machine it ran on.
 
@@ -163,7 +171,8 @@ def describe(
         "commit": commit,
         "log": log.splitlines()[-LOG_LINES:] if record.status != "ok" else [],
     }
-    run["row"] = _row(entry, record, seconds, steps, commit)
+    row = _row(entry, record, seconds, steps, commit)
+    run["row"] = {name: row[name] for name in columns}
     run = json.loads(without_paths(json.dumps(strict(run))))
     return run, {name: value for name, value in origin.items() if name not in OF_THE_RUN}
 
@@ -188,17 +197,19 @@ def _start_seconds(record: RunRecord) -> float | None:
 def _row(
     entry: Entry, record: RunRecord, seconds: float | None, steps: list[float], commit: str
 ) -> dict[str, Any]:
-    """The run's row of the CSV; None becomes an empty field. Only a run that ended well has
+    """The run's row of any CSV; None becomes an empty field. Only a run that ended well has
     figures."""
     spec, model, ok = entry.spec, entry.spec.model, record.status == "ok"
     peak = record.peak_bytes if ok else {}
     predicted = record.predicted if ok else {}
+    moved = {"": record.moved_bytes if ok else {}, "planned_": predicted.get("moved_bytes", {})}
     spread = None
     if seconds and len(steps) > 1:
         first, _, third = quantiles(steps, n=4, method="inclusive")
         spread = (third - first) / seconds
-    values = {
+    return {
         "method": entry.method,
+        "ranks": spec.ranks,
         **{name: getattr(model, name) for name in ("layers", "hidden", "heads", "seq")},
         **{name: getattr(spec, name) for name in ("batch", "dtype", "clip")},
         "device_cap_gib": _gib(spec.device_memory),
@@ -213,11 +224,15 @@ def _row(
         "predicted_peak_device_gib": _gib(predicted.get("peak_bytes", {}).get("device")),
         "host_gib": _gib(peak.get("host")),
         "disk_gib": _gib(peak.get("disk")),
+        **{
+            f"{whose}{way}_gib": _gib((nbytes or {}).get(way))
+            for whose, nbytes in moved.items()
+            for way in ("load", "store")
+        },
         "final_loss": record.losses[-1] if ok and record.losses else None,
         "commit": commit,
         "measured_on": f"{record.started[:10]} {hardware(record)}",
     }
-    return {name: values[name] for name in COLUMNS}
 
 
 def hardware(record: RunRecord) -> str:

@@ -1,0 +1,91 @@
+"""What the benchmark of servers runs: methods on several GPUs of one machine. All data.
+
+As in offload_cases.py, every run of a case trains the same model on the same samples from the same
+weights. Those that need the whole model on the devices get all of their memory, and are the roofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.offload_cases import PAPER, TRAINING, Case, Entry, chosen, entry_of
+
+METHODS: dict[str, dict[str, Any]] = {
+    "data-parallel": {"method": "data-parallel"},
+    "gpipe": {"method": "gpipe"},
+    "1f1b": {"method": "1f1b"},
+    "zero-infinity": {"method": "zero-infinity"},
+    "dp-swap": {"method": "dp-swap"},
+    "pp-swap": {"method": "pp-swap"},
+    "harmony-dp": {"method": "harmony-dp"},
+    "harmony-pp": {"method": "harmony-pp"},
+}
+"""Name in the CSV -> fields of the spec."""
+ROOFS = ("data-parallel", "1f1b", "gpipe")
+"""Who gets all memory."""
+PIPELINED = ("1f1b", "gpipe")
+FIRST = ("harmony-pp", "data-parallel", "zero-infinity", "harmony-dp")
+"""In this order, where there may be no time for all."""
+ALL = (*FIRST, "pp-swap", "dp-swap", *PIPELINED)
+
+GPT2_XL: dict[str, Any] = {**PAPER, "layers": 48, "hidden": 1600, "heads": 25}
+PAPER_CARD_GIB = 11
+"""Memory of the paper's GPUs."""
+TEN_TIMES: dict[str, Any] = {**PAPER, "layers": 100, "batch": 64}
+"""5.14 B parameters, 67 GiB of states: more than ten times what four cards of 1.5 GiB have."""
+SMALL_CARD_GIB = 1.5
+
+
+def _xl(ranks: int, batch: int) -> Case:
+    pieces = dict.fromkeys(PIPELINED, {"microbatches": min(batch, 4 * ranks)})
+    return Case(
+        name=f"xl-{ranks}-b{batch}",
+        methods=ALL,
+        changes={**GPT2_XL, "batch": batch, "ranks": ranks},
+        cap_gib=PAPER_CARD_GIB,
+        of_method=pieces,
+    )
+
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "paper": (
+        *(_xl(ranks, batch) for ranks in (4, 2, 8) for batch in (64, 16)),
+        *(
+            Case(
+                name=f"ten-{ranks}",
+                methods=("harmony-pp", "harmony-dp"),
+                changes={**TEN_TIMES, "ranks": ranks},
+                cap_gib=SMALL_CARD_GIB,
+                steps=(2, 4),
+            )
+            for ranks in (4, 2, 1)
+        ),
+    ),
+    "tiny": (
+        Case(
+            name="tiny",
+            methods=("harmony-pp", "data-parallel", "harmony-dp", "pp-swap", "1f1b"),
+            changes={
+                **TRAINING, "device": "cpu", "text": str(Path(__file__).resolve()), "layers": 4,
+                "hidden": 32, "heads": 4, "seq": 16, "vocab": 256, "dtype": "fp32", "batch": 4,
+                "ranks": 2,
+            },
+            of_method={"1f1b": {"microbatches": 2}},
+        ),
+    ),
+}  # fmt: skip
+"""By size: of the published models, or small enough for any machine."""
+
+
+def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:
+    """The runs of a size in their order, as `chosen` picks them."""
+    found = [
+        entry_of(case, method, warmup, measured, known=METHODS, in_gpu=ROOFS)
+        for case in CASES[size]
+        for method in case.methods
+    ]
+    # Who needs micro-batches has them from the case; what does not fit then, does not fit.
+    return chosen([replace(e, splits=(e.spec.microbatches,)) for e in found], only)

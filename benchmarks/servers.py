@@ -1,0 +1,36 @@
+"""Harmony and its peers on several GPUs of one machine: same model, data, seed and precision.
+
+    python -m benchmarks.servers --out results/published-here/h200 --list
+    python -m benchmarks.servers --out results/published-here/h200 --only 'xl-4-*'
+    python -m benchmarks.servers --out FOLDER --size tiny
+
+As benchmarks/offload.py, whose loop it is: a row a run in FOLDER/servers.csv, all of it in
+FOLDER/servers.json; what runs is data (server_cases.py). A case for more GPUs than there are is a
+row that says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks import offload, server_cases
+from benchmarks.offload_sheet import SERVER_COLUMNS
+
+SERVERS = offload.Suite(
+    name="servers",
+    about=__doc__,
+    cases=server_cases.CASES,
+    entries=server_cases.entries,
+    columns=SERVER_COLUMNS,
+    roof="data-parallel",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes as of offload.py."""
+    return offload.main(argv, SERVERS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

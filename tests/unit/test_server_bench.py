@@ -1,0 +1,74 @@
+"""The benchmark of servers: fair cases, and a tiny one for real on several processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from benchmarks.offload_cases import GIB
+from benchmarks.offload_sheet import SERVER_COLUMNS, Sheet
+from benchmarks.server_cases import CASES, entries
+from benchmarks.servers import main
+from tests.runs.helpers import left_behind
+
+MAY_DIFFER = {"method", "microbatches", "device_memory"}
+"""Fields of the spec in which the methods of a case differ."""
+
+
+def paper(**options):
+    return entries("paper", warmup=4, measured=8, **options)
+
+
+@pytest.mark.parametrize("case", CASES["paper"], ids=lambda case: case.name)
+def test_the_methods_of_a_case_do_the_same_training(case):
+    specs = [entry.spec.to_dict() for entry in paper(only=[case.name])]
+    same = [{k: v for k, v in spec.items() if k not in MAY_DIFFER} for spec in specs]
+    assert all(spec == same[0] for spec in same)
+
+
+def test_roofs_have_all_memory_and_pipelines_their_microbatches():
+    specs = {entry.name: entry.spec for entry in paper()}
+    xl = specs["xl-4-b64/harmony-pp"]
+    assert xl.model.parameters == pytest.approx(1.5576e9, rel=1e-4)
+    assert (xl.ranks, xl.batch, xl.dtype, xl.clip) == (4, 64, "bf16", 1.0)
+    assert xl.device_memory == specs["xl-4-b64/zero-infinity"].device_memory == 11 * GIB
+    assert specs["xl-4-b64/data-parallel"].device_memory is None
+    assert specs["xl-4-b64/1f1b"].microbatches == 16
+    assert specs["xl-8-b16/gpipe"].microbatches == 16
+    assert {entry.splits for entry in paper(only=["1f1b"])} == {(16,), (8,), (32,)}
+
+
+def test_ten_times_what_the_cards_have():
+    for entry in paper(only=["ten-*"]):
+        spec = entry.spec
+        states = 14 * spec.model.parameters  # bf16 weights and remainder, moments, gradients
+        assert states > 10 * spec.ranks * spec.device_memory
+
+
+def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    words = ["--size", "tiny", "--warmup", "1", "--measured", "2", "--out", str(tmp_path / "out")]
+    chosen = ["--only", "harmony-pp", "--only", "data-parallel"]
+    assert main([*words, "--results", str(tmp_path / "results"), *chosen]) == 0
+    printed = capsys.readouterr().out
+    assert "of data-paral" in printed
+    assert "100.0%" in printed
+    with (tmp_path / "out" / "servers.csv").open() as file:
+        harmony, parallel = csv.DictReader(file)
+    assert tuple(harmony) == SERVER_COLUMNS
+    assert (harmony["method"], parallel["method"]) == ("harmony-pp", "data-parallel")
+    assert float(harmony["final_loss"]) == pytest.approx(float(parallel["final_loss"]), rel=1e-6)
+    assert float(harmony["load_gib"]) == float(harmony["planned_load_gib"]) > 0
+    assert parallel["planned_load_gib"] == ""
+    run, _ = json.loads((tmp_path / "out" / "servers.json").read_text())["runs"]
+    assert run["moved_bytes"] == run["predicted"]["moved_bytes"]
+    assert left_behind(tmp_path, patience_s=5) == []
+
+
+def test_a_sheet_of_another_benchmark_is_refused(tmp_path):
+    (tmp_path / "servers.csv").write_text("method,layers\n")
+    with pytest.raises(ValueError, match=r"servers.csv has other columns than this benchmark"):
+        Sheet(tmp_path, "servers", SERVER_COLUMNS)
