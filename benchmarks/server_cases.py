@@ -55,12 +55,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         *(_xl(ranks, batch) for ranks in (4, 2, 8) for batch in (64, 16)),
         *(
             Case(
-                name=f"ten-{ranks}",
+                name=f"ten-{ranks}{ending}",
                 methods=("harmony-pp", "harmony-dp"),
-                changes={**TEN_TIMES, "ranks": ranks},
+                changes={**TEN_TIMES, "ranks": ranks, "clip": clip},
                 cap_gib=SMALL_CARD_GIB,
                 steps=(2, 4),
             )
+            for ending, clip in (("", 1.0), ("-noclip", None))
             for ranks in (4, 2, 1)
         ),
     ),

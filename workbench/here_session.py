@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from workbench.figures import here_lanes, here_offload, here_table, lanes_table
-from workbench.figures.exhibit import HERE_LANES, HERE_OFFLOAD
-from workbench.figures.goals import as_table, goals
+from workbench.figures import (
+    goals,
+    here_lanes,
+    here_offload,
+    here_servers,
+    here_table,
+    lanes_table,
+    server_goals,
+    server_table,
+)
+from workbench.figures.exhibit import HERE_LANES, HERE_OFFLOAD, HERE_SERVERS
 from workbench.figures.sizes import Size
 from workbench.figures.style import PAGE_IN, styled
 from workbench.published.lanes import measured_steps
+from workbench.published.servers import server_runs
 from workbench.runs.events import Event
 from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
@@ -113,10 +122,22 @@ class HereSession(Session, ABC):
         }
 
 
-class OffloadSession(HereSession):
+class RunsSession(HereSession):
+    """An exhibit whose rows are runs, one for each setting."""
+
+    COUNTED = "settings"
+
+    def facts(self, rows: pd.DataFrame) -> dict[str, str]:
+        if rows.empty:
+            return super().facts(rows)
+        ended = ", ".join(f"{n} {status}" for status, n in rows["status"].value_counts().items())
+        return {**super().facts(rows), "ended": ended}
+
+
+class OffloadSession(RunsSession):
     """``here_offload``: every run of the offload benchmark, beside plain training."""
 
-    FILES, COUNTED = "offload.csv", "settings"
+    FILES = "offload.csv"
 
     def all_rows(self) -> pd.DataFrame:
         return here_table.table(measured_runs(self.store))
@@ -127,13 +148,24 @@ class OffloadSession(HereSession):
 
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Goal, what was measured, whether it holds and why."""
-        return Shown(as_table(goals(rows)))
+        return Shown(goals.as_table(goals.goals(rows)))
 
-    def facts(self, rows: pd.DataFrame) -> dict[str, str]:
-        if rows.empty:
-            return super().facts(rows)
-        ended = ", ".join(f"{n} {status}" for status, n in rows["status"].value_counts().items())
-        return {**super().facts(rows), "ended": ended}
+
+class ServersSession(RunsSession):
+    """``here_servers``: every run on several GPUs, beside data parallelism and its plan."""
+
+    FILES = "servers.csv"
+
+    def all_rows(self) -> pd.DataFrame:
+        return server_table.table(server_runs(measured_roots(self.store)))
+
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Throughput, bytes over the host links, scaling and predictions."""
+        here_servers.draw(figure, rows)
+
+    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Goal, what was measured, whether it holds and why."""
+        return Shown(goals.as_table(server_goals.goals(rows)))
 
 
 class LanesSession(HereSession):
@@ -155,5 +187,9 @@ class LanesSession(HereSession):
         return Shown(here_lanes.judged(rows))
 
 
-SESSIONS: dict[str, type[HereSession]] = {HERE_OFFLOAD: OffloadSession, HERE_LANES: LanesSession}
+SESSIONS: dict[str, type[HereSession]] = {
+    HERE_OFFLOAD: OffloadSession,
+    HERE_LANES: LanesSession,
+    HERE_SERVERS: ServersSession,
+}
 """By exhibit."""

@@ -57,7 +57,7 @@ def open_exhibit(
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
-    ``here_offload`` and ``here_lanes`` are the same at every size: they show what is committed.
+    This project's own (``here_offload``) are the same at every size: they show what is committed.
     `results` is the folder of the run records; a relative one lies in the repository. Raises
     ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
     """

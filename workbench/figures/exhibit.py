@@ -42,8 +42,9 @@ class Exhibit(Protocol):
 
 FIGURES = ("6a", "7a", "8a", "8b", "9")
 """The paper's."""
-HERE_OFFLOAD, HERE_LANES = HERE = ("here_offload", "here_lanes")
-"""This project's own: what it measured on named hardware, and steps of it lane by lane."""
+HERE_OFFLOAD, HERE_LANES, HERE_SERVERS = HERE = ("here_offload", "here_lanes", "here_servers")
+"""This project's own: what it measured on named hardware, steps of it lane by lane, and what it
+measured on servers of several GPUs."""
 HARMONY = {
     f"harmony_{name}": f"harmony.{module}"
     for name, module in {

@@ -68,14 +68,14 @@ def _share(rows: pd.DataFrame, layers: int, batch: int, wanted: float) -> Goal:
     run = _run(rows, "stronghold", layers, batch)
     if run is None or pd.isna(run["plain"]):
         absent = "stronghold" if run is None else PLAIN
-        return _open(goal, f"no run of {absent} with {layers} layers at batch {batch}")
+        return left_open(goal, f"no run of {absent} with {layers} layers at batch {batch}")
     if run["status"] != "ok":
-        return _did_not_train(goal, run)
+        return did_not_train(goal, run)
     why = (
         f"{run['samples_per_second']:.4g} of {run['plain']:.4g} samples/s of {run['plain_label']}"
-        f"{_variant(run)}{_of_other_plain(rows, run)}"
+        f"{variant_of(run)}{_of_other_plain(rows, run)}"
     )
-    return _judged(goal, f"{run['share']:.1%}", run["share"] >= wanted, why)
+    return judged(goal, f"{run['share']:.1%}", run["share"] >= wanted, why)
 
 
 def _of_other_plain(rows: pd.DataFrame, run: pd.Series) -> str:
@@ -101,15 +101,15 @@ def _over_zero_offload(rows: pd.DataFrame) -> Goal:
     ours, theirs = (_run(rows, method, 78, 4) for method in ("stronghold", "zero-offload"))
     for name, run in (("stronghold", ours), ("zero-offload", theirs)):
         if run is None:
-            return _open(goal, f"no run of {name} with 78 layers at batch 4")
+            return left_open(goal, f"no run of {name} with 78 layers at batch 4")
     if ours["status"] != "ok":
-        return _did_not_train(goal, ours)
+        return did_not_train(goal, ours)
     if theirs["status"] != "ok":
-        return _open(goal, f"{theirs['label']} ended with status {theirs['status']}")
+        return left_open(goal, f"{theirs['label']} ended with status {theirs['status']}")
     speeds = ours["samples_per_second"], theirs["samples_per_second"]
     ratio = speeds[0] / speeds[1]
-    why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{_variant(ours)}"
-    return _judged(goal, f"{ratio:.2f} times", ratio >= OVER_ZERO_OFFLOAD, why)
+    why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(ours)}"
+    return judged(goal, f"{ratio:.2f} times", ratio >= OVER_ZERO_OFFLOAD, why)
 
 
 def _clipping(rows: pd.DataFrame) -> Goal:
@@ -122,7 +122,7 @@ def _clipping(rows: pd.DataFrame) -> Goal:
         off.fillna({"device_cap_gib": -1, "host_cap_gib": -1}), on=same, suffixes=("", "_off")
     )
     if pairs.empty:
-        return _open(goal, "no two runs that differ in clipping only")
+        return left_open(goal, "no two runs that differ in clipping only")
     change = pairs["samples_per_second"] / pairs["samples_per_second_off"] - 1
     worst = pairs.loc[change.abs().idxmax()]
     value = float(change.abs().max())
@@ -130,7 +130,7 @@ def _clipping(rows: pd.DataFrame) -> Goal:
         f"the worst of {len(pairs)} pairs, {worst['layers']} layers at batch {worst['batch']}: "
         f"{worst['samples_per_second']:.4g} with, {worst['samples_per_second_off']:.4g} without"
     )
-    return _judged(goal, f"{value:.1%}", value <= CLIP_COSTS, why)
+    return judged(goal, f"{value:.1%}", value <= CLIP_COSTS, why)
 
 
 def _predicted(rows: pd.DataFrame, column: str, words: str) -> Goal:
@@ -138,10 +138,10 @@ def _predicted(rows: pd.DataFrame, column: str, words: str) -> Goal:
     ratios = own_ratios(rows, column)
     value = mean_deviation(ratios)
     if value is None:
-        return _open(goal, "no run on our own runtime has a prediction")
+        return left_open(goal, "no run on our own runtime has a prediction")
     worst = ratios.loc[(ratios - 1).abs().idxmax()] - 1
     why = f"{len(ratios)} runs on our own runtime, the worst prediction {worst:+.1%}"
-    return _judged(goal, f"{value:.1%}", value <= PREDICTED_WITHIN, why)
+    return judged(goal, f"{value:.1%}", value <= PREDICTED_WITHIN, why)
 
 
 def _host_bytes(rows: pd.DataFrame) -> Goal:
@@ -149,13 +149,13 @@ def _host_bytes(rows: pd.DataFrame) -> Goal:
     own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok") & ~rows["pinned"]]
     values = own["host_bytes_per_parameter"].dropna()
     if values.empty:
-        return _open(goal, "no run of stronghold tells its host memory")
+        return left_open(goal, "no run of stronghold tells its host memory")
     worst = own.loc[values.idxmax()]
     why = (
         f"the most of {len(values)} runs: {worst['host_gib']:.4g} GiB with {worst['layers']} "
-        f"layers at batch {worst['batch']}{_variant(worst)}"
+        f"layers at batch {worst['batch']}{variant_of(worst)}"
     )
-    return _judged(goal, f"{values.max():.2f} bytes", values.max() <= HOST_BYTES, why)
+    return judged(goal, f"{values.max():.2f} bytes", values.max() <= HOST_BYTES, why)
 
 
 def _auto(rows: pd.DataFrame) -> Goal:
@@ -169,15 +169,17 @@ def _auto(rows: pd.DataFrame) -> Goal:
         if part["pinned"].sum() >= FEWEST_PINNED and not part["pinned"].all()
     ]
     if not sweeps:
-        return _open(goal, f"no planned run stands beside {FEWEST_PINNED} with other placements")
+        return left_open(
+            goal, f"no planned run stands beside {FEWEST_PINNED} with other placements"
+        )
     part, chosen = max(sweeps, key=lambda sweep: len(sweep[0]))
     best = part.loc[part["samples_per_second"].idxmax()]
     behind = 1 - chosen["samples_per_second"] / best["samples_per_second"]
     why = (
         f"{chosen['samples_per_second']:.4g} samples/s, {len(part) - 1} other placements at most "
-        f"{best['samples_per_second']:.4g}{_variant(best)}"
+        f"{best['samples_per_second']:.4g}{variant_of(best)}"
     )
-    return _judged(goal, f"{behind:.1%} behind", behind <= AUTO_WITHIN, why)
+    return judged(goal, f"{behind:.1%} behind", behind <= AUTO_WITHIN, why)
 
 
 def _flat(rows: pd.DataFrame) -> Goal:
@@ -185,7 +187,7 @@ def _flat(rows: pd.DataFrame) -> Goal:
     deep = rows[(rows["method"] == "stronghold") & rows["variant"].str.contains(r"\bstash\b")]
     deep = deep[deep["status"] == "ok"].drop_duplicates("layers")
     if len(deep) < FEWEST_DEPTHS:
-        return _open(goal, f"fewer than {FEWEST_DEPTHS} depths of such runs")
+        return left_open(goal, f"fewer than {FEWEST_DEPTHS} depths of such runs")
     peaks, planned = deep["peak_device_gib"], deep["predicted_peak_device_gib"]
     # How full the proven peak gets depends on how copies fall; that it does not grow is the goal.
     grown = float(planned.max() / planned.min() - 1)
@@ -193,9 +195,9 @@ def _flat(rows: pd.DataFrame) -> Goal:
     why = (
         f"{planned.max():.4g} GiB planned and {peaks.min():.4g} to {peaks.max():.4g} GiB measured "
     )
-    why += f"from {deep['layers'].min()} to {deep['layers'].max()} layers{_variant(deep.iloc[0])}"
+    why += f"from {deep['layers'].min()} to {deep['layers'].max()} layers{variant_of(deep.iloc[0])}"
     holds = grown <= FLAT_WITHIN and above <= PREDICTED_WITHIN
-    return _judged(goal, f"{grown:.1%}", holds, why)
+    return judged(goal, f"{grown:.1%}", holds, why)
 
 
 def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal:
@@ -208,14 +210,14 @@ def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal
         & (rows["host_cap_gib"] <= HOST_GIB)
     ]
     if fit.empty:
-        return _open(goal, f"no run of {method} within both budgets")
+        return left_open(goal, f"no run of {method} within both budgets")
     best = fit.loc[fit["parameters"].idxmax()]
     disk = f", {best['disk_gib']:.4g} GiB on the disk" if best["disk_gib"] > 0 else ""
-    return _judged(
+    return judged(
         goal,
         f"{best['parameters'] / 1e9:.2f} billion",
         best["parameters"] >= wanted,
-        f"{best['layers']} layers at batch {best['batch']}{disk}{_variant(best)}",
+        f"{best['layers']} layers at batch {best['batch']}{disk}{variant_of(best)}",
     )
 
 
@@ -230,19 +232,22 @@ def _run(rows: pd.DataFrame, method: str, layers: int, batch: int) -> pd.Series 
     return None if found.empty else preferred(found).iloc[0]
 
 
-def _variant(run: pd.Series) -> str:
+def variant_of(run: pd.Series) -> str:
+    """At the end of a reason: which variant ran; empty for the method's own choice."""
     return f"; variant {run['variant']}" if run["variant"] else ""
 
 
-def _judged(goal: str, measured: str, holds: bool, why: str) -> Goal:
+def judged(goal: str, measured: str, holds: bool, why: str) -> Goal:
+    """A goal that the rows decide."""
     return Goal(goal=goal, measured=measured, verdict=HOLDS if holds else FAILS, why=why)
 
 
-def _did_not_train(goal: str, run: pd.Series) -> Goal:
+def did_not_train(goal: str, run: pd.Series) -> Goal:
     """Running out of memory is an answer; a run that was cut short or broke is none."""
     why = f"{run['label']} ended with status {run['status']}"
-    return _judged(goal, "nothing", False, why) if run["status"] in RESULTS else _open(goal, why)
+    return judged(goal, "nothing", False, why) if run["status"] in RESULTS else left_open(goal, why)
 
 
-def _open(goal: str, why: str) -> Goal:
+def left_open(goal: str, why: str) -> Goal:
+    """A goal that the rows do not decide, for a reason."""
     return Goal(goal=goal, measured="", verdict=MISSING, why=why)

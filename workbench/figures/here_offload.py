@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 
 from workbench.figures import draw as drawing
-from workbench.figures.here_table import PLAIN, mean_deviation, own_ratios, preferred
-from workbench.figures.style import GREY, HERE_LOOKS, PAGE_IN, Look, lighter
+from workbench.figures import here_marks as marks
+from workbench.figures.here_table import OWN_RUNTIME, PLAIN, preferred
+from workbench.figures.style import GREY, HERE_LOOKS, PAGE_IN
 from workbench.published.here import LABELS
 
 FIGURE, SECTION = "here_offload", "this project's goals"
@@ -47,9 +48,7 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     """Shares by batch above, predictions below. `rows`: `here_table.table`, of one device."""
     figure.set_size_inches(PAGE_IN, HEIGHT_IN if len(rows) else 1.2)
     if rows.empty:
-        axes = figure.subplots()
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, ABSENT, ha="center", va="center", color=GREY, wrap=True)
+        marks.nothing(figure, ABSENT)
         return
     places = figure.subplot_mosaic(
         [[batch] * 2 for batch in BATCHES] + [["step", "peak"]], height_ratios=[1.1, 1.1, 1]
@@ -57,9 +56,13 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     shown = shares_of(rows)
     for batch in BATCHES:
         _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
-    _draw_predictions(places["step"], rows, "step_seconds", "step_ratio", "step time", "s")
-    _draw_predictions(places["peak"], rows, "peak_device_gib", "peak_ratio", "device peak", "GiB")
-    _legend(figure, rows[rows["predicted_step_seconds"].notna()], shown)
+    judged = {"looks": HERE_LOOKS, "own": OWN_RUNTIME, "within": WITHIN}
+    step, peak = places["step"], places["peak"]
+    columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
+    marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
+    marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
+    there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
+    marks.legend(figure, {LABELS[name]: HERE_LOOKS[name] for name in LABELS if name in there})
     drawing.small_print(figure, rows.assign(sound=None, calibrated=None), *notes(rows))
 
 
@@ -139,38 +142,27 @@ def _draw_shares(axes: Any, rows: pd.DataFrame, batch: int) -> None:
     axes.set_title(f"batch {batch}")
     axes.set_ylabel("share of plain training")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.tick_params(axis="x", length=0, labelsize=6, pad=8)
     if rows.empty:
         axes.set_xticks([])
         axes.set_yticks([])
         axes.text(0.5, 0.5, f"no run at batch {batch}", transform=axes.transAxes, ha="center")
         return
-    ticks, x = {}, 0.0
     room = max(FEWEST, len(rows))
-    least = NAME_SHARE * room
-    for _, model in rows.groupby(["hidden", "seq", "dtype", "layers"], sort=False):
-        caps = model.groupby("device_cap_gib", sort=False, dropna=False)
-        slots = [max(len(group), CAP_SHARE * room) for _, group in caps]
-        wide = sum(slots) + 0.8 * (len(slots) - 1)
-        start, x = x, x + max(0.0, least - wide) / 2
-        for slot, (cap, group) in zip(slots, caps, strict=True):
-            middle = x + (slot - 1) / 2
-            for i, run in enumerate(group.itertuples()):
-                _bar(axes, run, middle + i - (len(group) - 1) / 2)
-            ticks[middle] = "no cap" if pd.isna(cap) else f"{cap:g} GiB"
-            x += slot + 0.8
-        _name_model(axes, model, start + (max(least, wide) - 1) / 2)
-        x = start + max(least, wide) + 2.0
-    axes.set_xticks(list(ticks), list(ticks.values()))
-    empty = max(0.0, FEWEST - x) / 2  # so that a few bars do not become walls
-    axes.set_xlim(-0.9 - empty, x - 2.1 + empty)
+    model = ["hidden", "seq", "dtype", "layers"]
+    groups, end = marks.arranged(rows, model, least=NAME_SHARE * room, least_cap=CAP_SHARE * room)
+    for group in groups:
+        for cap in group.caps:
+            for x, run in cap.bars:
+                _bar(axes, run, x)
+        marks.name(axes, _name_of(group.rows), group.middle)
+    marks.frame(axes, groups, end, FEWEST)
     tall = rows["share"].max()
     axes.set_ylim(0, 1.55 * max(1.0, 0.0 if pd.isna(tall) else tall))
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--", zorder=0.5)
 
 
-def _name_model(axes: Any, model: pd.DataFrame, x: float) -> None:
-    """The model below its caps, with the absolute speed that is its 100 %."""
+def _name_of(model: pd.DataFrame) -> str:
+    """The model, with the absolute speed that is its 100 %."""
     first = model.iloc[0]
     size = model["parameters"].dropna()
     words = f"{first['layers']} layers" + (f", {size.iloc[0] / 1e9:.1f} B" if len(size) else "")
@@ -178,101 +170,14 @@ def _name_model(axes: Any, model: pd.DataFrame, x: float) -> None:
     words += f"\nplain: {plain.iloc[0]:.3g} samples/s" if len(plain) else "\nno plain run"
     if first["odd"]:
         words += f"\nhidden size {first['hidden']}, {first['dtype']}"
-    place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-    look = {"ha": "center", "va": "top", "fontsize": 6.5, "linespacing": 1.1}
-    axes.annotate(words, (x, 0), xytext=(0, -18), **place, **look)
+    return words
 
 
 def _bar(axes: Any, run: Any, x: float) -> None:
-    """A bar, and below it the method's marker, which a grey print leaves to tell methods apart."""
     look = HERE_LOOKS[run.method]
-    foot = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    axes.plot(x, -0.045, **_point(look, 3.2), **foot)
-    text = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 5.5}
     if pd.isna(run.share):
-        why = drawing.missing_words(run.status) if run.status != "ok" else "no plain run"
-        axes.text(x, 0.02, why, color=look.color, **text)
+        marks.bar(axes, look, x, run.share, marks.why_missing(run.status, "no plain run"))
         return
-    face = lighter(look.color) if run.variant or look.pale else look.color
-    axes.bar(x, run.share, 0.86, facecolor=face, edgecolor=look.color, linewidth=0.8)
     words = f"{run.share:.0%}" if run.share >= 0.1 else f"{run.share:.1%}"
     words = f"{words} {run.variant}".rstrip()
-    axes.annotate(words, (x, run.share), xytext=(0, 2.5), textcoords="offset points", **text)
-
-
-# -- predictions ----------------------------------------------------------------------------------
-
-
-def _point(look: Look, size: float) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a method's marker, in points."""
-    face = lighter(look.color) if look.pale else look.color
-    look_of_it = {"markerfacecolor": face, "markeredgecolor": look.color, "markeredgewidth": 0.7}
-    return {"marker": look.marker, "linestyle": "none", "markersize": size, **look_of_it}
-
-
-def _draw_predictions(
-    axes: Any, rows: pd.DataFrame, column: str, ratio: str, words: str, unit: str
-) -> None:
-    """Predicted over measured, over what was measured, with the band of good ones."""
-    from matplotlib.ticker import FuncFormatter
-
-    axes.set_xscale("log")
-    axes.set_xlabel(f"measured {words} ({unit})")
-    axes.set_ylabel("predicted / measured")
-    axes.axhspan(1 - WITHIN, 1 + WITHIN, color="#eeeeee", zorder=0)
-    axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--", zorder=0.5)
-    known = rows[(rows["status"] == "ok") & rows[ratio].notna() & (rows[column] > 0)]
-    if known.empty:
-        axes.set_xticks([])
-        axes.text(0.5, 0.8, "no run has a prediction", transform=axes.transAxes, ha="center")
-        return
-    for method, part in known.groupby("method", sort=False):
-        look = HERE_LOOKS[method]
-        axes.plot(part[column], part[ratio], **_point(look, 4))
-    far = max(1.6 * WITHIN, 1.15 * float((known[ratio] - 1).abs().max()))
-    axes.set_ylim(1 - far, 1 + far)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    _set_ticks(axes, known[column])
-    own = own_ratios(rows, ratio)
-    runs = "own run" if len(own) == 1 else "own runs"
-    mean = f": {mean_deviation(own):.1%} off on the mean of {len(own)} {runs}" if len(own) else ""
-    axes.set_title(f"{words}{mean}", fontsize=7)
-
-
-def _set_ticks(axes: Any, values: pd.Series) -> None:
-    """1, 2 and 5 of each decade: on a logarithm over less than one there may be no tick at all."""
-    from matplotlib.ticker import NullLocator
-
-    low, high = values.min() / 1.15, values.max() * 1.15
-    ticks = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
-    axes.set_xlim(low, high)
-    seen = [tick for tick in ticks if low <= tick <= high]
-    axes.set_xticks(seen or [values.max()])
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _legend(figure: Any, predicted: pd.DataFrame, shown: pd.DataFrame) -> None:
-    """Above it all: every method once, with its marker."""
-    from matplotlib.legend_handler import HandlerTuple
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    there = {*predicted["method"], *shown["method"]}
-    looks = {LABELS[name]: HERE_LOOKS[name] for name in LABELS if name in there}
-    handles = []
-    for look in looks.values():
-        face = lighter(look.color) if look.pale else look.color
-        patch = Patch(facecolor=face, edgecolor=look.color)
-        handles.append((patch, Line2D([], [], **_point(look, 4))))
-    columns = 5
-    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(looks) // columns))
-    figure.legend(
-        handles,
-        list(looks),
-        loc="outside upper center",
-        ncols=columns,
-        columnspacing=1.2,
-        handler_map={tuple: HandlerTuple(ndivide=None)},
-        handlelength=2.2,
-        borderpad=0.1,
-    )
+    marks.bar(axes, look, x, run.share, words, pale=bool(run.variant))

@@ -7,14 +7,16 @@ best, as every peer: of runs that recompute activations and runs that keep them,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
+from workbench.figures.exhibit import quotient
 from workbench.figures.measured_here import how
 from workbench.published.here import LABELS, OffloadRun
+from workbench.published.sheet import Run
 
 PLAIN = "plain"
 OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
@@ -22,6 +24,7 @@ OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
 MODEL = ("device", "layers", "hidden", "heads", "seq", "batch", "dtype")
 """What two runs must have in common to be compared."""
 GIB = 2**30
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 COLUMNS = (
     "method", "variant", "label", "layers", "hidden", "heads", "seq", "batch", "dtype", "clip",
@@ -53,7 +56,7 @@ _NUMBERS = (
 
 
 def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
-    plain = plain_of(run, runs)
+    plain = best_uncapped(run, runs, (PLAIN,), MODEL)
     base = plain.samples_per_second if plain else None
     host = run.host_gib * GIB if run.host_gib is not None else None
     return {
@@ -61,36 +64,34 @@ def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
         "label": run.label,
         "plain": base,
         "plain_label": plain.label if plain else "",
-        "share": _quotient(run.samples_per_second, base),
+        "share": quotient(run.samples_per_second, base),
         "step_seconds": run.step_seconds_median,
         "spread_seconds": run.step_seconds_spread,
-        "step_ratio": _quotient(run.predicted_step_seconds, run.step_seconds_median),
-        "peak_ratio": _quotient(run.predicted_peak_device_gib, run.peak_device_gib),
-        "host_bytes_per_parameter": _quotient(host, run.parameters),
+        "step_ratio": quotient(run.predicted_step_seconds, run.step_seconds_median),
+        "peak_ratio": quotient(run.predicted_peak_device_gib, run.peak_device_gib),
+        "host_bytes_per_parameter": quotient(host, run.parameters),
         "pinned": run.pinned,
         "source": "measured",
         "how": how(run),
     }
 
 
-def plain_of(run: OffloadRun, runs: Iterable[OffloadRun]) -> OffloadRun | None:
-    """The fastest plain training of the same model, batch and type on the same device, without a
-    cap; None where none is. One that clips as `run` does counts before one that does not.
+def best_uncapped(
+    run: AnyRun, runs: Iterable[AnyRun], methods: Container[str], same: Iterable[str]
+) -> AnyRun | None:
+    """The fastest run of `methods` without a device cap that has the fields `same` as `run` has
+    them; None where none is. One that clips as `run` does counts before one that does not.
     """
+    names = tuple(same)
     found = [
         other
         for other in runs
-        if other.method == PLAIN
+        if other.method in methods
         and other.status == "ok"
         and other.device_cap_gib is None
-        and all(getattr(other, name) == getattr(run, name) for name in MODEL)
+        and all(getattr(other, name) == getattr(run, name) for name in names)
     ]
     return max(found, key=lambda o: (o.clip == run.clip, o.samples_per_second), default=None)
-
-
-def _quotient(a: float | None, b: float | None) -> float | None:
-    """a / b where both are there and b is not nothing."""
-    return a / b if a is not None and b else None
 
 
 def preferred(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,9 +107,9 @@ def preferred(rows: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns=["_failed", "_limit", "_variant", "_host"])  # fmt: skip
 
 
-def own_ratios(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Predicted over measured, of the runs on this project's own runtime."""
-    return rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")][column].dropna()
+def own_ratios(rows: pd.DataFrame, column: str, methods: Iterable[str] = OWN_RUNTIME) -> pd.Series:
+    """Predicted over measured, of the runs on this project's own runtime: those of `methods`."""
+    return rows[rows["method"].isin(methods) & (rows["status"] == "ok")][column].dropna()
 
 
 def mean_deviation(ratios: pd.Series) -> float | None:

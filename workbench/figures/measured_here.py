@@ -16,8 +16,9 @@ from typing import Any
 import pandas as pd
 
 from workbench.figures import rows as tidy
-from workbench.published.here import OffloadRun
+from workbench.published.here import FILE, OffloadRun
 from workbench.published.predict import WINDOW
+from workbench.published.sheet import Run
 from workbench.runs.methods import METHODS
 
 NAMES = {
@@ -218,10 +219,10 @@ def _value(run: OffloadRun, quantity: str) -> tuple[float | None, float | None, 
     return (value, value * (1 - half), value * (1 + half)) if half else (value, None, None)
 
 
-def how(run: OffloadRun) -> str:
-    """How a run's number was obtained, in a line."""
+def how(run: Run, file: str = FILE) -> str:
+    """How a run's number was obtained, in a line; `file` is the sheet it stands in."""
     repeated = f", the last of {run.runs} runs" if run.runs > 1 else ""
-    return f"{run.hardware}, {run.date}, commit {run.commit}, {run.device}/offload.csv{repeated}"
+    return f"{run.hardware}, {run.date}, commit {run.commit}, {run.device}/{file}{repeated}"
 
 
 def _setting(run: OffloadRun, published_window: int | None) -> list[str]:

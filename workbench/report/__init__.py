@@ -16,7 +16,14 @@ from typing import Any
 import pandas as pd
 
 from workbench import __version__
-from workbench.figures.exhibit import FIGURES, HERE_LANES, HERE_OFFLOAD, words_of
+from workbench.figures.exhibit import (
+    FIGURES,
+    HERE,
+    HERE_LANES,
+    HERE_OFFLOAD,
+    HERE_SERVERS,
+    words_of,
+)
 from workbench.figures.style import name_of
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
 from workbench.preview import origin
@@ -29,7 +36,7 @@ from workbench.report.evidence import (
 )
 from workbench.report.explained import explained_summary, explained_table
 from workbench.report.harmony import ANCHOR, harmony_sections
-from workbench.report.here import here_section, lanes_section, measured_on
+from workbench.report.here import SERVERS_COLUMNS, here_section, lanes_section, measured_on
 from workbench.report.page import Html, drawing, facts, page, table, tag
 from workbench.report.timeline import draw_gantt
 from workbench.runs.progress import format_seconds
@@ -91,13 +98,14 @@ def write_report(size: str, results: str | Path) -> Path:
     outcomes = load_outcomes(store, size)
     tables = {session.name: session.rows() for session in sessions}
     records = {session.name: session.records() for session in sessions}
-    here, lanes = (open_exhibit(name, size, results) for name in (HERE_OFFLOAD, HERE_LANES))
+    here, lanes, servers = (open_exhibit(name, size, results) for name in HERE)
     body = [
         _head(size, sessions, records, measured_on(tables.values())),
         _summary(sessions, tables, outcomes),
         *(_exhibit(session, tables[session.name], outcomes) for session in sessions),
         here_section(here, outcomes.get(HERE_OFFLOAD), _verdict_cell),
         lanes_section(lanes, outcomes.get(HERE_LANES)),
+        here_section(servers, outcomes.get(HERE_SERVERS), _verdict_cell, SERVERS_COLUMNS),
         harmony_sections(size, store.root, outcomes, _verdict_cell),
         _explained() if size == "paper" else [],
         _training(records["fig8a"]) if not sessions[0].simulated else [],
@@ -127,12 +135,13 @@ def _head(
     links = [tag("a", f"figure {s.exhibit.FIGURE}", href=f"#{s.name}") for s in sessions]
     links.append(tag("a", "measured on named hardware", href=f"#{HERE_OFFLOAD}"))
     links.append(tag("a", "lane by lane", href=f"#{HERE_LANES}"))
+    links.append(tag("a", "on several GPUs", href=f"#{HERE_SERVERS}"))
     links.append(tag("a", "Harmony", href=f"#{ANCHOR}"))
     others = ["training", "predictions", "timeline"] if not simulated else []
     others += ["explained"] if size == "paper" else []
     links += [tag("a", name, href=f"#{name}") for name in (*others, "provenance")]
     return [
-        tag("h1", "STRONGHOLD (SC'22) and its baselines: five exhibits, and two more"),
+        tag("h1", "STRONGHOLD (SC'22) and its baselines: five exhibits, and three more"),
         tag("p", f"Size {size}, {where}. {machine['processor']}, GPU: {machine['GPU']}. Report of "
             f"{now}, Workbench {__version__}.", class_="soft"),
         tag("p", "Hollow marks are published, hatched (in lines: half filled) simulated, filled "

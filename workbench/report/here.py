@@ -50,6 +50,31 @@ LANES_COLUMNS = {
 """The same of the steps that are shown lane by lane; shares are of the step."""
 
 
+SERVERS_COLUMNS = {
+    "label": "method",
+    "ranks": "GPUs",
+    "layers": "layers",
+    "hidden": "hidden",
+    "batch": "minibatch",
+    "dtype": "type",
+    "clip": "clip",
+    "device_cap_gib": "cap of a GPU (GiB)",
+    "host_cap_gib": "host cap (GiB)",
+    "status": "status",
+    "samples_per_second": "samples/s",
+    "share": "of data parallel",
+    "step_ratio": "step: predicted / measured",
+    "peak_device_gib": "device peak (GiB)",
+    "peak_ratio": "peak: predicted / measured",
+    "host_gib": "host (GiB)",
+    "moved": "host links (weights)",
+    "planned_moved": "planned (weights)",
+    "final_loss": "final loss",
+    "how": "how",
+}
+"""The same of the runs on several GPUs."""
+
+
 def measured_on(tables: Iterable[pd.DataFrame]) -> str:
     """The named hardware whose committed rows stand in these figures; empty where none does."""
     found = {
@@ -64,15 +89,16 @@ def here_section(
     session: HereSession,
     outcome: Outcome | None,
     cell: Callable[[str, Any], Html | None],
+    columns: dict[str, str] = COLUMNS,
 ) -> list[Html]:
-    """Figure, goals and rows; where nothing was measured, that."""
+    """Figure, goals and rows (their `columns`); where nothing was measured, that."""
     rows = session.rows()
     about = (
         "Rows of this project's benchmark, measured and committed: nothing runs for them, and they "
         "are the same at every size."
     )
     goals = [tag("h3", "Goals"), table(session.verdict(rows), cell)]
-    return _section(session, outcome, rows, about, goals, COLUMNS)
+    return _section(session, outcome, rows, about, goals, columns)
 
 
 def lanes_section(session: HereSession, outcome: Outcome | None) -> list[Html]:

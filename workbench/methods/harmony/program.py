@@ -232,6 +232,7 @@ def _input_gradient(
     elif micro == 0:
         whole = sheet.input_bytes(unit, sheet.packs.share_of(task))
         takes.append(sheet.lay(rank, name.output_gradients(unit - 1), DEVICE, whole))
+        after += sheet.before_gradients(task)
     else:
         uses.append(sheet.label(rank, name.output_gradients(unit - 1)))
 

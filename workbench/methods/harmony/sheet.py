@@ -167,12 +167,20 @@ class Sheet(Draft):
 
     def after_stashes(self, task: Task) -> list[str]:
         """What the inputs of a task wait for before they are made on its own rank, so that compute
-        does not run ahead of what goes to the host."""
+        does not run ahead of what goes to the host. Those of the last one do not go there, and wait
+        as if they did."""
         unit, rank = task.units.start, task.rank
-        if not task.forward or unit not in self.stashed:
+        if not task.forward:
+            return self._spent[rank, D2H][-AHEAD : 1 - AHEAD]
+        if unit not in self.stashed:
             return []
         last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
         return self._after_spent(rank, D2H, last)
+
+    def before_gradients(self, task: Task) -> list[str]:
+        """What the gradients of all of a task's inputs wait for, where they come on its own rank:
+        the last of those inputs that go to the host."""
+        return self._spent[task.rank, D2H][-1:]
 
     def after_stash(self, task: Task, unit: int, micro: int) -> list[str]:
         """The same of one input of a unit inside a task, which goes to the host by itself."""

@@ -1,0 +1,320 @@
+"""The exhibit of servers of several GPUs: bars, markers, lines and points are the rows."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from papermill.inspection import inspect_notebook
+
+from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
+from workbench.figures import here_servers, server_panels
+from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_SERVERS, find, notebook_of
+from workbench.figures.goals import as_table
+from workbench.figures.harmony.looks import LOOKS
+from workbench.figures.server_goals import goals
+from workbench.figures.server_table import table
+from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.verdict import MISSING
+from workbench.published.servers import LABELS
+from workbench.report.here import SERVERS_COLUMNS, here_section
+from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
+from workbench.session import open_exhibit
+
+
+@pytest.fixture(autouse=True)
+def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the project has measured must not decide these tests."""
+    monkeypatch.setattr("workbench.session.REPOSITORY_RESULTS", tmp_path / "none" / "results")
+
+
+def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
+    return table(runs_of(folder, benchmark() if lines is None else lines))
+
+
+def drawn(rows: pd.DataFrame) -> Figure:
+    with styled():
+        paper = Figure(layout="constrained")
+        here_servers.draw(paper, rows)
+        paper.draw_without_rendering()
+    return paper
+
+
+def titles(axes: Any) -> str:
+    return axes.get_title(loc="left") or axes.get_title()
+
+
+def titled(paper: Figure, words: str) -> list[Any]:
+    return [axes for axes in paper.axes if words in titles(axes).replace("\n", " ")]
+
+
+def heights(panels: list[Any]) -> list[float]:
+    """Of all bars, which are the patches that stand in containers."""
+    return [bar.get_height() for axes in panels for group in axes.containers for bar in group]
+
+
+def texts(paper: Figure) -> str:
+    found = [text.get_text() for axes in paper.axes for text in axes.texts]
+    found += [titles(axes) for axes in paper.axes]
+    found += [t.get_text() for axes in paper.axes for t in axes.get_xticklabels()]
+    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
+    words = " ".join([*found, paper.get_supxlabel()])
+    return words.replace("\n", " ").replace("\u00a0", " ")
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_shares_are_of_data_parallelism_without_a_cap_on_as_many_gpus(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    run = rows.query("method == 'harmony-pp' and ranks == 4 and batch == 64 and hidden == 1600")
+    assert run["roof"].item() == 160.0
+    assert run["share"].item() == pytest.approx(112 / 160)
+    assert run["step_ratio"].item() == pytest.approx(0.96)
+    assert rows[rows["layers"] == 100]["share"].isna().all(), "no data-parallel run of that model"
+    lines = [line("harmony-pp", speed=70.0), line("plain", 1, cap=None, speed=36.0)]
+    lines.append(line("data-parallel", cap=24, speed=99.0))
+    assert rows_of(tmp_path, lines).query("ranks == 4")["share"].isna().all()
+    lines.append(line("harmony-pp", 1, speed=18.0))
+    own = rows_of(tmp_path, lines).query("method == 'harmony-pp' and ranks == 1")
+    assert own["share"].tolist() == [0.5], "on one GPU plain training is data parallelism"
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("bf16", 2), ("fp32", 4)])
+def test_bytes_are_told_in_multiples_of_the_weights(
+    dtype: str, nbytes: int, tmp_path: Path
+) -> None:
+    count = line("harmony-pp")["parameters"]
+    weights = count * nbytes / 2**30
+    moved = {"load_gib": 2 * weights, "store_gib": weights}
+    row = rows_of(tmp_path, [line("harmony-pp", speed=70.0, dtype=dtype, **moved)]).iloc[0]
+    assert row["weights_gib"] == pytest.approx(weights)
+    assert row["moved"] == pytest.approx(3.0)
+    half = line("harmony-pp", speed=70.0, load_gib="")
+    assert rows_of(tmp_path, [half])["moved"].isna().all(), "one way is not both"
+
+
+# -- the drawing ----------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_benchmark_has_a_look() -> None:
+    assert set(LOOKS) == set(LABELS) >= set(SPEED)
+    assert len({look.marker for look in LOOKS.values()}) == len(LABELS)
+
+
+def test_bars_and_markers_are_the_rows(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    paper = drawn(rows)
+    ok = rows[rows["status"] == "ok"]
+    speeds, links = titled(paper, "throughput, measured"), titled(paper, "over the host links")
+    assert sorted(heights(speeds)) == pytest.approx(sorted(ok["samples_per_second"]))
+    assert sorted(heights(links)) == pytest.approx(sorted(ok["moved"].dropna()))
+    diamonds = [
+        mark.get_ydata()[0] for axes in links for mark in axes.lines if mark.get_marker() == "D"
+    ]
+    assert sorted(diamonds) == pytest.approx(sorted(ok["planned_moved"].dropna()))
+    words = texts(paper)
+    assert "112, 70%" in words
+    assert "out of device memory" in words
+    assert "GPT-2 XL, 1.6 B" in words
+    assert "100 layers of 2048, 5.1 B" in words
+    assert {"no cap: all of the GPU", "planned (simulated)", "Harmony-PP"} <= {
+        text.get_text() for text in paper.legends[0].get_texts()
+    }
+    assert paper.get_figwidth() == PAGE_IN
+
+
+def test_bars_without_a_cap_stand_on_a_ground_of_their_own(tmp_path: Path) -> None:
+    lines = [line("data-parallel", cap=None, speed=140.0), line("harmony-pp", speed=70.0)]
+    (axes,) = titled(drawn(rows_of(tmp_path, lines)), "throughput")
+    (ground,) = [patch for patch in axes.patches if patch.get_height() == 1.0]
+    free, capped = (bar.get_x() + bar.get_width() / 2 for c in axes.containers for bar in c)
+    assert ground.get_x() < free < ground.get_x() + ground.get_width() < capped
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["no cap", "11 GiB"]
+
+
+def test_scaling_has_the_speeds_and_the_line_of_proportion(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    panels = titled(drawn(rows), "scaling, measured")
+    assert len(panels) == 3, "two minibatches of GPT-2 XL, and the large model"
+    large = panels[-1]
+    ideal, dp, pp = ([*mark.get_xdata()] for mark in large.lines)
+    assert (ideal, dp, pp) == ([1, 4], [1, 2, 4], [1, 2, 4])
+    ideal, dp, pp = ([*mark.get_ydata()] for mark in large.lines)
+    assert ideal == pytest.approx([2.0, 8.0])
+    assert pp == pytest.approx([2.0 * gpus**0.9 for gpus in (1, 2, 4)])
+    assert dp == pytest.approx([1.8 * gpus**0.8 for gpus in (1, 2, 4)])
+    assert "4 GPUs are 3.5 times 1" in texts(large.figure)
+
+
+def test_points_are_predictions_over_measurements(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    (step,), (peak,) = (titled(drawn(rows), words) for words in ("step time", "device peak"))
+    for axes, column, band in ((step, "step_ratio", 0.10), (peak, "peak_ratio", 0.05)):
+        points = [
+            y for mark in axes.lines if mark.get_linestyle() == "None" for y in mark.get_ydata()
+        ]
+        assert sorted(points) == pytest.approx(sorted(rows[column].dropna()))
+        (shaded,) = axes.patches
+        assert (shaded.get_y(), shaded.get_height()) == pytest.approx((1 - band, 2 * band))
+    assert "(s)" in step.get_xlabel()
+    assert "(GiB)" in peak.get_xlabel()
+
+
+def test_every_axis_says_what_it_shows_and_nothing_leaves_the_paper(tmp_path: Path) -> None:
+    small = [line(m, n, 16, 6, speed=n * 4.0, layers=200, dtype="fp32") for n in (1, 2, 4)
+             for m in ("harmony-pp", "harmony-dp")]  # fmt: skip
+    paper = drawn(rows_of(tmp_path, [*benchmark(), *small, ten(8, 9.0, layers=300)]))
+    for axes in paper.axes:
+        assert axes.get_ylabel()
+        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title, axes._left_title]:
+            box = text.get_window_extent()
+            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
+            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
+            assert box.y1 <= paper.bbox.y1 + 1
+
+
+def test_the_words_at_bars_end_below_the_titles(tmp_path: Path) -> None:
+    paper = drawn(rows_of(tmp_path))
+    for axes in titled(paper, "throughput") + titled(paper, "over the host links"):
+        title = axes._left_title.get_window_extent().y0
+        assert all(t.get_window_extent().y1 <= title + 1 for t in axes.texts), titles(axes)
+
+
+def test_what_has_no_rows_is_left_out_and_named(tmp_path: Path) -> None:
+    paper = drawn(rows_of(tmp_path, [line("zero-infinity", speed=15.0)]))
+    assert [titles(axes).replace("\u00a0", " ") for axes in paper.axes] == [
+        "throughput, measured: GPT-2 XL, 1.6 B"
+    ]
+    words = texts(paper)
+    assert "bytes over the host links (no run counts them)" in words
+    assert "predictions (no run has one)" in words
+    assert "scaling (no model ran in Harmony" in words
+    assert "minibatch 64 (harmony-pp, harmony-dp, data-parallel without a cap)" in words
+    assert "minibatch 16 (harmony-pp, harmony-dp, zero-infinity, data-parallel" in words
+    assert "Not measured" not in texts(drawn(rows_of(tmp_path)))
+
+
+def test_what_moves_nothing_over_the_host_links_has_no_bar_there(tmp_path: Path) -> None:
+    free = line("data-parallel", cap=None, speed=140.0, load_gib=0.0, store_gib=0.0)
+    paper = drawn(rows_of(tmp_path, [free, line("harmony-pp", speed=70.0)]))
+    assert heights(titled(paper, "over the host links")) == pytest.approx([4.0])
+
+
+def test_settings_of_which_nothing_came_to_an_end_are_named_instead_of_drawn(
+    tmp_path: Path,
+) -> None:
+    lines = [line("harmony-pp", speed=70.0), line("harmony-pp", 8, status="error")]
+    paper = drawn(rows_of(tmp_path, lines))
+    assert "No run came to an end: GPT-2 XL, 1.6 B on 8 GPUs at minibatch 64." in texts(paper)
+    assert len(heights(titled(paper, "throughput"))) == 1
+    assert "no run in servers.csv came to an end" in texts(drawn(rows_of(tmp_path, lines[1:])))
+    lines[1]["status"] = "oom_host"
+    assert "out of host memory" in texts(drawn(rows_of(tmp_path, lines))), "that is an answer"
+
+
+def test_a_variant_is_a_bar_beside_its_method(tmp_path: Path) -> None:
+    lines = [line("harmony-pp", speed=70.0), line("harmony-pp (faithful)", speed=60.0)]
+    paper = drawn(rows_of(tmp_path, [*lines, line("harmony-pp", speed=75.0, clip="")]))
+    assert sorted(heights(titled(paper, "throughput"))) == [60.0, 70.0], "the clipped one stands"
+    assert "60 faithful" in texts(paper)
+
+
+def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -> None:
+    rows = server_panels.shown(rows_of(tmp_path))
+    lines = server_panels.lines_of(rows)
+    assert len(lines) == 4
+    first, second = lines[0][0], lines[1][0]
+    settings = [panel.rows.groupby(["ranks", "batch"]).ngroups for panel in (first, second)]
+    assert settings == [3, 3]
+    assert first.width == pytest.approx(second.width)
+    assert sum(len(panel.rows) for line in lines for panel in line) == len(rows) + len(
+        server_panels.moving(rows)
+    )
+
+
+def test_without_the_file_the_exhibit_says_so() -> None:
+    assert "nothing to show" in texts(drawn(table([])))
+    found = goals(table([]))
+    assert {goal.verdict for goal in found} == {MISSING}
+    assert all(goal.why for goal in found)
+
+
+# -- as an exhibit --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
+    write(tmp_path, benchmark((4,)))
+    session = open_exhibit(HERE_SERVERS, size, tmp_path)
+    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
+    rows = session.run(force=True)
+    pd.testing.assert_frame_equal(rows, rows_of(tmp_path, benchmark((4,))))
+    assert {path.name for path in session.figure(rows).paths} == {
+        f"here_servers{suffix}" for suffix in (".pdf", ".png", ".csv")
+    }
+    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
+    told = session.provenance().to_string()
+    assert "0123abc" in told
+    assert "published-here/made-up/servers.csv" in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
+    session = open_exhibit(HERE_SERVERS, "smoke", tmp_path)
+    assert "nothing to show" in session.preview()["note"].iloc[0]
+    rows = session.run()
+    assert session.figure(rows).paths[0].exists()
+    assert set(session.verdict(rows)["verdict"]) == {MISSING}
+    assert "nothing to show" in session.provenance().to_string()
+
+
+def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
+    write(tmp_path, [line("harmony-pp", speed=70.0, ranks="many")])
+    with pytest.raises(ValueError, match=r"made-up/servers\.csv, line 2: ranks is 'many'"):
+        open_exhibit(HERE_SERVERS, "smoke", tmp_path).run()
+
+
+@pytest.mark.parametrize("lines", [[], benchmark((4,))])
+def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
+    if lines:
+        write(tmp_path, lines)
+    session = open_exhibit(HERE_SERVERS, "smoke", tmp_path)
+    text = "".join(here_section(session, None, lambda name, value: None, SERVERS_COLUMNS))
+    assert 'id="here_servers"' in text
+    assert "Harmony-PP at or above Harmony-DP" in text
+    assert ("data:image/svg+xml" in text) == ("host links (weights)" in text) == bool(lines)
+    assert ("nothing to show" in text) != bool(lines)
+    assert set(SERVERS_COLUMNS) <= set(session.rows().columns)
+    assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")
+
+
+def test_it_stands_among_the_exhibits_by_its_name() -> None:
+    assert EXHIBITS[len(FIGURES) + 2] == HERE_SERVERS
+    assert find("here_servers") is here_servers
+
+
+def test_its_notebook_has_six_cells_like_the_others() -> None:
+    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_SERVERS)}.py")
+    title, parameters, plan, run, drawing, verdict = source.cells
+    assert title.source.startswith(f"# {here_servers.TITLE}")
+    assert here_servers.SECTION in title.source
+    assert " ".join(here_servers.CLAIM.split()) in " ".join(title.source.split())
+    assert parameters.metadata["tags"] == ["parameters"]
+    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
+        assert f"exhibit.{call}(" in cell.source
+    known = inspect_notebook(source)
+    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
+        "size": "str", "results": "str", "force": "bool",
+    }  # fmt: skip
+    assert all(p["help"] for p in known.values())
+    for cell in source.cells[2:]:
+        nodes = list(ast.walk(ast.parse(cell.source)))
+        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_SERVERS}
+    check_parameters(read_notebook(HERE_SERVERS), {"size": "paper", "force": True}, HERE_SERVERS)

@@ -1,0 +1,322 @@
+"""What this project set out to reach on servers of several GPUs, and what measurements say of it.
+
+Half of the goals are about GPT-2 XL on 4 GPUs of 11 GiB each, the cards of Harmony's (VLDB'22)
+server; the others about all rows. A goal whose run is missing stays open and says which is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from workbench.figures.goals import Goal, did_not_train, judged, left_open, variant_of
+from workbench.figures.here_table import mean_deviation, own_ratios, preferred
+from workbench.figures.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
+from workbench.published.servers import LABELS
+from workbench.runs.record import RESULTS
+
+XL = {"layers": 48, "hidden": 1600, "seq": 1024, "dtype": "bf16"}
+"""GPT-2 XL."""
+GPUS, CAP_GIB = 4, 11
+PP, DP, ZERO = "harmony-pp", "harmony-dp", "zero-infinity"
+OVER_ZERO = ((64, 5.0, 15.0), (16, 4.0, 10.7))
+"""Minibatch, how many times as fast as ZeRO-3 with CPU offload, and the samples/s that this project
+first measured of it on 4 H200s."""
+SHARE_BATCH, SHARE = 64, 0.60
+COUNTED_WITHIN = 0.01
+STEP_WITHIN, PEAK_WITHIN = 0.10, 0.05
+MOST_GPUS, SPEEDUP = 8, 5.0
+TIMES_THE_CAPS = 10
+
+
+def goals(rows: pd.DataFrame) -> list[Goal]:
+    """All goals against the rows of one device (`server_table.table`)."""
+    xl = rows[(rows[list(XL)] == pd.Series(XL)).all(axis=1)]
+    large, small = OVER_ZERO
+    return [
+        _over_zero(xl, *large),
+        _share(xl),
+        _over_zero(xl, *small),
+        *(_over_dp(xl, batch) for batch, *_ in OVER_ZERO),
+        _counted(rows),
+        _step_times(rows),
+        _peaks(rows),
+        _caps(rows),
+        _scaling(rows),
+        _outgrown(rows, (1, 2, 4)),
+        _outgrown(rows, (MOST_GPUS,)),
+    ]
+
+
+# -- GPT-2 XL -------------------------------------------------------------------------------------
+
+
+def _over_zero(rows: pd.DataFrame, batch: int, wanted: float, reference: float) -> Goal:
+    goal = (
+        f"{_setting(batch)}: {LABELS[PP]} at least {wanted:g} times the first reference of ZeRO-3 "
+        f"with CPU offload, {reference} samples/s"
+    )
+    run = _run(rows, PP, batch)
+    if run is None:
+        return left_open(goal, _no_run(PP, batch))
+    if run["status"] != "ok":
+        return did_not_train(goal, run)
+    speed = run["samples_per_second"]
+    why = f"{speed:.4g} samples/s; {_beside_zero(rows, run)}{variant_of(run)}"
+    ratio = speed / reference
+    return judged(goal, f"{ratio:.2f} times", ratio >= wanted, why)
+
+
+def _beside_zero(rows: pd.DataFrame, run: pd.Series) -> str:
+    """The same over what this project measured of ZeRO-3, which decides nothing."""
+    theirs = _run(rows, ZERO, run["batch"], beside=run)
+    if theirs is None:
+        return f"of this project's own measurements there is {_no_run(ZERO, run['batch'])}"
+    if theirs["status"] != "ok":
+        return f"this project's own {theirs['label']} ended with status {theirs['status']}"
+    speed = theirs["samples_per_second"]
+    return (
+        f"{run['samples_per_second'] / speed:.2f} times this project's own {theirs['label']}, "
+        f"{speed:.4g} samples/s"
+    )
+
+
+def _share(rows: pd.DataFrame) -> Goal:
+    goal = (
+        f"{_setting(SHARE_BATCH)}: {LABELS[PP]} at least {SHARE:.0%} of data parallelism without a "
+        f"cap on {GPUS} GPUs"
+    )
+    run = _run(rows, PP, SHARE_BATCH)
+    if run is None:
+        return left_open(goal, _no_run(PP, SHARE_BATCH))
+    if run["status"] != "ok":
+        return did_not_train(goal, run)
+    if pd.isna(run["share"]):
+        words = f"no run of {ROOF} without a cap on {GPUS} GPUs at minibatch {SHARE_BATCH}"
+        return left_open(goal, f"{words}; {run['samples_per_second']:.4g} samples/s of {PP}")
+    why = (
+        f"{run['samples_per_second']:.4g} of {run['roof']:.4g} samples/s of {run['roof_label']}"
+        f"{variant_of(run)}"
+    )
+    return judged(goal, f"{run['share']:.1%}", run["share"] >= SHARE, why)
+
+
+def _over_dp(rows: pd.DataFrame, batch: int) -> Goal:
+    goal = f"{_setting(batch)}: {LABELS[PP]} at or above {LABELS[DP]}"
+    run = _run(rows, PP, batch)
+    if run is None:
+        return left_open(goal, _no_run(PP, batch))
+    other = _run(rows, DP, batch, beside=run)
+    if other is None:
+        return left_open(goal, _no_run(DP, batch))
+    if run["status"] != "ok":
+        return did_not_train(goal, run)
+    if other["status"] != "ok":
+        return left_open(goal, f"{other['label']} ended with status {other['status']}")
+    speeds = run["samples_per_second"], other["samples_per_second"]
+    why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(run)}"
+    return judged(goal, f"{speeds[0] / speeds[1]:.2f} times", speeds[0] >= speeds[1], why)
+
+
+def missing(rows: pd.DataFrame) -> list[str]:
+    """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
+    xl = rows[(rows[list(XL)] == pd.Series(XL)).all(axis=1)]
+    out = []
+    for batch, *_ in OVER_ZERO:
+        at = xl[(xl["batch"] == batch) & (xl["ranks"] == GPUS)]
+        free = at[at["device_cap_gib"].isna() & (at["method"] == ROOF)]
+        absent = [name for name in (PP, DP, ZERO) if _run(xl, name, batch) is None]
+        absent += [f"{ROOF} without a cap"] if free.empty else []
+        if absent:
+            out.append(f"{_setting(batch)} ({', '.join(absent)})")
+    return out
+
+
+def _setting(batch: int) -> str:
+    return f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch}"
+
+
+def _no_run(method: str, batch: int) -> str:
+    return f"no run of {method} on {GPUS} GPUs of {CAP_GIB} GiB at minibatch {batch}"
+
+
+def _run(
+    rows: pd.DataFrame, method: str, batch: int, *, beside: pd.Series | None = None
+) -> pd.Series | None:
+    """The run that stands for a method under the cap, clipped as the one `beside` it; None where
+    there is none."""
+    found = rows[
+        (rows["method"] == method)
+        & (rows["ranks"] == GPUS)
+        & (rows["batch"] == batch)
+        & (rows["device_cap_gib"] == CAP_GIB)
+    ]
+    if beside is not None:
+        clip = beside["clip"]
+        found = found[found["clip"].isna() if pd.isna(clip) else found["clip"] == clip]
+    return None if found.empty else preferred(found).iloc[0]
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def _counted(rows: pd.DataFrame) -> Goal:
+    goal = f"bytes over the host links, counted, within {COUNTED_WITHIN:.0%} of the plan's"
+    own = rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok")]
+    known = own.dropna(subset=["moved", "planned_moved"])
+    if known.empty:
+        return left_open(goal, "no run of Harmony has both")
+    off = {
+        i: max(_off(run[f"{way}_gib"], run[f"planned_{way}_gib"]) for way in ("load", "store"))
+        for i, run in known.iterrows()
+    }
+    worst = known.loc[max(off, key=off.__getitem__)]
+    value = max(off.values())
+    why = (
+        f"{_runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} |W| "
+        f"counted, {worst['planned_moved']:.4g} |W| planned{variant_of(worst)}"
+    )
+    without = len(own) - len(known)
+    why += f"; {_runs(without)} more without both" if without else ""
+    return judged(goal, f"{value:.2%}", value <= COUNTED_WITHIN, why)
+
+
+def _off(counted: float, planned: float) -> float:
+    """How far a count is from its plan, as a share of it."""
+    if planned == 0:
+        return 0.0 if counted == 0 else math.inf
+    return abs(counted / planned - 1)
+
+
+def _step_times(rows: pd.DataFrame) -> Goal:
+    goal = f"step time predicted within {STEP_WITHIN:.0%} on the mean"
+    ratios = own_ratios(rows, "step_ratio", OWN_RUNTIME)
+    value = mean_deviation(ratios)
+    if value is None:
+        return left_open(goal, "no run on our own runtime has a prediction")
+    worst = (ratios - 1).abs().idxmax()
+    why = (
+        f"{_runs(len(ratios))} on our own runtime, the worst prediction {ratios[worst] - 1:+.1%}, "
+        f"{_described(rows.loc[worst])}"
+    )
+    return judged(goal, f"{value:.1%}", value <= STEP_WITHIN, why)
+
+
+def _peaks(rows: pd.DataFrame) -> Goal:
+    goal = f"every device peak within {PEAK_WITHIN:.0%} of its prediction"
+    ratios = own_ratios(rows, "peak_ratio", OWN_RUNTIME)
+    if ratios.empty:
+        return left_open(goal, "no run on our own runtime has a prediction")
+    far = (ratios - 1).abs()
+    worst = ratios.loc[far.idxmax()] - 1
+    why = (
+        f"{_runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the worst "
+        f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
+    )
+    return judged(goal, f"{far.max():.1%} at most", far.max() <= PEAK_WITHIN, why)
+
+
+def _caps(rows: pd.DataFrame) -> Goal:
+    goal = "no device peak above its cap"
+    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
+    used = (own["peak_device_gib"] / own["device_cap_gib"]).dropna()
+    if used.empty:
+        return left_open(goal, "no run on our own runtime under a cap tells its peak")
+    worst = own.loc[used.idxmax()]
+    why = (
+        f"{_runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} of "
+        f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
+    )
+    return judged(goal, f"{used.max():.1%} of the cap at most", used.max() <= 1, why)
+
+
+# -- more GPUs, larger models ----------------------------------------------------------------------
+
+
+def _scaling(rows: pd.DataFrame) -> Goal:
+    """Of the models that ran on one GPU and on most, the largest; then the largest minibatch."""
+    goal = f"{LABELS[PP]} on {MOST_GPUS} GPUs at least {SPEEDUP:g} times as fast as on one"
+    own = rows[rows["method"].eq(PP) & rows["ranks"].le(MOST_GPUS) & rows["status"].isin(RESULTS)]
+    series = [
+        (part["ranks"].max(), part["parameters"].fillna(0).max(), batch, part)
+        for (batch, *_), part in own.groupby(
+            ["batch", "clip", "device_cap_gib", *MODEL], dropna=False, sort=False
+        )
+        if part["ranks"].min() == 1 < part["ranks"].max()
+    ]
+    if not series:
+        return left_open(goal, f"no model ran in {PP} on one GPU and on more, at one minibatch")
+    most, *_, part = max(series, key=lambda each: each[:3])
+    one, many = (preferred(part[part["ranks"] == ranks]).iloc[0] for ranks in (1, most))
+    for run in (one, many):
+        if run["status"] != "ok":
+            return did_not_train(goal, run)
+    ratio = many["samples_per_second"] / one["samples_per_second"]
+    told = (
+        f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s, "
+        f"{_sized(many)}, minibatch {many['batch']}{variant_of(many)}"
+    )
+    if most < MOST_GPUS:
+        return left_open(goal, f"{most} GPUs are {ratio:.1f} times 1: {told}")
+    return judged(goal, f"{ratio:.2f} times", ratio >= SPEEDUP, told)
+
+
+def _outgrown(rows: pd.DataFrame, wanted: tuple[int, ...]) -> Goal:
+    goal = (
+        f"a model whose states are {TIMES_THE_CAPS} times what its GPUs may hold trains on "
+        f"{_listed(wanted)} GPU{'s' if wanted != (1,) else ''}"
+    )
+    # A run that failed early may not tell its parameters; others of its model do.
+    states = rows.groupby(list(MODEL))["states_gib"].transform("max")
+    times = states / (rows["ranks"] * rows["device_cap_gib"])
+    known = rows.assign(times=times, states_gib=states)
+    fit = known[rows["method"].isin(HARMONY) & rows["ranks"].isin(wanted)]
+    fit = fit[fit["times"] >= TIMES_THE_CAPS]
+    if fit.empty:
+        return left_open(goal, f"no run of Harmony with such a model on {_listed(wanted)} GPUs")
+    parts = [part for _, part in fit.groupby([*MODEL, "device_cap_gib"])]
+    part = max(parts, key=lambda p: (len(_trained(p)), p["states_gib"].max()))
+    done = _trained(part)
+    absent = [ranks for ranks in wanted if ranks not in done]
+    told = _sized(part.iloc[0])
+    failed = part[part["ranks"].isin(absent) & part["status"].isin(RESULTS)]
+    if not absent:
+        ok = part[part["status"] == "ok"]
+        return judged(goal, f"{ok['times'].min():.1f} times", True, told)
+    on = f"trained on {_listed(done)} GPUs" if done else "trained on no number of them"
+    if len(failed):
+        run = failed.iloc[0]
+        why = f"{run['label']} on {run['ranks']} GPUs ended with status {run['status']}"
+        return judged(goal, on, False, f"{told}; {why}")
+    return left_open(goal, f"{told}: {on}, no run on {_listed(absent)} came to an end")
+
+
+def _trained(rows: pd.DataFrame) -> list[int]:
+    """Numbers of GPUs."""
+    return sorted(set(rows[rows["status"] == "ok"]["ranks"]))
+
+
+def _sized(run: pd.Series) -> str:
+    size = "" if pd.isna(run["parameters"]) else f"{run['parameters'] / 1e9:.1f} B parameters, "
+    cap = run["device_cap_gib"]
+    return f"{size}{run['layers']} layers, {'no cap' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
+
+
+def _described(run: pd.Series) -> str:
+    gpus = "GPU" if run["ranks"] == 1 else "GPUs"
+    return (
+        f"{run['label']} with {run['layers']} layers on {run['ranks']} {gpus} at minibatch "
+        f"{run['batch']}"
+    )
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    """``1, 2 and 4``."""
+    *first, last = (str(number) for number in numbers)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,262 @@
+"""Sheets of measured runs: a row is read field by field, and a wrong one refused in one sentence.
+
+What the files of all benchmarks share. Each brings its columns, how to read those that are its own,
+and a class of runs with the columns as fields (`Run`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from workbench.runs.record import STATUSES
+
+DTYPES = ("fp32", "bf16", "fp16")
+NO_CLIP = ("", "none", "off", "0", "0.0")
+AGREE = 0.05
+"""Samples per second and the median step may differ by this much, which is more than rounding."""
+
+
+class Run(Protocol):
+    """What every run of a sheet has besides its columns: a frozen dataclass."""
+
+    method: str
+    variant: str
+    """What stands in parentheses after the method; empty for the method's own choice."""
+    batch: int
+    clip: float | None
+    device_cap_gib: float | None
+    parameters: int | None
+    status: str
+    samples_per_second: float | None
+    step_seconds_median: float | None
+    commit: str
+    date: date
+    hardware: str
+    """The device as `measured_on` names it."""
+    device: str
+    """The folder of the file: one per machine."""
+    line: int
+    """In the file, the header being 1."""
+    runs: int
+    """How many rows say the same settings; this is the last of them."""
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def files(roots: Iterable[Path], name: str) -> list[Path]:
+    """``<root>/published-here/*/<name>`` of every root, each once."""
+    found = (file for root in roots for file in sorted((root / "published-here").glob(f"*/{name}")))
+    return list(dict.fromkeys(file.resolve() for file in found))
+
+
+def latest(runs: Iterable[AnyRun], settings: tuple[str, ...]) -> list[AnyRun]:
+    """Of runs with the same settings on the same device the last one, which counts them all.
+
+    A run that was repeated was repeated for a reason; the best of them is not picked.
+    """
+    kept: dict[tuple[Any, ...], AnyRun] = {}
+    times: Counter[tuple[Any, ...]] = Counter()
+    for run in runs:
+        same = tuple(getattr(run, name) for name in ("device", "variant", *settings))
+        times[same] += 1
+        kept[same] = run
+    return [replace(run, runs=times[same]) for same, run in kept.items()]
+
+
+def read(
+    path: Path,
+    columns: tuple[str, ...],
+    readers: dict[str, Callable[[str], Any]],
+    kind: type[AnyRun],
+    wrong: Callable[[AnyRun, dict[str, str]], str],
+) -> list[AnyRun]:
+    """All rows of a file, in order. Lines that begin with ``#`` are comments.
+
+    `readers`: text to value, by column. `wrong`: what a run and its texts say against each other,
+    empty where they agree. Raises ValueError for a file without the columns and for a row that
+    cannot be right, naming file, line, column and value.
+    """
+    lines = path.read_text().splitlines()
+    told = [(n, text) for n, text in enumerate(lines, 1) if text.strip() and text[0] != "#"]
+    if not told:
+        raise ValueError(f"{_name(path)} is empty; its first line names the columns")
+    header, *rows = [(n, next(csv.reader([text]))) for n, text in told]
+    names = [name.strip() for name in header[1]]
+    if sorted(names) != sorted(columns):
+        odd = sorted(set(names) ^ set(columns)) or sorted(n for n in names if names.count(n) > 1)
+        raise ValueError(
+            f"{_name(path)}, line {header[0]}: the columns are not those of the benchmark; "
+            f"missing, unknown or twice there: {', '.join(odd)}"
+        )
+    out = []
+    for line, values in rows:
+        where = f"{_name(path)}, line {line}"
+        texts, fields = _fields(where, names, values, readers)
+        run = kind(**fields, device=path.parent.name, line=line)
+        said = wrong(run, texts)
+        if said:
+            raise ValueError(f"{where}: {said}")
+        out.append(run)
+    return out
+
+
+def _fields(
+    where: str, names: list[str], values: list[str], readers: dict[str, Callable[[str], Any]]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """A row as texts, and in types; `method` and `measured_on` are two fields each."""
+    if len(values) != len(names):
+        raise ValueError(f"{where}: {len(values)} fields, and the header has {len(names)}")
+    texts = {name: text.strip() for name, text in zip(names, values, strict=True)}
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            found[name] = readers[name](text)
+        except ValueError as error:
+            raise ValueError(f"{where}: {name} is {text!r}; {error}") from None
+    method, variant = found.pop("method")
+    day, hardware = found.pop("measured_on")
+    more = {"method": method, "variant": variant, "date": day, "hardware": hardware}
+    return texts, found | more
+
+
+def contradiction(run: Run, texts: dict[str, str]) -> str:
+    """What the speed, the step and the batch of a row say against each other; empty where they
+    agree."""
+    if run.status != "ok":
+        return ""
+    for name in ("samples_per_second", "step_seconds_median", "parameters"):
+        if getattr(run, name) is None:
+            return f"{name} is {texts[name]!r}, and a run that ended ok has one"
+    samples = run.samples_per_second * run.step_seconds_median
+    if not abs(samples / run.batch - 1) <= AGREE:
+        return (
+            f"samples_per_second is {texts['samples_per_second']!r}, which makes {samples:.4g} "
+            f"samples in a step of {run.step_seconds_median} s, and the batch is {run.batch}"
+        )
+    return ""
+
+
+def _name(path: Path) -> str:
+    """The file as people find it: device folder and name."""
+    return f"{path.parent.name}/{path.name}"
+
+
+# -- fields: each reader raises ValueError saying what would be right ------------------------------
+
+
+def method_of(labels: Iterable[str]) -> Callable[[str], tuple[str, str]]:
+    """A reader of ``method (variant)`` for the methods of a sheet."""
+    known = tuple(labels)
+
+    def reader(text: str) -> tuple[str, str]:
+        found = re.fullmatch(r"([a-z0-9-]+)(?: \(([^()]+)\))?", text)
+        if not found or found[1] not in known:
+            raise ValueError(f"known are {', '.join(known)}, a variant in parentheses after it")
+        return found[1], (found[2] or "").strip()
+
+    return reader
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not re.fullmatch(r"[0-9]+(\.0)?", text) or float(text) < 1:
+        raise ValueError("it must be a whole number of at least 1")
+    return int(float(text))
+
+
+def amount(text: str) -> float | None:
+    """A number that is not negative, or nothing."""
+    value = _number(text)
+    if value is not None and value < 0:
+        raise ValueError("it must be empty or a number that is not negative")
+    return value
+
+
+def positive(text: str) -> float | None:
+    """A number above 0, or nothing."""
+    value = _number(text)
+    if value is not None and value <= 0:
+        raise ValueError("it must be empty or a number above 0")
+    return value
+
+
+def _number(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("it must be empty or a number")
+    return value
+
+
+def _count_or_none(text: str) -> int | None:
+    return count(text) if text else None
+
+
+def _loss(text: str) -> float | None:
+    """A loss may be no number: that is how a run that diverged looks."""
+    try:
+        return _number(text)
+    except ValueError:
+        if text.lower() in ("nan", "inf", "-inf"):
+            return float(text)
+        raise
+
+
+def _clip(text: str) -> float | None:
+    return None if text.lower() in NO_CLIP else positive(text)
+
+
+def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
+    def reader(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"it must be one of {', '.join(known)}")
+        return text
+
+    return reader
+
+
+def _commit(text: str) -> str:
+    if not text:
+        raise ValueError("it must say which code ran")
+    return text
+
+
+def _measured_on(text: str) -> tuple[date, str]:
+    day, _, hardware = text.partition(" ")
+    try:
+        found = date.fromisoformat(day)
+    except ValueError:
+        found = None
+    if found is None or not hardware.strip():
+        raise ValueError("it must be a date and a device, such as 2026-11-21 NVIDIA H200")
+    return found, hardware.strip()
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("layers", "hidden", "heads", "seq", "batch"), count),
+    "parameters": _count_or_none,
+    "dtype": _one_of(DTYPES),
+    "clip": _clip,
+    **dict.fromkeys(("device_cap_gib", "host_cap_gib"), positive),
+    "status": _one_of(STATUSES),
+    **dict.fromkeys(("samples_per_second", "step_seconds_median"), positive),
+    **dict.fromkeys(("predicted_step_seconds", "predicted_peak_device_gib"), positive),
+    **dict.fromkeys(("step_seconds_spread", "peak_device_gib", "host_gib"), amount),
+    "final_loss": _loss,
+    "commit": _commit,
+    "measured_on": _measured_on,
+}
+"""Of the columns that all sheets have; `method` is read by `method_of`."""
