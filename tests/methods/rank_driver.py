@@ -1,11 +1,13 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, ``fp64`` (everything
-in it), or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
+in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), or ``RANK:KIND:STEP:HOW`` with HOW
+among hang, kill, raise, wait.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -17,6 +19,7 @@ import pytest
 
 from tests.methods import double
 from workbench.methods.harmony.rank_process import main
+from workbench.runtime.pack_engine import PackEngine
 from workbench.schedule.action import Action
 
 
@@ -45,6 +48,18 @@ def fails(rank: int, kind: str, step: int, how: str):
     return perturb
 
 
+def poisons(unit: int, step: int) -> None:
+    """Let a unit's gradients that leave in a step hold one that is not a number."""
+    gradients_out = PackEngine._gradients_out
+
+    def poisoned(self, action, links, at):
+        if (action.unit, at) == (unit, step):
+            self._place(links.gradients, 1).fill_(math.nan)
+        gradients_out(self, action, links, at)
+
+    PackEngine._gradients_out = poisoned
+
+
 if __name__ == "__main__":
     what, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     perturb = None
@@ -52,6 +67,9 @@ if __name__ == "__main__":
         perturb = delays(number)
     elif what == "fp64":
         double.use(pytest.MonkeyPatch())
+    elif ":nan:" in what:
+        unit, _, step = what.split(":")
+        poisons(int(unit), int(step))
     else:
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)

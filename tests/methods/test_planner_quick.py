@@ -11,11 +11,10 @@ import pytest
 
 from workbench.methods import stronghold
 from workbench.methods.evaluate import Budgets
-from workbench.methods.plan import Plan
+from workbench.methods.plan import CLIPPED, Plan
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.loads import Loads
-from workbench.methods.stronghold.planner import CLIPPED
 from workbench.methods.stronghold.quick import Before, QuickSearch
 from workbench.methods.stronghold.search import Search, objective
 from workbench.methods.stronghold.trials import Trials

@@ -54,7 +54,8 @@ def schedule_for(packs, spec):
         for pack in (*packs.forward, *packs.backward)
     )
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
-    schedule = build(packs, sizes, rings=rings, clipped=spec.clip is not None)
+    guesses = spec.clipping != "wait"
+    schedule = build(packs, sizes, rings=rings, clipped=spec.clip is not None, guesses=guesses)
     validate(schedule)
     return schedule
 

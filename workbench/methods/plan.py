@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from workbench.schedule.schedule import Schedule
+
+CLIPPED = "step_seconds_where_clipped"
+"""Of a plan's settings: its prediction of a step whose gradients exceed the limit, where updates
+are made before their norm is known."""
 
 
 class DoesNotFit(ValueError):
@@ -39,6 +44,14 @@ class Plan:
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What a reader should know: constraints violated, assumptions, defects of published runs."""
+
+    def seconds_of(self, norms: Iterable[float | None], clip: float | None) -> float | None:
+        """The predicted mean of steps with these global norms."""
+        told = [norm for norm in norms if norm is not None]
+        seconds, clipped = self.step_seconds, self.settings.get(CLIPPED)
+        if seconds is None or clipped is None or not told:
+            return seconds
+        return seconds + sum(norm > clip for norm in told) / len(told) * (clipped - seconds)
 
     def to_dict(self) -> dict:
         """JSON-able, without the schedule."""

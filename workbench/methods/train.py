@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -132,8 +133,7 @@ class Training:
         notes = [*plan.notes, *history.notes]
         settled = self.engine.optimizer.settled
         if any(settled.values()):
-            words = "{stood} stood, {redone} were taken back, {waited} were not made"
-            notes.insert(0, f"updates before the norm was known: {words.format(**settled)}")
+            notes.insert(0, told_of(settled))
         moved: dict[str, int | None] = dict.fromkeys(self.engine.moved)
         if ran:
             moved = {way: total // ran for way, total in self.engine.moved.items()}
@@ -164,15 +164,7 @@ class Training:
         """The plan's prediction for what happened: a step whose gradients are clipped takes longer
         where updates are taken back. The first step, which warms up, is left out.
         """
-        seconds, where_clipped = (
-            self.plan.step_seconds,
-            self.plan.settings.get("step_seconds_where_clipped"),
-        )
-        norms = [norm for norm in self.history.grad_norms[1:] if norm is not None]
-        if seconds is None or where_clipped is None or not norms:
-            return seconds
-        share = sum(norm > self.spec.clip for norm in norms) / len(norms)
-        return seconds + share * (where_clipped - seconds)
+        return self.plan.seconds_of(self.history.grad_norms[1:], self.spec.clip)
 
     def close(self) -> None:
         """Give all memory back, whatever happened."""
@@ -192,6 +184,12 @@ class Training:
             report=self._report,
         )
         self._last = now
+
+
+def told_of(settled: Mapping[str, int]) -> str:
+    """What became of updates that were made before the norm was known, in words."""
+    words = "{stood} stood, {redone} were taken back, {waited} were not made"
+    return f"updates before the norm was known: {words.format(**settled)}"
 
 
 def train_planned(

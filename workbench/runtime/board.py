@@ -67,8 +67,8 @@ class Board:
         taken next."""
         self.total = floats[ranks * units : ranks * units + 2]
         """The global norm of the last step that has one, and how many updates were made by then."""
-        self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 2)
-        """Of the last steps that have a norm: (which step, its norm)."""
+        self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 3)
+        """Of the last steps that have a norm: (which step, its norm, how many updates by then)."""
 
     def pin(self) -> None:
         """Let devices write here without anyone waiting: norms of what stays on them."""
@@ -84,10 +84,13 @@ class Board:
             file.truncate(_nbytes(actions, ranks, units))
             file.write(np.int64(NOBODY).tobytes())
 
-    def start_at(self, step: int, updates_done: int) -> None:
-        """All that comes before a step is done: the run continues a checkpoint."""
+    def start_at(self, step: int, updates_done: int, norm: float | None = None) -> None:
+        """All that comes before a step is done: the run continues a checkpoint, whose last step had
+        this norm."""
         self._done[:] = self._steps[:] = self._drained[:] = step
         self.total[1] = updates_done
+        if norm is not None:
+            self._enter_norm(step - 1, norm)
 
     def publish(self, action: int, step: int) -> None:
         """This rank has done an action of a step, and all can see what it did."""
@@ -128,17 +131,26 @@ class Board:
 
     def decide(self, step: int, norm: float) -> None:
         """Enter a step's global norm; one that is not finite counts no update."""
-        row = self._norms_of[step % KEPT]
-        row[1] = norm
-        row[0] = step + 1  # last: from now on it is known
         self.total[0] = norm
         self.total[1] += math.isfinite(norm)
+        self._enter_norm(step, norm)
+
+    def _enter_norm(self, step: int, norm: float) -> None:
+        row = self._norms_of[step % KEPT]
+        row[1:] = norm, self.total[1]
+        row[0] = step + 1  # last: from now on it is known
 
     def norm_of(self, step: int) -> float | None:
         """The global norm of one of the last steps; None while it is not known. Compute lanes may
         be done with a step before it is."""
-        known, norm = self._norms_of[step % KEPT]
-        return float(norm) if known == step + 1 else None
+        found = self.decided(step)
+        return None if found is None else found[0]
+
+    def decided(self, step: int) -> tuple[float, int] | None:
+        """The global norm of one of the last steps, and how many updates were made by its end; None
+        while that is not known."""
+        known, norm, done = self._norms_of[step % KEPT]
+        return (float(norm), int(done)) if known == step + 1 > 0 else None
 
     # Between segments, all ranks stand still while the host memory of all is saved.
 
@@ -182,7 +194,7 @@ class Board:
 
 
 def _floats(ranks: int, units: int) -> int:
-    return ranks + 2 * KEPT * ranks + ranks * units + 2 + 2 * KEPT
+    return ranks + 2 * KEPT * ranks + ranks * units + 2 + 3 * KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:

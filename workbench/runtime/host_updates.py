@@ -4,19 +4,24 @@ layers that stay on its device.
 Norms come from where gradients arrive; the first rank adds them up, decides the clip coefficient
 and whether the step is skipped, and all others read that from the board. So every update of a step
 sees the same numbers, and a step with a gradient that is not finite changes nothing anywhere.
+
+Updates on the host need not wait for that: as on one device (optimizer.py) they may be guesses,
+which stand where nothing is clipped and are taken back exactly where something is. What a rank
+guesses depends on the step before and on gradients that it has seen itself, not on when others are
+done: equal runs give equal bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam, host_sums
-from workbench.runtime.adam_step import AdamStep
+from workbench.runtime.adam_step import AdamStep, clip_coefficient
 from workbench.runtime.board import Board
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.storage import States
@@ -38,6 +43,7 @@ class HostUpdates:
         *,
         dtype: torch.dtype,
         shares: int,
+        guesses: Sequence[int],
         clipped: bool,
         threads: int,
         polite: bool,
@@ -45,6 +51,13 @@ class HostUpdates:
         self._spec, self._host, self._board, self._layouts = spec, host, board, layouts
         self._dtype, self._shares, self._clipped = dtype, shares, clipped
         self._threads, self._niceness = threads, POLITENESS if polite else 0
+        self._guesses = tuple(guesses)
+        """Layers that are updated before the norm is known, in the order their gradients come."""
+        self._guessed: dict[int, AdamStep] = {}
+        """What they were updated with, until the norm is known."""
+        self.settled = {"stood": 0, "redone": 0, "waited": 0}
+        """Of those, updates that were right the first time, that were taken back, and that had
+        waited for the norm."""
         self._squares = torch.from_numpy(board.norms[board.rank])
         self._lenders = {loan.owner for layout in layouts for loan in layout.loans}
 
@@ -112,31 +125,69 @@ class HostUpdates:
 
     def update(self, unit: int, step: int) -> None:
         """Update this rank's part of a layer, unless the step is skipped."""
-        hyper = self._hyper(step)
-        if hyper is None:
-            return
-        layout = self._layouts[unit]
-        first, end = 0, layout.flat.numel
-        if self._shares > 1:
-            share = self.share(unit)
-            first, end = (min(end, at * share) for at in (self._board.rank, self._board.rank + 1))
-        if first == end:
-            return
         if not self._clipped:  # else the norm needed the sums already
-            self._add_borrowed(unit, first, end)
+            self._add_borrowed(unit, *self._part(unit))
+        self._apply(unit, self._hyper(step), None)
+
+    def guess(self, unit: int, step: int) -> None:
+        """Update it before the norm is known, as if nothing were clipped: where the step before was
+        not, and the gradients that this rank has seen so far are within the limit."""
+        before = self._board.decided(step - 1)
+        if before is None or not math.isfinite(before[0]):
+            return
+        if clip_coefficient(self._spec.clip, before[0]) < 1.0:
+            return
+        seen = self._guesses[: self._guesses.index(unit) + 1]
+        square = sum(float(self._board.norms[self._board.rank, other]) for other in seen)
+        if not square <= self._spec.clip**2:  # so for what is not finite
+            return
+        hyper = AdamStep.of(self._spec, step, number=before[1] + 1)
+        self._apply(unit, hyper, None)
+        self._guessed[unit] = hyper
+
+    def settle(self, unit: int, step: int) -> None:
+        """Make such an update what it must be, now that the norm is known."""
+        hyper, guessed = self._hyper(step), self._guessed.pop(unit, None)
+        if guessed is None:
+            self.settled["waited"] += 1
+            self._apply(unit, hyper, None)
+        elif guessed == hyper:
+            self.settled["stood"] += 1
+        else:
+            self.settled["redone"] += 1
+            self._apply(unit, hyper, guessed)
+
+    def _part(self, unit: int) -> tuple[int, int]:
+        """The elements of a layer that this rank updates."""
+        end = self._layouts[unit].flat.numel
+        if self._shares == 1:
+            return 0, end
+        share, rank = self.share(unit), self._board.rank
+        return min(end, rank * share), min(end, (rank + 1) * share)
+
+    def _apply(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None) -> None:
+        """Take an update of this rank's part back, and make another one, as far as there are."""
+        first, end = self._part(unit)
+        if first == end or hyper is undo is None:
+            return
         states, part = self.states(unit), slice(first, end)
         rank = self._board.rank if self._shares > 1 else 0
-        host_adam.update(
+        slabs = (
             states.weights[part],
             states.exp_avg[part],
             states.exp_avg_sq[part],
             self.gradients(unit, rank)[: end - first],
-            hyper,
-            decay_split=max(0, min(end, layout.flat.decay_split) - first),
-            rest=None if states.rest is None else states.rest[part],
-            threads=self._threads,
-            niceness=self._niceness,
         )
+        settings = {
+            "decay_split": max(0, min(end, self._layouts[unit].flat.decay_split) - first),
+            "rest": None if states.rest is None else states.rest[part],
+            "threads": self._threads,
+            "niceness": self._niceness,
+        }
+        if hyper is None:
+            host_adam.revert(*slabs, undo, **settings)
+        else:
+            host_adam.update(*slabs, hyper, undo=undo, **settings)
 
     def see_here(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients that stay on the device: it writes to the board itself, so

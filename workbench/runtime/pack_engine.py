@@ -32,7 +32,7 @@ from workbench.runtime.storage import States
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import GUESS, Action, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 
 
@@ -114,11 +114,17 @@ class PackEngine:
             Kind.SUM_IN: self._sum,
             Kind.NORM: lambda action, links, step: updates.norm(step),
             Kind.UPDATE: self._update,
+            Kind.SETTLE: lambda action, links, step: updates.settle(action.unit, step),
         }
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step."""
         self._work[action.kind](action, self._links[action.name], step)
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """Of this rank's updates before the norm was known: how many stood, and so on."""
+        return self._updates.settled
 
     def bring(self) -> None:
         """Layers that stay come from the host, before the first step."""
@@ -262,6 +268,9 @@ class PackEngine:
         self._flow.drop(action.frees)
 
     def _update(self, action: Action, links: Links, step: int) -> None:
+        if action.turn == GUESS:
+            self._updates.guess(action.unit, step)
+            return
         if action.unit not in self._residents:
             self._updates.update(action.unit, step)
             return

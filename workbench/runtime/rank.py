@@ -25,7 +25,7 @@ from workbench.runtime.statistics import statistics_file
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import available_cores
 from workbench.runtime.visits import VisitLayout
-from workbench.schedule.action import Kind
+from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 
 
@@ -47,6 +47,7 @@ def host_updates(
 ) -> HostUpdates:
     """The optimizer of a rank under a schedule."""
     updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
+    mine = [action for action in updates if action.rank == board.rank]
     return HostUpdates(
         spec,
         host,
@@ -54,6 +55,7 @@ def host_updates(
         layouts,
         dtype=dtype,
         shares=max(1, sum(action.unit == 0 for action in updates)),
+        guesses=[action.unit for action in mine if action.turn == GUESS],
         clipped=any(action.kind is Kind.NORM for action in schedule.actions),
         threads=max(1, available_cores() // schedule.num_ranks - (device.type == "cuda")),
         polite=device.type == "cuda",

@@ -144,7 +144,11 @@ def check_norm(proof: Proof, passes: Passes) -> None:
 
 
 def check_settled(proof: Proof) -> None:
-    """What is settled was updated before, on the same lane kind, and once."""
+    """What is settled was updated before, by the same rank, and once."""
+
+    def rank(i: int) -> int:
+        return proof.schedule.actions[i].rank
+
     for unit in range(proof.schedule.num_units):
         settles, updates = proof.find(Kind.SETTLE, unit), proof.find(Kind.UPDATE, unit)
         if not settles:
@@ -153,7 +157,8 @@ def check_settled(proof: Proof) -> None:
             raise ScheduleError(
                 f"unit {unit} has {len(updates)} updates and {len(settles)} verdicts on them"
             )
-        for update, settle in zip(updates, settles, strict=True):
+        pairs = zip(sorted(updates, key=rank), sorted(settles, key=rank), strict=True)
+        for update, settle in pairs:
             proof.require(update, settle, "there is nothing to settle yet")
 
 

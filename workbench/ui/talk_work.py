@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
-from workbench.methods.plan import DoesNotFit, Plan
+from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.profile.profile import ProfileCosts
 from workbench.runs import methods
 from workbench.runs.search import at_layers, next_probe
@@ -36,7 +36,6 @@ from workbench.ui.timeline_data import timeline_data
 
 DEEPEST = 512
 """Layers; deeper models are not asked about."""
-CLIPPED = "step_seconds_where_clipped"
 WARM_UP, SHOWN = 1, 2
 """Simulated steps before those of a timeline, and its own."""
 FINENESS, MOST = 32, 2048

@@ -104,7 +104,8 @@ class Crew:
         first = self.history.resume(self.model, self.states, self.flats, report)
         if self.history.statistics:
             save_file(self.history.statistics, self.folder / statistics_file("all"))
-        self.board.start_at(first, self.history.updates_done)
+        norms = self.history.grad_norms
+        self.board.start_at(first, self.history.updates_done, norms[-1] if norms else None)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]

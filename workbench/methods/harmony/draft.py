@@ -87,9 +87,11 @@ def host_weights(sizes: Sizes, unit: int) -> list[str]:
 class Draft(Script):
     """Collects the actions and buffers of one step of all ranks."""
 
-    def __init__(self, packs: Packs, sizes: Sizes) -> None:
+    def __init__(self, packs: Packs, sizes: Sizes, *, guesses: bool = False) -> None:
         super().__init__()
-        self.packs, self.sizes = packs, sizes
+        self.packs, self.sizes, self._guesses = packs, sizes, guesses
+        owners = {unit: sizes.owner(unit) for unit in range(packs.num_units)}
+        self._lenders = {owner for unit, owner in owners.items() if owner != unit}
         self.head = packs.num_units - 1
         self.stashed = {*packs.stashed} - {0}
         """Units whose inputs wait on the host for their backward visit."""
@@ -269,7 +271,15 @@ class Draft(Script):
                 if not task.forward
                 for owner in units & {*task.units}
             ]
-        return [act(Kind.UPDATE, owner, rank=rank, step=-1) for owner, rank in sorted(made)]
+        return [
+            act(Kind.SETTLE if self.guesses(owner) else Kind.UPDATE, owner, rank=rank, step=-1)
+            for owner, rank in sorted(made)
+        ]
+
+    def guesses(self, unit: int) -> bool:
+        """Whether a layer is updated before the norm is known: not on a device, where that takes no
+        time, nor while others have gradients to add."""
+        return self._guesses and unit not in self.packs.resident and unit not in self._lenders
 
     def gradients(self, task: Task, unit: int) -> Visit:
         """A layer's gradients in its backward task."""

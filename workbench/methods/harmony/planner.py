@@ -11,12 +11,13 @@ from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.methods.plan import DoesNotFit, Plan
+from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT, Kind
+from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
-from workbench.schedule.simulate import Simulation, simulate
+from workbench.schedule.simulate import Simulation, simulate, step_seconds
 from workbench.schedule.validate import validate
 from workbench.units import format_bytes
 
@@ -49,6 +50,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         device_bytes=server.device_bytes,
         host_bytes=server.host_bytes,
         clipped=spec.clip is not None,
+        guesses=spec.clipping != "wait",
         forward_size=None if spec.forward_size == "auto" else spec.forward_size,
         backward_size=None if spec.backward_size == "auto" else spec.backward_size,
         largest_forward=max(profiles) if len(profiles) > 1 else None,
@@ -64,6 +66,10 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         )
     costs = ServerCosts(sizes, server, shared_updates=mode == DP)
     simulated = simulate(found.schedule, costs, steps=STEPS)
+    settings = dict(found.schedule.settings)
+    if any(action.kind is Kind.SETTLE for action in found.schedule.actions):
+        clips = ServerCosts(sizes, server, shared_updates=mode == DP, clips=True)
+        settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), clips)
     peak = {
         DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
         HOST_TIER: found.proved.peak_bytes[0][HOST_TIER],
@@ -85,7 +91,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         peak_bytes=peak,
         moved_bytes=found.schedule.moved_bytes(),
         binding=binding(simulated, spec.ranks),
-        settings=dict(found.schedule.settings),
+        settings=settings,
     )
 
 

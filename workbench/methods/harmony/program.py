@@ -27,7 +27,7 @@ from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, VISIT, Kind
+from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Schedule
 
@@ -42,13 +42,16 @@ def build(
     *,
     rings: Sequence[Rings],
     clipped: bool = True,
+    guesses: bool = False,
     budgets: dict[str, int] | None = None,
 ) -> Schedule:
     """The schedule of one step.
 
-    `rings` are those of each rank. Raises ValueError where a pack is larger than its ring.
+    `rings` are those of each rank. Where gradients are `clipped`, updates wait for their norm; with
+    `guesses`, those on the host are made as gradients arrive, and settled when it is known. Raises
+    ValueError where a pack is larger than its ring.
     """
-    sheet = Sheet(packs, sizes)
+    sheet = Sheet(packs, sizes, guesses=clipped and guesses)
     sheet.lay_out(rings)
     for task in packs.tasks:
         _load(sheet, task)
@@ -268,30 +271,46 @@ def _gradients_out(sheet: Sheet, task: Task, unit: int) -> None:
 
 
 def _update(sheet: Sheet, clipped: bool) -> None:
-    """As gradients arrive, or where they wait for the norm in the order of the next loads."""
+    """As gradients arrive, or where they wait for the norm in the order of the next loads; what was
+    a guess is settled in that order."""
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
     done = [(task.rank, unit, _last_gradients(sheet, task, unit)) for task, unit in made]
     if clipped:
+        for task, unit in made:
+            if sheet.guesses(unit):
+                gone = _last_gradients(sheet, task, unit)
+                _update_on_host(sheet, Kind.UPDATE, task, unit, [gone], turn=GUESS)
         added = borrowed_bytes(sheet.sizes, sheet.packs.num_units)
-        norm = sheet.add(Kind.NORM, 0, HOST, after=[last for *_, last in done], nbytes=added)
+        lane = HOST + ".1" if any(sheet.guesses(unit) for _, unit in made) else HOST
+        norm = sheet.add(Kind.NORM, 0, lane, after=[last for *_, last in done], nbytes=added)
         made.reverse()
     for task, unit in made:
-        rank, stays = task.rank, unit in sheet.packs.resident
+        rank = task.rank
         adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
-        gradients = sheet.gradients_label(task, unit)
-        sheet.add(
-            Kind.UPDATE, unit, VISIT if stays else HOST, rank=rank,
-            after=[norm] if clipped else [
-                last for other, giver, last in done
-                if giver in adding and (giver != unit or other == rank)
-            ],
-            uses=[
-                sheet.label(rank, name.weights(unit)), sheet.label(rank, name.states(unit)),
-            ] if stays else [
-                name.host_weights(unit), name.host_states(unit), sheet.host_gradients(rank, unit),
-            ],
-            frees=[gradients] if stays else [],
-        )  # fmt: skip
+        after = [norm] if clipped else [
+            last for other, giver, last in done
+            if giver in adding and (giver != unit or other == rank)
+        ]  # fmt: skip
+        if unit in sheet.packs.resident:
+            places = (name.weights(unit), name.states(unit))
+            sheet.add(
+                Kind.UPDATE, unit, VISIT, rank=rank, after=after,
+                uses=[sheet.label(rank, place) for place in places],
+                frees=[sheet.gradients_label(task, unit)],
+            )  # fmt: skip
+        elif sheet.guesses(unit):
+            after.append(act(Kind.UPDATE, unit, turn=GUESS, rank=rank))
+            _update_on_host(sheet, Kind.SETTLE, task, unit, after)
+        else:
+            _update_on_host(sheet, Kind.UPDATE, task, unit, after)
+
+
+def _update_on_host(
+    sheet: Sheet, kind: Kind, task: Task, unit: int, after: list[str], *, turn: int = 0
+) -> None:
+    rank = task.rank
+    uses = [name.host_weights(unit), name.host_states(unit), sheet.host_gradients(rank, unit)]
+    sheet.add(kind, unit, HOST, rank=rank, turn=turn, after=after, uses=uses)
 
 
 def _last_gradients(sheet: Sheet, task: Task, unit: int) -> str:

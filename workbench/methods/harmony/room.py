@@ -23,6 +23,8 @@ class Setting:
     device_bytes: int
     host_bytes: int
     clipped: bool = True
+    guesses: bool = False
+    """Whether updates on the host may come before the norm."""
     forward_size: int | None = None
     """Samples of a forward micro-batch; None for the search to choose."""
     backward_size: int | None = None

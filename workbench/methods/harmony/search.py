@@ -147,4 +147,4 @@ def scheduled(
     bytes `less`."""
     room = Room(sizes, packs.num_units) if room is None else room
     rings = [room.rings(packs, rank, setting.device_bytes, less) for rank in range(packs.ranks)]
-    return build(packs, sizes, rings=rings, clipped=setting.clipped)
+    return build(packs, sizes, rings=rings, clipped=setting.clipped, guesses=setting.guesses)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.schedule.action import H2D, NET_OUT, VISIT, Action, Kind
+from workbench.schedule.action import GUESS, H2D, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import keeps
 
 ADAM_BYTES = 26
@@ -50,9 +50,12 @@ class Server:
 class ServerCosts:
     """The simulator's cost model for schedules of several ranks (schedule.simulate.Costs)."""
 
-    def __init__(self, sizes: Sizes, server: Server, *, shared_updates: bool) -> None:
-        """`shared_updates`: each rank updates its share of every layer, as in DP mode."""
-        self._sizes, self._server = sizes, server
+    def __init__(
+        self, sizes: Sizes, server: Server, *, shared_updates: bool, clips: bool = False
+    ) -> None:
+        """`shared_updates`: each rank updates its share of every layer, as in DP mode. `clips`:
+        gradients exceed the limit in every step, so that nobody guesses; else all guesses stand."""
+        self._sizes, self._server, self._clips = sizes, server, clips
         self._parts = server.ranks if shared_updates else 1
 
     def seconds(self, action: Action) -> float:
@@ -81,10 +84,14 @@ class ServerCosts:
                 return server.message_seconds(action.nbytes)
             case Kind.REDUCE:
                 return action.nbytes / server.reduce_bytes_per_s
+            case Kind.UPDATE if action.turn == GUESS and self._clips:
+                return 0.0
+            case Kind.SETTLE if not self._clips:
+                return 0.0
             case Kind.UPDATE if action.lane == VISIT:
                 parameters = self._sizes.cost(action.unit, 1).parameters
                 return parameters / server.device_adam_params_per_s
-            case Kind.UPDATE:
+            case Kind.UPDATE | Kind.SETTLE:
                 parameters = self._sizes.cost(action.unit, 1).parameters / self._parts
                 return parameters * server.ranks / server.host_adam_params_per_s
             case Kind.NORM:

@@ -50,8 +50,8 @@ def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> 
 class Sheet(Draft):
     """A draft that knows which task follows which."""
 
-    def __init__(self, packs: Packs, sizes: Sizes) -> None:
-        super().__init__(packs, sizes)
+    def __init__(self, packs: Packs, sizes: Sizes, *, guesses: bool = False) -> None:
+        super().__init__(packs, sizes, guesses=guesses)
         self._next: dict[Task, Task] = {}
         self._previous: dict[Task, Task] = {}
         self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)

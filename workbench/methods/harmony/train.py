@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.plan import Plan
-from workbench.methods.train import load_batches, write_timeline
+from workbench.methods.train import load_batches, told_of, write_timeline
 from workbench.model import make_model
 from workbench.profile.profile import Profile
 from workbench.profile.store import profile_for
@@ -89,6 +90,11 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
         write_timeline(folder, made.schedule, events)
     except OSError as error:  # the training is done, whatever the disk says
         notes.append(f"the timeline was not written: {error}")
+    settled = Counter()
+    for result in results:
+        settled.update(result["settled"])
+    if settled.total():
+        notes.insert(0, told_of(settled))
     ways = ("load", "store", "read", "write")
     moved = {way: sum(result["moved_bytes"][way] for result in results) for way in ways}
     return Outcome(
@@ -102,7 +108,7 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
         moved_bytes={way: total // steps if steps else None for way, total in moved.items()},
         parameters=crew.model.parameters_count(),
         predicted={
-            "step_seconds": made.step_seconds,
+            "step_seconds": made.seconds_of(history.grad_norms[1:], crew.spec.clip),
             "peak_bytes": made.peak_bytes,
             "moved_bytes": made.moved_bytes,
             "binding": made.binding,

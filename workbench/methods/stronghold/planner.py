@@ -40,7 +40,7 @@ from dataclasses import replace
 
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan, evaluate
-from workbench.methods.plan import Plan
+from workbench.methods.plan import CLIPPED, Plan
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
@@ -50,9 +50,8 @@ from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
 from workbench.schedule.simulate import simulate
 
-__all__ = ["CLIPPED", "Choice", "Planner", "fits", "layout_of", "plan"]
+__all__ = ["Choice", "Planner", "fits", "layout_of", "plan"]
 
-CLIPPED = "step_seconds_where_clipped"
 RECENT = 8
 """Questions whose trials are kept."""
 
