@@ -34,7 +34,7 @@ SPEC_FLAGS = (
     (("--activations",), "activations", "what becomes of activations"),
     (("--pulled",), "pulled", "layers after them whose states come to the device (stronghold)"),
     (("--kept",), "kept", "last layers that keep activations, of --activations auto (stronghold)"),
-    (("--clipping",), "clipping", "whether updates wait for the gradient norm (stronghold)"),
+    (("--clipping",), "clipping", "whether updates wait for the norm (stronghold, harmony)"),
     (("--optimizer-tier",), "optimizer_tier", "where offloaded optimizer states live"),
     (("--disk-layers",), "disk_layers", "last layers whose states are on the disk (stronghold)"),
     (("--host-workers",), "host_workers", "host updates at once"),
