@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import assert_equals_plain, run
-from tests.methods.plain import MODEL
+from tests.methods.harness import Silent, assert_equals_plain, run
+from tests.methods.plain import MODEL, made_up_profile
 from workbench.methods import resident, stronghold
+from workbench.methods.train import Training
+from workbench.schedule.action import Kind
 
 WINDOWS = range(2, MODEL.layers + 1)
 TIERS = ("host", "disk")
@@ -209,3 +211,23 @@ def test_a_judge_that_can_say_no(spec_for, tmp_path):
     training, parameters = run(stronghold, spec_for(window=2, lr=1.1e-3), tmp_path)
     with pytest.raises(AssertionError):
         assert_equals_plain(spec_for(window=2), training, parameters)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_gradients_that_a_gpu_joins_for_an_update(spec_for, tmp_path, clip):
+    """Planned for a GPU, run here: layers that stay are updated from one tensor, in memory that the
+    plan has for it; at its peak it needs no more."""
+    spec = spec_for(window=2, resident=2, clip=clip)
+    profile = made_up_profile(spec)
+    profile = replace(profile, hardware=replace(profile.hardware, device="cuda"))
+    made = stronghold.plan(spec, profile)
+    joined = [a for a in made.schedule.actions if a.kind is Kind.UPDATE and a.takes]
+    assert {action.unit for action in joined} == {1, 2}
+    training = Training(spec, made, tmp_path)
+    try:
+        training.run(Silent())
+        parameters = training.parameters()
+    finally:
+        training.close()
+    assert_equals_plain(spec, training, parameters)
+    assert made.peak_bytes == stronghold.plan(spec, made_up_profile(spec)).peak_bytes

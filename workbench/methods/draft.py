@@ -144,6 +144,11 @@ class Draft(Script):
         of the embedding and the head add up over both, and stay."""
         return not self.layout.held_gradients and 0 < unit < self.head
 
+    def joins_gradients(self, unit: int) -> bool:
+        """Whether an update on the compute lane copies a unit's gradients together before: on a GPU
+        one launch for each of them takes several times as long as the update does."""
+        return self.profile.hardware.device == "cuda" and self.fresh_gradients(unit)
+
     def eager(self, unit: int) -> bool:
         """Whether a unit is updated during the backward pass. Where its states are on the device,
         that costs so little that only the norm is worth waiting for."""

@@ -95,9 +95,11 @@ def update(draft: Draft, unit: int) -> None:
         if unit in layout.pulled:
             _visit(draft, unit, Kind.UPDATE, after, GUESS if settled else 0)
             return
-        uses, frees = [name.weights(unit), name.states(unit)], []
+        uses, frees, takes = [name.weights(unit), name.states(unit)], [], []
         (frees if draft.fresh_gradients(unit) else uses).append(name.gradients(unit))
-        draft.add(Kind.UPDATE, unit, COMPUTE, after=after, uses=uses, frees=frees)
+        if draft.joins_gradients(unit):
+            takes.append(draft.scratch(act(Kind.UPDATE, unit), draft.weight_bytes(unit)))
+        draft.add(Kind.UPDATE, unit, COMPUTE, after=after, takes=takes, uses=uses, frees=frees)
         return
     after.append(act(Kind.GRAD_OUT, unit))
     uses, on_disk = [name.host_weights(unit), name.host_states(unit)], unit in layout.on_disk

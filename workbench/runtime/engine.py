@@ -324,7 +324,8 @@ class Engine:
         if unit not in self.memory.resident:
             self.optimizer.update(unit, state)
             return
-        self.optimizer.update_resident(unit, state, self._gradients[unit])
+        joined = any(map(name.is_scratch, action.takes))
+        self.optimizer.update_resident(unit, state, self._gradients[unit], joined=joined)
         if unit not in self.optimizer.awaiting:
             self._drop_gradients(unit)
 

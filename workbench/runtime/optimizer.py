@@ -155,11 +155,14 @@ class Optimizer:
         """Whether they go back changed."""
         return unit in state.guessed if turn == GUESS else self.comes(unit, turn, state)
 
-    def update_resident(self, unit: int, state: Step, grads: list[Tensor]) -> None:
-        """Update a unit on the device from gradients in the order of its pieces."""
+    def update_resident(
+        self, unit: int, state: Step, grads: list[Tensor], *, joined: bool = False
+    ) -> None:
+        """Update a unit on the device from gradients in the order of its pieces; where there is
+        memory for it, they are `joined` to one before."""
         if unit not in self.awaiting:
             if not state.skipped:
-                self._device(unit, 0, grads, state.hyper)
+                self._device(unit, 0, grads, state.hyper, joined=joined)
         elif state.calm:
             self._arrive()
             if self._guesses(unit, state):
@@ -178,9 +181,12 @@ class Optimizer:
         grads: list[Tensor],
         hyper: AdamStep | None,
         undo: AdamStep | None = None,
+        *,
+        joined: bool = False,
     ) -> None:
         states, flat = self._memory.device_states(unit, turn), self._flats[unit]
-        for start, grad in _runs(flat, grads):
+        runs = [(0, torch.cat([g.view(-1) for g in grads]))] if joined else _runs(flat, grads)
+        for start, grad in runs:
             part = slice(start, start + len(grad))
             _apply(
                 device_adam,
