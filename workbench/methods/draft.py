@@ -146,8 +146,10 @@ class Draft(Script):
 
     def joins_gradients(self, unit: int) -> bool:
         """Whether an update on the compute lane copies a unit's gradients together before: on a GPU
-        one launch for each of them takes several times as long as the update does."""
-        return self.profile.hardware.device == "cuda" and self.fresh_gradients(unit)
+        one launch for each of them takes several times as long as the update does. Where updates
+        come in the middle of the backward pass, activations need that memory."""
+        cuda = self.profile.hardware.device == "cuda"
+        return cuda and self.layout.clipped and self.fresh_gradients(unit)
 
     def eager(self, unit: int) -> bool:
         """Whether a unit is updated during the backward pass. Where its states are on the device,

@@ -57,6 +57,8 @@ class _Passes:
         self.layout, self.units = layout, profile.units
         self.head, self.micros = len(profile.units) - 1, layout.microbatches
         self.weights = [cost.parameters * profile.weight_bytes for cost in profile.units]
+        self.joins = profile.hardware.device == "cuda" and layout.clipped
+        """Whether updates copy gradients together before (draft.joins_gradients)."""
         self.visits: deque[int] = deque()
         """Pulled units whose gradients may still be there, in the order of their updates."""
         self.leaving: deque[tuple[int, int]] = deque()
@@ -74,6 +76,11 @@ class _Passes:
             self._forward(unit)
         for unit in reversed(range(self.head)):
             self._backward(unit)
+        if self.joins:
+            held = self.occupied
+            for unit in sorted(self.layout.resident - self.layout.pulled - {0, self.head}):
+                self.peak = max(self.peak, held + self.weights[unit])
+                held -= self.weights[unit]
 
     def _take(self, nbytes: int, scratch: int) -> None:
         """Occupy what stays, and what an action needs for itself."""

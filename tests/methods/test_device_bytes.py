@@ -1,0 +1,43 @@
+"""The device memory that the search asks for is the proof's, to the byte."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.methods.test_planner_quick import question
+from workbench.methods.program import build
+from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.memory import device_bytes
+from workbench.methods.stronghold.planner import layout_of
+from workbench.schedule.graph import unroll
+from workbench.schedule.order import Order
+from workbench.schedule.peak import worst_case
+from workbench.schedule.schedule import DEVICE
+
+LAYERS, STEPS = 12, 3
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+@pytest.mark.parametrize("seed", range(12))
+def test_one_pass_finds_what_the_proof_finds(seed, clip):
+    chance = random.Random(f"{seed} {clip}")
+    spec, profile = question(
+        layers=LAYERS, batch=chance.choice((1, 4)), clip=clip, hidden=chance.choice((1024, 4096))
+    )
+    resident = chance.randint(0, LAYERS)
+    pulled = chance.randint(0, LAYERS - resident)
+    streamed = LAYERS - resident - pulled
+    choice = Choice(
+        resident=resident,
+        pulled=pulled,
+        window=chance.randint(min(2, streamed), streamed),
+        kept=chance.randint(0, LAYERS),
+        stash=chance.random() < 0.5,
+        eager=chance.choice(("some", "none")),
+    )
+    layout = layout_of(spec, profile, choice)
+    graph = unroll(build(layout, profile), STEPS)
+    proved = worst_case(graph, Order(graph), DEVICE).nbytes
+    assert device_bytes(layout, profile) == proved, choice
