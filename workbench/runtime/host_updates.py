@@ -23,6 +23,7 @@ from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam, host_sums
 from workbench.runtime.adam_step import AdamStep, clip_coefficient
 from workbench.runtime.board import Board
+from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.storage import States
 from workbench.runtime.threads import POLITENESS
@@ -55,9 +56,7 @@ class HostUpdates:
         """Layers that are updated before the norm is known, in the order their gradients come."""
         self._guessed: dict[int, AdamStep] = {}
         """What they were updated with, until the norm is known."""
-        self.settled = {"stood": 0, "redone": 0, "waited": 0}
-        """Of those, updates that were right the first time, that were taken back, and that had
-        waited for the norm."""
+        self.settled = Settled()
         self._squares = torch.from_numpy(board.norms[board.rank])
         self._lenders = {loan.owner for layout in layouts for loan in layout.loans}
 
@@ -147,15 +146,8 @@ class HostUpdates:
 
     def settle(self, unit: int, step: int) -> None:
         """Make such an update what it must be, now that the norm is known."""
-        hyper, guessed = self._hyper(step), self._guessed.pop(unit, None)
-        if guessed is None:
-            self.settled["waited"] += 1
-            self._apply(unit, hyper, None)
-        elif guessed == hyper:
-            self.settled["stood"] += 1
-        else:
-            self.settled["redone"] += 1
-            self._apply(unit, hyper, guessed)
+        guess = self._guessed.pop(unit, None)
+        self._apply(unit, *self.settled.verdict(guess, self._hyper(step)))
 
     def _part(self, unit: int) -> tuple[int, int]:
         """The elements of a layer that this rank updates."""
@@ -168,7 +160,7 @@ class HostUpdates:
     def _apply(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None) -> None:
         """Take an update of this rank's part back, and make another one, as far as there are."""
         first, end = self._part(unit)
-        if first == end or hyper is undo is None:
+        if first == end:
             return
         states, part = self.states(unit), slice(first, end)
         rank = self._board.rank if self._shares > 1 else 0
@@ -178,16 +170,16 @@ class HostUpdates:
             states.exp_avg_sq[part],
             self.gradients(unit, rank)[: end - first],
         )
-        settings = {
-            "decay_split": max(0, min(end, self._layouts[unit].flat.decay_split) - first),
-            "rest": None if states.rest is None else states.rest[part],
-            "threads": self._threads,
-            "niceness": self._niceness,
-        }
-        if hyper is None:
-            host_adam.revert(*slabs, undo, **settings)
-        else:
-            host_adam.update(*slabs, hyper, undo=undo, **settings)
+        apply(
+            host_adam,
+            slabs,
+            hyper,
+            undo,
+            decay_split=max(0, min(end, self._layouts[unit].flat.decay_split) - first),
+            rest=None if states.rest is None else states.rest[part],
+            threads=self._threads,
+            niceness=self._niceness,
+        )
 
     def see_here(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients that stay on the device: it writes to the board itself, so

@@ -18,8 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +25,7 @@ from torch import Tensor
 from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, clip_coefficient
+from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
@@ -86,9 +85,7 @@ class Optimizer:
         self._device_threads, self._host_threads = device_threads, host_threads
         self.done = 0
         """Optimizer steps applied so far; skipped steps do not count."""
-        self.settled = {"stood": 0, "redone": 0, "waited": 0}
-        """Of those, updates that were right the first time, that were taken back, and that had
-        waited for the norm."""
+        self.settled = Settled()
         self.calm = False
         """Whether the last step was neither clipped nor skipped."""
         with memory.meter.on_host():
@@ -188,7 +185,7 @@ class Optimizer:
         runs = [(0, torch.cat([g.view(-1) for g in grads]))] if joined else _runs(flat, grads)
         for start, grad in runs:
             part = slice(start, start + len(grad))
-            _apply(
+            apply(
                 device_adam,
                 (states.weights[part], states.exp_avg[part], states.exp_avg_sq[part], grad),
                 hyper,
@@ -210,9 +207,7 @@ class Optimizer:
 
     def settle(self, unit: int, state: Step) -> None:
         """Make such an update what it must be, now that the norm is known."""
-        hyper, undo = self._verdict(unit, state)
-        if hyper or undo:
-            self._host(unit, hyper, undo)
+        self._host(unit, *self._verdict(unit, state))
 
     def _guesses(self, unit: int, state: Step) -> bool:
         """Whether a unit is updated before the norm is known.
@@ -227,18 +222,14 @@ class Optimizer:
 
     def _verdict(self, unit: int, state: Step) -> tuple[AdamStep | None, AdamStep | None]:
         """What a unit is still to be updated with, and what is to be taken back before."""
-        if state.stands(unit):
-            self.settled["stood"] += 1
-            return None, None
-        guessed = unit in state.guessed
-        self.settled["redone" if guessed else "waited"] += 1
-        return (None if state.skipped else state.hyper), (state.guess if guessed else None)
+        guess = state.guess if unit in state.guessed else None
+        return self.settled.verdict(guess, None if state.skipped else state.hyper)
 
     def _untouched(self, unit: int, state: Step) -> bool:
         return state.skipped and unit not in state.guessed
 
     def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:
-        _apply(host_adam, self._slabs(unit), hyper, undo, **self._settings(unit))
+        apply(host_adam, self._slabs(unit), hyper, undo, **self._settings(unit))
 
     def _slabs(self, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         states = self._memory.states(unit)
@@ -252,20 +243,6 @@ class Optimizer:
             "threads": self._host_threads,
             "niceness": POLITENESS if self._memory.device.type == "cuda" else 0,
         }
-
-
-def _apply(
-    adam: ModuleType,
-    slabs: tuple[Tensor, Tensor, Tensor, Tensor],
-    hyper: AdamStep | None,
-    undo: AdamStep | None,
-    **settings: Any,
-) -> None:
-    """Take `undo` back and apply `hyper`, on the tier of `adam`; at least one of them is given."""
-    if hyper is None:
-        adam.revert(*slabs, undo, **settings)
-    else:
-        adam.update(*slabs, hyper, undo=undo, **settings)
 
 
 def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
