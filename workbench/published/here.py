@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -40,52 +39,12 @@ SETTINGS = COLUMNS[:10]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OffloadRun:
-    """One run: a row of the file in types. None stands for an empty field."""
+class OffloadRun(sheet.Run):
+    """One run."""
 
-    method: str
-    """A key of `LABELS`."""
-    variant: str
-    """What stands in parentheses after the method: ``w4``, ``keep``; empty for the method's own
-    choice."""
-    layers: int
-    hidden: int
-    heads: int
-    seq: int
-    batch: int
-    dtype: str
-    clip: float | None
-    """The global norm to which gradients are clipped; None without clipping."""
-    device_cap_gib: float | None
-    host_cap_gib: float | None
-    parameters: int | None
-    status: str
-    """As in run records; anything but ``ok`` has no speed."""
-    samples_per_second: float | None
-    step_seconds_median: float | None
-    step_seconds_spread: float | None
-    """Distance of the quartiles of the steady steps, as a share of the median."""
-    predicted_step_seconds: float | None
-    peak_device_gib: float | None
-    predicted_peak_device_gib: float | None
-    host_gib: float | None
+    LABELS = LABELS
+
     disk_gib: float | None
-    final_loss: float | None
-    commit: str
-    date: date
-    hardware: str
-    """The device as `measured_on` names it."""
-    device: str
-    """The folder of the file: one per machine."""
-    line: int
-    """In the file, the header being 1."""
-    runs: int = 1
-    """How many rows of the file say the same settings; this is the last of them."""
-
-    @property
-    def label(self) -> str:
-        """The method and its variant as a figure writes them."""
-        return f"{LABELS[self.method]} ({self.variant})" if self.variant else LABELS[self.method]
 
     @property
     def pinned(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +40,13 @@ MOVED = ("load_gib", "store_gib", "planned_load_gib", "planned_store_gib")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerRun:
-    """One run: a row of the file in types. None stands for an empty field."""
+class ServerRun(sheet.Run):
+    """One run."""
 
-    method: str
-    """A key of `LABELS`."""
-    variant: str
-    """What stands in parentheses after the method; empty for the method's own choice."""
+    LABELS = LABELS
+
     ranks: int
     """GPUs that took part."""
-    layers: int
-    hidden: int
-    heads: int
-    seq: int
-    batch: int
-    """The minibatch: samples of a step, of all ranks."""
-    dtype: str
-    clip: float | None
-    """The global norm to which gradients are clipped; None without clipping."""
-    device_cap_gib: float | None
-    """Of each GPU; None for all of its memory."""
-    host_cap_gib: float | None
-    parameters: int | None
-    status: str
-    """As in run records; anything but ``ok`` has no speed."""
-    samples_per_second: float | None
-    step_seconds_median: float | None
-    step_seconds_spread: float | None
-    """Distance of the quartiles of the steady steps, as a share of the median."""
-    predicted_step_seconds: float | None
-    peak_device_gib: float | None
-    """Of the GPU that needed most."""
-    predicted_peak_device_gib: float | None
-    host_gib: float | None
     load_gib: float | None
     """Over the host links to all GPUs in a step, as the runtime counted it; None where it does
     not."""
@@ -82,22 +55,6 @@ class ServerRun:
     planned_load_gib: float | None
     """What the plan said of `load_gib`."""
     planned_store_gib: float | None
-    final_loss: float | None
-    commit: str
-    date: date
-    hardware: str
-    """The device as `measured_on` names it."""
-    device: str
-    """The folder of the file: one per machine."""
-    line: int
-    """In the file, the header being 1."""
-    runs: int = 1
-    """How many rows of the file say the same settings; this is the last of them."""
-
-    @property
-    def label(self) -> str:
-        """The method and its variant as a figure writes them."""
-        return f"{LABELS[self.method]} ({self.variant})" if self.variant else LABELS[self.method]
 
 
 def server_runs(roots: Iterable[Path]) -> list[ServerRun]:

@@ -1,7 +1,7 @@
 """Sheets of measured runs: a row is read field by field, and a wrong one refused in one sentence.
 
 What the files of all benchmarks share. Each brings its columns, how to read those that are its own,
-and a class of runs with the columns as fields (`Run`).
+and a `Run` with those as fields.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from workbench.runs.record import STATUSES
 
@@ -24,19 +24,43 @@ AGREE = 0.05
 """Samples per second and the median step may differ by this much, which is more than rounding."""
 
 
-class Run(Protocol):
-    """What every run of a sheet has besides its columns: a frozen dataclass."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What every benchmark says of a run: a row of its file in types. None stands for an empty
+    field."""
+
+    LABELS: ClassVar[Mapping[str, str]]
+    """The methods a row may name, and what figures call them."""
 
     method: str
+    """A key of `LABELS`."""
     variant: str
     """What stands in parentheses after the method; empty for the method's own choice."""
+    layers: int
+    hidden: int
+    heads: int
+    seq: int
     batch: int
+    """Samples of a step, of all ranks."""
+    dtype: str
     clip: float | None
+    """The global norm to which gradients are clipped; None without clipping."""
     device_cap_gib: float | None
+    """Of each GPU; None for all of its memory."""
+    host_cap_gib: float | None
     parameters: int | None
     status: str
+    """As in run records; anything but ``ok`` has no speed."""
     samples_per_second: float | None
     step_seconds_median: float | None
+    step_seconds_spread: float | None
+    """Distance of the quartiles of the steady steps, as a share of the median."""
+    predicted_step_seconds: float | None
+    peak_device_gib: float | None
+    """Of the GPU that needed most."""
+    predicted_peak_device_gib: float | None
+    host_gib: float | None
+    final_loss: float | None
     commit: str
     date: date
     hardware: str
@@ -45,8 +69,14 @@ class Run(Protocol):
     """The folder of the file: one per machine."""
     line: int
     """In the file, the header being 1."""
-    runs: int
-    """How many rows say the same settings; this is the last of them."""
+    runs: int = 1
+    """How many rows of the file say the same settings; this is the last of them."""
+
+    @property
+    def label(self) -> str:
+        """The method and its variant as a figure writes them."""
+        name = self.LABELS[self.method]
+        return f"{name} ({self.variant})" if self.variant else name
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)

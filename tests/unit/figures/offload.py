@@ -76,12 +76,19 @@ def benchmark() -> list[dict[str, Any]]:
     return rows
 
 
-def write(folder: Path, rows: list[dict[str, Any]], device: str = "made-up") -> Path:
+def write(
+    folder: Path,
+    rows: list[dict[str, Any]],
+    device: str = "made-up",
+    *,
+    name: str = "offload.csv",
+    columns: tuple[str, ...] = COLUMNS,
+) -> Path:
     """The file in a results folder."""
-    path = folder / "published-here" / device / "offload.csv"
+    path = folder / "published-here" / device / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
+from tests.unit.figures import offload
 from workbench.model.spec import ModelSpec
 from workbench.published.servers import COLUMNS, ServerRun, server_runs
 
@@ -86,13 +86,7 @@ def benchmark(ranks: tuple[int, ...] = (2, 4, 8)) -> list[dict[str, Any]]:
 
 def write(folder: Path, rows: list[dict[str, Any]], device: str = "made-up") -> Path:
     """The file in a results folder."""
-    path = folder / "published-here" / device / "servers.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return offload.write(folder, rows, device, name="servers.csv", columns=COLUMNS)
 
 
 def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[ServerRun]:

@@ -23,11 +23,7 @@ from workbench.report.here import here_section
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
-
-@pytest.fixture(autouse=True)
-def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the project has measured must not decide these tests."""
-    monkeypatch.setattr("workbench.session.REPOSITORY_RESULTS", tmp_path / "none" / "results")
+pytestmark = pytest.mark.usefixtures("nothing_committed")
 
 
 def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:

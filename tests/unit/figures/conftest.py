@@ -1,0 +1,13 @@
+"""What tests of exhibits share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the project has measured must not decide a test."""
+    monkeypatch.setattr("workbench.session.REPOSITORY_RESULTS", tmp_path / "none" / "results")
