@@ -75,6 +75,8 @@ class _Chunked(torch.autograd.Function):
         tiles = [part for part in (slice(0, whole), slice(whole, vocab)) if part.start < part.stop]
         rows = _rows(tokens, columns * x.element_size(), chunk_bytes)
         memory = x.new_empty(rows, columns)
+        # A processor's bf16 tiles (AMX) read past the last word, and 0 times NaN is NaN.
+        memory[:, vocab:].zero_()
         losses = x.new_empty(tokens, dtype=torch.float32)
         grad_x = x.new_empty(x.shape) if want_x else None
         grad_weight = weight.new_empty(weight.shape) if want_weight else None

@@ -65,6 +65,21 @@ def test_chunks_equal_the_whole(device, tokens, dtype, tolerance):
         torch.testing.assert_close(parts, whole, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.fixture
+def _poisoned_memory():
+    """Memory that nobody has written yet holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_poisoned_memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_in_memory_before_does_not_matter(dtype):
+    for found in results(chunked, *problem(200, dtype)):
+        assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocab", [VOCAB, 5_003])
 def test_chunks_in_bf16_err_little_more_than_the_whole(device, vocab):
