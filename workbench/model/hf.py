@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
 from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
@@ -76,8 +77,15 @@ class HFModel(LayeredModel):
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> HFModel:
-        """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since."""
+        """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
+        the spec was made without it."""
         config, digest = _read_config(spec.family)
+        there = config.num_hidden_layers, config.hidden_size
+        if there != (spec.layers, spec.hidden):
+            raise ValueError(
+                f"{spec.family} has {there[0]} layers of hidden size {there[1]}, and the spec says "
+                f"{spec.layers} of {spec.hidden}; --hf-config takes them from the file"
+            )
         if spec.config_digest and digest != spec.config_digest:
             raise ValueError(
                 f"{spec.family} changed: its SHA-256 begins with {digest[:12]}, "
@@ -308,11 +316,13 @@ def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Modu
 
 
 def _hollow(module: nn.Module) -> nn.Module:
-    """A deep copy in which parameters are on the meta device, so that none is copied."""
-    stand_in = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in module.parameters()
-    }
-    return copy.deepcopy(module, stand_in)
+    """A deep copy in which parameters are on the meta device, so that none is copied. Buffers are
+    real, also where somebody asks with fake tensors what a unit needs."""
+    with unset_fake_temporarily():
+        stand_in = {
+            id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in module.parameters()
+        }
+        return copy.deepcopy(module, stand_in)
 
 
 def _is_layers(module: nn.Module, layers: int) -> bool:

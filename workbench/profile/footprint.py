@@ -41,7 +41,7 @@ def footprints(
     fake = device.type == "cpu" if fake is None else fake
     meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
-    with FakeTensorMode() if fake else nullcontext(), meter:
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(), meter:
         bench = Bench(model, units, dtype=dtype, device=device, meter=meter, compiled=compiled)
 
         def visit(phase: str, unit: int, action: Callable[[], None]) -> None:

@@ -156,6 +156,12 @@ def test_refuses_a_changed_configuration_and_too_long_samples(tmp_path):
         make_model(spec)
 
 
+def test_refuses_sizes_that_are_not_the_configuration_s(tmp_path):
+    config("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="and the spec says 16 of 2048; --hf-config takes them"):
+        make_model(ModelSpec(family=str(tmp_path)))
+
+
 def test_refuses_a_model_without_a_list_of_layers():
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 16,
              "word_embed_proj_dim": 16}  # fmt: skip
