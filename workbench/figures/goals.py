@@ -159,10 +159,11 @@ def _host_bytes(rows: pd.DataFrame) -> Goal:
 
 
 def _auto(rows: pd.DataFrame) -> Goal:
-    """The planner's choice beside runs of the same setting that pin others."""
+    """The planner's choice beside runs of the same setting that pin others, of one round: machines
+    of one kind differ by more than the goal allows, and so do states of the code."""
     goal = f"the planner's choice is within {AUTO_WITHIN:.0%} of the best of a sweep"
     own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
-    same = ["layers", "batch", "clip", "device_cap_gib", "host_cap_gib"]
+    same = ["layers", "batch", "clip", "device_cap_gib", "host_cap_gib", "commit", "date"]
     sweeps = [
         (part, preferred(part[~part["pinned"]]).iloc[0])
         for _, part in own.groupby(same, dropna=False)
@@ -170,7 +171,8 @@ def _auto(rows: pd.DataFrame) -> Goal:
     ]
     if not sweeps:
         return left_open(
-            goal, f"no planned run stands beside {FEWEST_PINNED} with other placements"
+            goal,
+            f"no planned run stands beside {FEWEST_PINNED} of one round with other placements",
         )
     part, chosen = max(sweeps, key=lambda sweep: len(sweep[0]))
     best = part.loc[part["samples_per_second"].idxmax()]

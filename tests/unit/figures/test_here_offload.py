@@ -212,6 +212,10 @@ def test_a_choice_behind_the_sweep_and_memory_that_grows_are_told(tmp_path: Path
     found = judge(tmp_path, [*sweep, line("stronghold", 24, cap=8, speed=21.0)])
     (behind,) = (found[goal] for goal in found if "sweep" in goal)
     assert behind == ("8.7% behind", FAILS)
+    later = {**line("stronghold", 24, cap=8, speed=21.0), "commit": "another"}
+    found = judge(tmp_path, [*sweep, later])
+    (apart,) = (found[goal] for goal in found if "sweep" in goal)
+    assert apart == ("", MISSING), "two rounds are no sweep"
 
     def depth(planned: float, measured: float, depths: int = 3) -> tuple[str, str]:
         """Memory a layer, on top of 2 GiB and of 1.9 GiB."""
