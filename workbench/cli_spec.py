@@ -48,6 +48,7 @@ SPEC_FLAGS = (
     (("--device",), "device", "where to compute"),
     (("--dtype",), "dtype", "of weights, activations and gradients"),
     (("--compile",), "compile", "compiled layers"),
+    (("--replay",), "replay", "passes of layers that the GPU launches by itself"),
     (("--device-memory",), "device_memory", "budget of the device, e.g. 32GiB"),
     (("--host-memory",), "host_memory", "budget of the host, e.g. 90GiB"),
     (("--disk-memory",), "disk_memory", "budget of the disk"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import Budgets, as_plan, evaluate
 from workbench.methods.plan import Plan
+from workbench.methods.replays import replays
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DISK
@@ -38,6 +39,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         on_disk=frozenset(range(1, head) if spec.optimizer_tier == DISK else ()),
         host_gradient_slots=spec.host_workers + 1 if spec.clip is None else None,
         host_workers=spec.host_workers,
+        replay=replays(spec, profile),
     )
     settings = {"stashed_inputs": layout.stash, "eager_updates": len(layout.eager)}
     candidate = evaluate(layout, profile, budgets, settings)

@@ -12,13 +12,14 @@ from dataclasses import replace
 from baselines.swapping.division import Division
 from baselines.swapping.program import build
 from workbench.methods.evaluate import Budgets
-from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import DP
 from workbench.methods.harmony.partition import min_max_partition
 from workbench.methods.harmony.planner import binding, borrowed, check_shares, server_of
 from workbench.methods.harmony.server import ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
+from workbench.methods.replays import recorded_below_s
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -61,7 +62,11 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     found: list[Plan] = []
     lacking: dict[str, int] = {}
     for division in divisions(spec, sizes, mode, largest=max(profiles)):
-        schedule, peak = fitted(division, sizes, budgets.device, clipped=spec.clip is not None)
+        longest = longest_forward_s(sizes, spec.model.units, division.size)
+        schedule, peak = fitted(
+            division, sizes, budgets.device, clipped=spec.clip is not None,
+            replay=longest < recorded_below_s(spec, profile.hardware),
+        )  # fmt: skip
         if tier := budgets.lacking(peak):
             lacking = lacking or {tier: peak[tier]}
             continue
@@ -114,10 +119,10 @@ def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[
 
 
 def fitted(
-    division: Division, sizes: Sizes, device_bytes: int, *, clipped: bool
+    division: Division, sizes: Sizes, device_bytes: int, *, clipped: bool, replay: bool = False
 ) -> tuple[Schedule, dict[str, int]]:
     """With as many places of their own as the device has room for; the schedule, and its peaks."""
-    schedule = build(division, sizes, clipped=clipped)
+    schedule = build(division, sizes, clipped=clipped, replay=replay)
     peaks = validate(schedule).peak_bytes
     nbytes = [sizes.visit_bytes(unit) for unit in range(division.num_units)]
     own = []
@@ -131,7 +136,8 @@ def fitted(
         )
         own.append(next(roomy, 0))
     while True:  # where all places are taken at once, it may be one too many
-        schedule = build(replace(division, own=tuple(own)), sizes, clipped=clipped)
+        division = replace(division, own=tuple(own))
+        schedule = build(division, sizes, clipped=clipped, replay=replay)
         peaks = validate(schedule).peak_bytes
         over = [rank for rank, peak in peaks.items() if peak[DEVICE] > device_bytes and own[rank]]
         if not over:

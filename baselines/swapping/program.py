@@ -35,10 +35,11 @@ def build(
     sizes: Sizes,
     *,
     clipped: bool = True,
+    replay: bool = False,
     budgets: dict[str, int] | None = None,
 ) -> Schedule:
-    """The schedule of one step."""
-    sheet = Sheet(division, sizes)
+    """The schedule of one step. With `replay`, passes of blocks are recordings."""
+    sheet = Sheet(division, sizes, replay=replay)
     sheet.lay_host()
     for rank in range(division.ranks):
         RankProgram(sheet, rank).write()
@@ -70,6 +71,7 @@ class RankProgram(RankSheet):
         self.lay("tokens", self.sizes.token_bytes(end - first), permanent=True)
         if self.sizes.library_bytes:
             self.lay("libraries", self.sizes.library_bytes, permanent=True)
+        self._lay_replays()
         for number, each in enumerate(self.passes):
             span = self.micros[each.micro]
             if each.forward:
@@ -98,7 +100,7 @@ class RankProgram(RankSheet):
             self.add(
                 F, unit, COMPUTE, micro, after=after, samples=span,
                 takes=[
-                    self.sheet.scratch(me, scratch, rank=self.rank),
+                    *self._scratch(me, unit, scratch),
                     self.lay(out, self._input_bytes(unit + 1, span)),
                 ],
                 uses=[*([source] if unit else []), *([] if ends else weights)],
@@ -154,7 +156,7 @@ class RankProgram(RankSheet):
             scratch = self._cost(unit, span).backward_scratch_bytes + self.sizes.visit_bytes(unit)
             self.add(
                 B, unit, COMPUTE, micro, after=after, samples=span, uses=uses, frees=frees,
-                takes=[self.sheet.scratch(me, scratch, rank=self.rank), *below],
+                takes=[*self._scratch(me, unit, scratch), *below],
             )  # fmt: skip
             if unit and unit == self.stage.start:
                 self.add(
@@ -184,10 +186,13 @@ class RankProgram(RankSheet):
             ))  # fmt: skip
         cost, source = self._cost(unit, span), [self.label(text)] if unit else []
         me = self.act(kind, unit, micro)
-        scratch = self.sheet.scratch(me, cost.recompute_scratch_bytes, rank=self.rank)
+        kept = 0 if self.replayed(unit) else cost.kept_bytes
         self.add(
             kind, unit, COMPUTE, micro, after=after, samples=span,
-            takes=[scratch, self.lay(name.kept(unit, micro), cost.kept_bytes)],
+            takes=[
+                *self._scratch(me, unit, cost.recompute_scratch_bytes),
+                self.lay(name.kept(unit, micro), kept),
+            ],
             uses=[self._weights(number, unit), *source],
         )  # fmt: skip
         return me, source

@@ -11,6 +11,7 @@ from baselines.swapping.places import Visit
 from workbench.methods.harmony.draft import Sizes, borrowed_bytes, host_weights, share_bytes
 from workbench.methods.harmony.packs import DP, Samples
 from workbench.methods.harmony.sheet import AHEAD, INBOX, lay_inbox
+from workbench.methods.replays import replay_bytes
 from workbench.methods.script import Script
 from workbench.profile.profile import UnitCost
 from workbench.schedule import buffers as name
@@ -24,9 +25,9 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 class Sheet(Script):
     """What all ranks write on."""
 
-    def __init__(self, division: Division, sizes: Sizes) -> None:
+    def __init__(self, division: Division, sizes: Sizes, *, replay: bool = False) -> None:
         super().__init__()
-        self.division, self.sizes = division, sizes
+        self.division, self.sizes, self.replay = division, sizes, replay
         self.gone: dict[int, list[tuple[int, str]]] = defaultdict(list)
         """Unit -> (rank, what brings its complete gradients to the host)."""
 
@@ -74,7 +75,7 @@ class Sheet(Script):
         norm = None
         if clipped:
             gone = [text for unit in units for _, text in self.gone[unit]]
-            added = borrowed_bytes(self.sizes, self.division.num_units)
+            added = borrowed_bytes(self.sizes, units)
             norm = self.add(Kind.NORM, 0, HOST, after=gone, nbytes=added)
         for unit in units if clipped else reversed(units):
             lent = {u for u in units if self.sizes.owner(u) == unit and u != unit}
@@ -232,6 +233,25 @@ class RankSheet:
 
     def _sums(self, unit: int) -> str:
         return self._on_host(name.host_sums(unit), self.sizes.visit_bytes(unit))
+
+    def replayed(self, unit: int) -> bool:
+        """Whether a unit's passes are recordings, which work in memory of their own."""
+        return self.sheet.replay and 0 < unit < self.division.head
+
+    def _scratch(self, owner: str, unit: int, nbytes: int) -> list[str]:
+        """What a pass needs for itself."""
+        if self.replayed(unit):
+            return []
+        return [self.sheet.scratch(owner, nbytes, rank=self.rank)]
+
+    def _lay_replays(self) -> None:
+        """The memory of recordings: each block is a chain of its own."""
+        blocks = [unit for unit in self.stage if self.replayed(unit)]
+        costs = [self._cost(unit, self.micros[0]) for unit in blocks]
+        gradients = map(self.sizes.visit_bytes, blocks)
+        chains = [[pair] for pair in zip(costs, gradients, strict=True)]
+        if nbytes := replay_bytes(costs, chains, self.sizes.library_bytes):
+            self.lay(name.REPLAYS, nbytes, permanent=True)
 
     def _cost(self, unit: int, span: Samples) -> UnitCost:
         return self.sizes.cost(unit, span[1] - span[0])

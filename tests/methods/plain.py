@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from workbench.methods.train import load_batches
+from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.model.spec import ModelSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
@@ -116,7 +116,9 @@ def made_up_profile(spec: RunSpec) -> Profile:
     """
     model = make_model(spec.model)
     into = {
-        unit: Boundary(model.boundary(unit, spec.model.seq), torch.float32).nbytes(spec.microbatch)
+        unit: Boundary(model.boundary(unit, spec.model.seq), DTYPES[spec.dtype]).nbytes(
+            spec.microbatch
+        )
         for unit in range(1, model.num_units)
     }
     activation = max(into.values())

@@ -54,7 +54,7 @@ def poisons(unit: int, step: int) -> None:
 
     def poisoned(self, action, links, at):
         if (action.unit, at) == (unit, step):
-            self._place(links.gradients, 1).fill_(math.nan)
+            self._memory.place(links.gradients, 1).fill_(math.nan)
         gradients_out(self, action, links, at)
 
     PackEngine._gradients_out = poisoned

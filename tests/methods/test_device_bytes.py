@@ -19,13 +19,18 @@ from workbench.schedule.schedule import DEVICE
 LAYERS, STEPS = 12, 3
 
 
+@pytest.mark.parametrize("replay", ["on", "off"])
 @pytest.mark.parametrize("clip", [1.0, None])
 @pytest.mark.parametrize("seed", range(12))
-def test_one_pass_finds_what_the_proof_finds(seed, clip):
+def test_one_pass_finds_what_the_proof_finds(seed, clip, replay):
     chance = random.Random(f"{seed} {clip}")
     spec, profile = question(
-        layers=LAYERS, batch=chance.choice((1, 4)), clip=clip, hidden=chance.choice((1024, 4096))
+        layers=LAYERS,
+        batch=chance.choice((1, 4)),
+        clip=clip,
+        hidden=chance.choice((1024, 4096)),
     )
+    spec = spec.with_(replay=replay)
     resident = chance.randint(0, LAYERS)
     pulled = chance.randint(0, LAYERS - resident)
     streamed = LAYERS - resident - pulled

@@ -49,7 +49,7 @@ def drawn(seed: int) -> Packs:
         forward_size=rng.randint(1, BATCH), backward_size=rng.randint(1, BATCH),
         forward=cut(first, rng) if first else (), backward=backward,
     )  # fmt: skip
-    return mirrored(packs, rng, keep_off={0, UNITS - 1}) if seed % 4 == 2 else packs
+    return mirrored(packs, rng, tied={0, UNITS - 1}) if seed % 4 == 2 else packs
 
 
 def of_packs(packs: Packs, clipped: bool) -> Schedule:

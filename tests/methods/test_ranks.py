@@ -24,6 +24,7 @@ from workbench.model.spec import ModelSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule import validate
+from workbench.schedule.action import Kind
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PACKS = Packs(
@@ -43,19 +44,23 @@ def spec_for(**changes):
     )
 
 
-def schedule_for(packs, spec):
-    """With rings of two packs."""
+def sizes_for(spec):
     profile = made_up_profile(spec.with_(microbatches=spec.batch))
-    head = MODEL.layers + 1
-    borrowed = MODEL.vocab * MODEL.hidden
-    sizes = ProfiledSizes({1: profile}, tied={head: (0, borrowed)} if MODEL.tied else {})
+    tied = {MODEL.layers + 1: (0, MODEL.vocab * MODEL.hidden)} if MODEL.tied else {}
+    return ProfiledSizes({1: profile}, tied=tied)
+
+
+def schedule_for(packs, spec, **how):
+    """With rings of two packs."""
+    sizes = sizes_for(spec)
     largest = max(
         sum(aligned(sizes.visit_bytes(unit)) for unit in pack)
         for pack in (*packs.forward, *packs.backward)
     )
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     guesses = spec.clipping != "wait"
-    schedule = build(packs, sizes, rings=rings, clipped=spec.clip is not None, guesses=guesses)
+    clipped = spec.clip is not None
+    schedule = build(packs, sizes, rings=rings, clipped=clipped, guesses=guesses, **how)
     validate(schedule)
     return schedule
 
@@ -108,6 +113,29 @@ def test_ranks_train_as_plain_training_does(packs, tmp_path):
     norms: list[float] = []
     plain.train(spec, norms=norms)
     assert crew.history.grad_norms == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_layers_that_share_weights_stay_together(clip, tmp_path):
+    """The embedding and the head on one rank: no weights and no gradients cross the link. What they
+    saved goes on without layers that stay."""
+    packs = replace(PACKS, mirrored=True, resident=frozenset(range(MODEL.layers + 2)))
+    spec = spec_for(clip=clip, save_every=3)
+    crew, parameters = trained(packs, spec, tmp_path, "delays")
+    assert_equals_plain(spec, crew, parameters)
+    assert_moved(crew, spec.steps)
+    assert not {Kind.LOAD, Kind.GRAD_OUT} & {action.kind for action in crew.schedule.actions}
+    shutil.rmtree(tmp_path / "checkpoints/step-00000006")
+    again, parameters = trained(PACKS, spec, tmp_path)
+    assert again.results()[0]["steps"] == 3
+    assert_equals_plain(spec, again, parameters)
+
+
+@pytest.mark.parametrize("stay", [{0, 1}, {5}])
+def test_layers_that_share_weights_do_not_part(stay):
+    packs = replace(PACKS, mirrored=True, resident=frozenset(stay))
+    with pytest.raises(ValueError, match="units 0 and 5 share weights; either stay together"):
+        schedule_for(packs, spec_for())
 
 
 def assert_moved(crew, steps):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.methods.replays import block_replay_bytes
 from workbench.methods.script import Script
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
@@ -60,6 +61,8 @@ class Layout:
     staging_slots: int = 3
     """Host buffers for states on their way from and to the disk."""
     microbatch_major: bool = False
+    replay: bool = False
+    """Passes of blocks that recompute are recorded and launched by the GPU (runtime/replay.py)."""
 
 
 class Draft(Script):
@@ -101,6 +104,8 @@ class Draft(Script):
         self.buffer("tokens", DEVICE, tokens, permanent=True)
         if profile.library_bytes:
             self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
+        if any(map(self.replayed, range(self.num_units))):
+            self.buffer(name.REPLAYS, DEVICE, block_replay_bytes(profile), permanent=True)
         if layout.on_disk:
             self.buffer("disk bounce", HOST_TIER, name.DISK_BOUNCE_BYTES, permanent=True)
         for unit, cost in enumerate(profile.units):
@@ -149,7 +154,8 @@ class Draft(Script):
         one launch for each of them takes several times as long as the update does. Where updates
         come in the middle of the backward pass, activations need that memory."""
         cuda = self.profile.hardware.device == "cuda"
-        return cuda and self.layout.clipped and self.fresh_gradients(unit)
+        fresh = self.fresh_gradients(unit) and not self.replayed(unit)  # which joins them at once
+        return cuda and self.layout.clipped and fresh
 
     def eager(self, unit: int) -> bool:
         """Whether a unit is updated during the backward pass. Where its states are on the device,
@@ -165,6 +171,10 @@ class Draft(Script):
     def keeps(self, unit: int) -> bool:
         """Whether the forward pass of a unit leaves what its backward pass needs."""
         return unit == self.head or unit in self.layout.kept
+
+    def replayed(self, unit: int) -> bool:
+        """Whether a unit's passes are recordings, which work in memory of their own."""
+        return self.layout.replay and 0 < unit < self.head and not self.keeps(unit)
 
     def stashed(self, unit: int) -> bool:
         """Inputs of inner blocks go to the host; the backward pass begins with the last ones."""

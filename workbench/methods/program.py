@@ -107,7 +107,7 @@ def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
         after.append(act(Kind.LOAD, unit))
     keeps = draft.keeps(unit)
     scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
-    takes = [draft.scratch(me, scratch)]
+    takes = [] if draft.replayed(unit) else [draft.scratch(me, scratch)]
     if unit < draft.head:
         takes.append(_activation(draft, unit + 1, micro, after))
     if unit == draft.head or (keeps and cost.kept_bytes):
@@ -189,8 +189,10 @@ def _fetch(draft: Draft, unit: int, micro: int) -> None:
 
 def _recompute(draft: Draft, unit: int, micro: int) -> None:
     cost = draft.profile.units[unit]
-    me = act(R, unit, micro)
-    kept = draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
+    me, takes = act(R, unit, micro), []
+    if not draft.replayed(unit):
+        kept = draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
+        takes = [kept, draft.scratch(me, cost.recompute_scratch_bytes)]
     draft.add(
         R,
         unit,
@@ -198,8 +200,7 @@ def _recompute(draft: Draft, unit: int, micro: int) -> None:
         micro,
         after=[act(B, unit + 1, micro), *draft.ready(unit, micro)],
         uses=draft.inputs(unit, micro) + [draft.weights(unit, turn=1)],
-        takes=[kept, draft.scratch(me, cost.recompute_scratch_bytes)],
-        frees=[name.scratch(me)],
+        takes=takes,
     )
 
 
@@ -221,14 +222,15 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
             scratch += draft.weight_bytes(unit)
     if not (first and takes):
         uses.append(name.gradients(unit))
-    takes.append(draft.scratch(me, scratch))
+    if not draft.replayed(unit):
+        takes.append(draft.scratch(me, scratch))
     frees = draft.inputs(unit, micro)
     if unit < draft.head:
         after.append(act(B, unit + 1, micro))
         frees.append(name.output_gradient(unit, micro))
     if not recomputed:
         after += draft.ready(unit, micro)
-    if cost.kept_bytes or recomputed or unit == draft.head:
+    if not draft.replayed(unit) and (cost.kept_bytes or recomputed or unit == draft.head):
         frees.append(name.kept(unit, micro))
     if unit:
         grad = name.output_gradient(unit - 1, micro)

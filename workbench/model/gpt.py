@@ -42,7 +42,7 @@ class GPT(LayeredModel):
 
     @property
     def compilable(self) -> bool:
-        return self.spec.dropout == 0
+        return self.spec.pure
 
     def skeleton(self, unit: int) -> nn.Module:
         with torch.device("meta"):

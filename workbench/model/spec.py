@@ -75,6 +75,11 @@ class ModelSpec:
         return describe(path, seq=seq)
 
     @property
+    def pure(self) -> bool:
+        """Whether a block's output depends on nothing but its weights and its input."""
+        return self.family == GPT_FAMILY and self.dropout == 0
+
+    @property
     def units(self) -> int:
         """Embedding, blocks, head; the layers of a decomposed module."""
         return self.layers + MODULES.get(self.family, 2)

@@ -52,6 +52,9 @@ class RunSpec:
     """Last layers that keep their activations, where `activations` is ``auto``."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
+    replay: Literal["auto", "on", "off"] = "auto"
+    """Whether passes of layers are recorded and launched by the GPU itself: where they can be,
+    ``auto`` is on for passes so short that one thread's launches would not keep up."""
     clipping: Literal["auto", "speculate", "wait"] = "auto"
     """Whether updates of states that live on the host run before the global norm is known, to be
     taken back where gradients are clipped after all, or wait for it. Exact either way."""
@@ -220,6 +223,7 @@ CHOICES = {
     "dtype": ("fp32", "bf16"),
     "activations": ("auto", "keep", "host", "recompute"),
     "compile": ("auto", "on", "off"),
+    "replay": ("auto", "on", "off"),
     "clipping": ("auto", "speculate", "wait"),
     "optimizer_tier": ("auto", "host", "disk"),
     "lr_schedule": ("constant", "linear", "cosine"),

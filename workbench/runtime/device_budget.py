@@ -258,6 +258,7 @@ class CudaMeter(DeviceMeter):
     def __init__(self, device: torch.device, budget: int | None = None) -> None:
         self.device = device
         self.budget = budget
+        self._apart = 0
         total = torch.cuda.get_device_properties(device).total_memory
         if budget is not None and budget > total:
             raise ValueError(f"the device budget is {budget} bytes; {device} has {total}")
@@ -268,16 +269,22 @@ class CudaMeter(DeviceMeter):
 
     @property
     def now(self) -> int:
-        return torch.cuda.memory_allocated(self.device)
+        return torch.cuda.memory_allocated(self.device) + self._apart
 
     @property
     def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device)
+        return torch.cuda.max_memory_allocated(self.device) + self._apart
 
     @property
     def reserved_peak(self) -> int:
         """The most bytes the allocator held from the device, fragments between tensors included."""
         return torch.cuda.max_memory_reserved(self.device)
+
+    def set_apart(self, nbytes: int) -> None:
+        """So much is in use besides, by recordings, of which the allocator counts nothing but while
+        they are made: the peak is counted from here on."""
+        self._apart = nbytes
+        self.reset_peak()
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)

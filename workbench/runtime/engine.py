@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, Step
+from workbench.runtime.replay import Chain, Replays
+from workbench.runtime.shells import Shells, write_initial
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
@@ -30,8 +30,6 @@ from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
 
 PASSING_BYTES = 1 << 15
-WRITERS = 4
-"""Units whose initial weights are written at a time; each takes its fp32 weights in memory."""
 
 
 class Engine:
@@ -60,11 +58,6 @@ class Engine:
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._output_grads: dict[tuple[int, int], Tensor] = {}
-        self._modules: dict[int, nn.Module] = {}
-        self._slots: dict[tuple[str, str], nn.Module] = {}
-        """One module for each slot and kind of unit, a view of the slot for good."""
-        self._parameters: dict[nn.Module, list[nn.Parameter]] = {}
-        """A block's module -> its parameters, in the order of the unit's pieces."""
         self._gradients: dict[int, list[Tensor]] = {}
         """Unit -> its gradients on the device, in the order of its pieces: views of a slab, or for
         resident blocks what autograd returned, from their backward pass to their update."""
@@ -98,7 +91,17 @@ class Engine:
             Kind.READ: self._read,
             Kind.SPILL: self._spill,
         }
-        self._fill()
+        write_initial(model, memory, self._flats, spec.seed)
+        for unit, flat in enumerate(self._flats):
+            if (slab := self._gradient_slab(unit)) is not None:
+                self._gradients[unit] = [view for _, view in flat.views(slab)]
+        slots = {unit: self._slot(unit) for unit in memory.streamed}
+        self._shells = Shells(model, memory, self._flats, slots, self._gradients)
+        self._replays: Replays | None = None
+        self._replayed: frozenset[int] = frozenset()
+        """Units whose passes are recorded."""
+        if name.REPLAYS in schedule.buffers:
+            self._record()
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step (the executor's `Work`)."""
@@ -111,67 +114,27 @@ class Engine:
             self._inputs,
             self._graphs,
             self._output_grads,
-            self._modules,
-            self._slots,
-            self._parameters,
+            self._shells,
             self._gradients,
         ):
             held.clear()
+        if self._replays is not None:
+            self._replays.close()
 
     # -- set-up ---------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Write initial weights, and point the resident units' modules.
-
-        One unit is made at a time, for random numbers may be drawn from one generator; what is made
-        is written beside that, for a disk takes longer than the draws.
-        """
-        memory = self.memory
-        written: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(WRITERS) as writers:
-            for unit, flat in enumerate(self._flats):
-                built = self.model.build(unit, seed=self.spec.seed)
-                master = torch.empty(flat.numel)
-                flat.copy_in(built, master)
-                written.append(writers.submit(memory.seed, unit, master))
-                while len(written) > WRITERS:
-                    written.popleft().result()
-            for last in written:
-                last.result()
-        for unit, flat in enumerate(self._flats):
-            slab = self._gradient_slab(unit)
-            if slab is not None:
-                self._gradients[unit] = [view for _, view in flat.views(slab)]
-            if unit in memory.resident:
-                self._modules[unit] = self._shell(unit, memory.weights(unit))
-                if self._ends(unit):
-                    flat.point_gradients(self._modules[unit], self._gradients[unit])
-        for (unit, local), (owner, owners) in self.model.tied().items():
-            shared = self._modules[owner].get_parameter(owners)
-            path, _, leaf = local.rpartition(".")
-            setattr(self._modules[unit].get_submodule(path), leaf, shared)
-        for unit in memory.streamed:
-            slot = self._slot(unit)
-            key = (slot, self.model.kind(unit))
-            if key not in self._slots:
-                self._slots[key] = self._shell(
-                    unit, memory.weight_slots[slot][: self._flats[unit].numel]
-                )
-
-    def _shell(self, unit: int, slab: Tensor) -> nn.Module:
-        """A module for units of this kind that is a view of `slab`."""
-        memory, flat = self.memory, self._flats[unit]
-        module = self.model.shell(unit, device=memory.device, dtype=memory.dtype)
-        flat.point_weights(module, slab)
-        if not self._ends(unit):
-            self._parameters[module] = flat.parameters(module)
-        return module
-
-    def _ends(self, unit: int) -> bool:
-        """The embedding and the head may share a matrix: autograd adds their gradients up in a
-        slab. A block's are taken from autograd as they come, and copied where they must go.
-        """
-        return unit in (0, self.model.head)
+    def _record(self) -> None:
+        """The passes of blocks that recompute, where the schedule has memory for recordings."""
+        rows, shells = self.spec.microbatch, self._shells
+        self._replayed = frozenset(self._recomputed - {0})
+        chains = {
+            unit: Chain(modules=(shells[unit],), parameters=(shells.parameters(unit),), rows=rows)
+            for unit in sorted(self._replayed)
+        }
+        shape = rows, self.spec.model.seq, self.model.hidden
+        meter, dtype = self.memory.meter, self.memory.dtype
+        self._replays = Replays(self._template.block, shape, dtype, meter)
+        self._replays.record(chains, chains)
 
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
@@ -194,7 +157,7 @@ class Engine:
             calm=self.optimizer.calm,
         )
         for unit in memory.resident:
-            if self._ends(unit):
+            if self._shells.ends(unit):
                 memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
@@ -209,6 +172,9 @@ class Engine:
         state = self._begin(step) if (unit, micro) == (0, 0) else self._steps[step]
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
+        if unit in self._replayed:
+            self._inputs[unit + 1, micro] = self._replays.forward(unit, x)
+            return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
         if kept:
@@ -222,20 +188,28 @@ class Engine:
         unit, micro = action.unit, action.microbatch
         state = self._steps[step]
         x = self._input(state, unit, micro, grad=True)
+        if unit in self._replayed:
+            self._replays.recompute(unit, x.detach())
+            return
         with torch.enable_grad():
             self._graphs[unit, micro] = (x, self._run(state, unit, micro, x))
 
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state, last = self._steps[step], self.schedule.num_microbatches - 1
-        x, y = self._graphs.pop((unit, micro))
-        if unit == self.model.head:
+        x, y = (None, None) if unit in self._replayed else self._graphs.pop((unit, micro))
+        if unit in self._replayed:
+            output_grad = self._output_grads.pop((unit, micro))
+            input_grad, grads = self._replays.backward(unit, output_grad)
+            self._output_grads[unit - 1, micro] = input_grad
+            self._take_gradients(unit, grads, first=micro == 0)
+        elif unit == self.model.head:
             (y / self.schedule.num_microbatches).backward()
             self._output_grads[unit - 1, micro] = x.grad
         elif unit == 0:
             y.backward(self._output_grads.pop((unit, micro)))
         else:
-            parameters = self._parameters[self._module(unit)]
+            parameters = self._shells.parameters(unit)
             output_grad = self._output_grads.pop((unit, micro))
             input_grad, *grads = torch.autograd.grad(
                 y, (x, *parameters), output_grad, materialize_grads=True
@@ -249,7 +223,9 @@ class Engine:
     def _take_gradients(self, unit: int, grads: list[Tensor], *, first: bool) -> None:
         """Keep a micro-batch's gradients of a block, or add them to those of the ones before."""
         if first and self._gradient_slab(unit) is None:
-            self._gradients[unit] = [grad.contiguous() for grad in grads]
+            own = unit in self._replayed  # the next pass writes over these
+            fresh = self._flats[unit].gathered(grads) if own else [g.contiguous() for g in grads]
+            self._gradients[unit] = fresh
         elif first:
             torch._foreach_copy_(self._gradients[unit], grads)
         else:
@@ -268,7 +244,6 @@ class Engine:
         slot = self._slot(unit, action.turn)
         source = self.memory.host_weights(unit)
         self._copy(self.memory.weight_slots[slot][: source.numel()], source)
-        self._modules[unit] = self._slots[slot, self.model.kind(unit)]
         self._count("load", source.nbytes)
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
@@ -349,7 +324,7 @@ class Engine:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        return self._template.forward(unit, self._module(unit), x, ctx, targets)
+        return self._template.forward(unit, self._shells[unit], x, ctx, targets)
 
     def _input(self, state: Step, unit: int, micro: int, *, grad: bool) -> Tensor:
         if unit == 0:
@@ -360,9 +335,6 @@ class Engine:
     def _rows(self, state: Step, micro: int) -> slice:
         size = len(state.samples) // self.schedule.num_microbatches
         return slice(micro * size, (micro + 1) * size)
-
-    def _module(self, unit: int) -> nn.Module:
-        return self._modules[unit]
 
     def _gradient_slab(self, unit: int) -> Tensor | None:
         """Where a unit's gradients gather on the device; None for a resident block whose gradients

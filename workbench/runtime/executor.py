@@ -23,6 +23,7 @@ lane still works on, so `run` returns only after all lanes have ended and the de
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -168,12 +169,15 @@ class Executor:
         try:
             if self._streams:  # a lane that only launches must not hold the others for long
                 sys.setswitchinterval(SWITCH_S)
+                _keep_what_is_there()
             self._start_lanes(steps)
             self._walk(COMPUTE, steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
             self._fail(error)
         self._drain()
         sys.setswitchinterval(interval)
+        if self._streams:
+            gc.unfreeze()
         self._tokens.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -262,6 +266,9 @@ class Executor:
                         self._run_one(lane, stream, step, index)
                     if lane == COMPUTE:
                         self._end_step(stream, step)
+                        if self._streams and step == steps[0] and not self.step_numbers:
+                            # The first of all, in which layers are compiled.
+                            _keep_what_is_there()
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
             self._fail(error)
 
@@ -371,3 +378,12 @@ class Executor:
                 )
             )
         self.events.sort(key=lambda event: (event.start_s, event.end_s))
+
+
+def _keep_what_is_there() -> None:
+    """Let the garbage collector look no more at what exists: models, schedules and what compilers
+    left are a million objects, through which it goes for a quarter of a second and more, while no
+    thread launches anything.
+    """
+    gc.collect()
+    gc.freeze()

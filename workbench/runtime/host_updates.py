@@ -33,7 +33,7 @@ from workbench.schedule import buffers as name
 
 class HostUpdates:
     """The optimizer of one rank. `shares` are the ranks that update each layer together, 1 where a
-    layer is updated by one."""
+    layer is updated by one; `stay` are the layers whose states are on some rank's device."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class HostUpdates:
         dtype: torch.dtype,
         shares: int,
         guesses: Sequence[int],
+        stay: frozenset[int],
         clipped: bool,
         threads: int,
         polite: bool,
@@ -58,7 +59,8 @@ class HostUpdates:
         """What they were updated with, until the norm is known."""
         self.settled = Settled()
         self._squares = torch.from_numpy(board.norms[board.rank])
-        self._lenders = {loan.owner for layout in layouts for loan in layout.loans}
+        self._lenders = {loan.owner for layout in layouts for loan in layout.loans} - stay
+        """Layers whose gradients are in host memory when others' are added to them."""
 
     def share(self, unit: int) -> int:
         """Elements of a rank's share of a layer's gradients, padding included."""

@@ -43,7 +43,8 @@ def links_of(action: Action, schedule: Schedule) -> Links:
         if schedule.buffers[label].tier != DEVICE:
             known["host"] = label
         elif what in PLACED:
-            known[PLACED[what]] = label
+            if unit == action.unit:  # not what it shares with another one
+                known[PLACED[what]] = label
         elif action.kind in (Kind.RECV, Kind.FETCH):
             known["target"] = label
         elif action.kind in (Kind.SEND, Kind.STASH):
@@ -76,6 +77,16 @@ def placed(label: str, buffer: Buffer, rank: int) -> tuple[str, int] | None:
         return None
     what = PLACED.get(match["what"])
     return None if what is None else (what, int(match["unit"]))
+
+
+def residents(schedule: Schedule) -> frozenset[int]:
+    """Units whose states are on the device of some rank."""
+    found = set()
+    for label, buffer in schedule.buffers.items():
+        what, unit = placed(label, buffer, buffer.rank) or (None, None)
+        if what == "states":
+            found.add(unit)
+    return frozenset(found)
 
 
 def what_of(label: str) -> tuple[str, int]:

@@ -246,10 +246,13 @@ class Optimizer:
 
 
 def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """(start, flat gradient) of pieces that follow one another, the small ones put together: two
-    thirds of a block's parameters are biases and norms, and each launch costs what a million
-    elements do.
+    """(start, flat gradient) of pieces that follow one another: all, where they lie in one slab;
+    else the small ones put together, for two thirds of a block's parameters are biases and norms,
+    and each launch costs what a million elements do.
     """
+    if (slab := flat.slab_of(grads)) is not None:
+        yield 0, slab
+        return
     small: list[Tensor] = []
     begin = 0
     for piece, grad in zip(flat.pieces, grads, strict=True):

@@ -20,20 +20,22 @@ from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, copy_into, single
+from workbench.runtime.chains import Place, places
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import Links, links_of, partners, placed
+from workbench.runtime.links import Links, links_of, partners
+from workbench.runtime.pack_memory import PackMemory
+from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.statistics import Statistics
-from workbench.runtime.storage import States
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import GUESS, Action, Kind
-from workbench.schedule.schedule import DEVICE, Schedule
+from workbench.schedule.schedule import Schedule
 
 
 @dataclass
@@ -92,12 +94,13 @@ class PackEngine:
         self._flow = Flow(boundaries, self._first, self._end, device)
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
-        self._arenas = self._lay_out()
-        self._residents = self._stay(mine)
-        self._modules: dict[str, nn.Module] = {}
-        self._parameters: dict[str, list[nn.Parameter]] = {}
-        self._gradients: dict[str, list[Tensor]] = {}
-        self._point()
+        self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
+        self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
+        self._places: dict[str, Place] = {}
+        """Passes that are recorded, by action."""
+        self._replays: Replays | None = None
+        if name.on_rank(board.rank, name.REPLAYS) in schedule.buffers:
+            self._record(mine)
         self.statistics = Statistics(model, schedule, board.rank, self._differentiated(mine))
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
             Kind.FORWARD: self._forward,
@@ -144,63 +147,34 @@ class PackEngine:
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
-        views = (self._flow, self._graphs, self._views, self._gradients)
-        for held in (*views, self._steps, self._arenas):
+        if self._replays is not None:
+            self._replays.close()
+        for held in (self._flow, self._graphs, self._views, self._steps, self._memory):
             held.clear()
-        self._modules.clear()
-        self._parameters.clear()
         self._inbox.close()
 
     # -- set-up ---------------------------------------------------------------------------------
 
-    def _lay_out(self) -> dict[str, Tensor]:
-        """One piece of device memory for each slot of this rank, and for each layer that stays."""
-        sizes = self.schedule.slot_bytes(DEVICE, self.board.rank)
-        sizes.pop("inbox", None)
-        for label, buffer in self.schedule.buffers.items():
-            if buffer.permanent and placed(label, buffer, self.board.rank):
-                sizes[label] = buffer.nbytes
-        return {name: self.meter.zeros(nbytes, torch.uint8) for name, nbytes in sizes.items()}
-
-    def _stay(self, mine: list[Action]) -> Residents:
-        """The layers whose states are here."""
-        there = {}
-        for label, buffer in self.schedule.buffers.items():
-            what, unit = placed(label, buffer, self.board.rank) or (None, None)
-            if what == "states":
-                weights = name.on_rank(self.board.rank, name.weights(unit))
-                place = self._place(weights, self._layouts[unit].flat.numel)
-                there[unit] = States.within(place, self._arenas[label])
-        return Residents(there, mine, self._updates)
-
-    def _place(self, label: str, numel: int) -> Tensor:
-        buffer = self.schedule.buffers[label]
-        whole = self._arenas[buffer.slot or label]
-        end = buffer.offset + numel * self.dtype.itemsize
-        return whole[buffer.offset : end].view(self.dtype)
-
-    def _point(self) -> None:
-        """A module for the weights of visits, and views for their gradients: places never change,
-        and visits of a layer to the same place share them."""
-        modules: dict[tuple[int, int], tuple[nn.Module, list[nn.Parameter]]] = {}
-        for label, buffer in self.schedule.buffers.items():
-            what, unit = placed(label, buffer, self.board.rank) or (None, None)
-            if what not in ("weights", "gradients"):
-                continue
-            layout = self._layouts[unit]
-            place = self._place(label, layout.numel)
-            if what == "weights":
-                if (unit, place.data_ptr()) not in modules:
-                    module = self.model.shell(unit, device=self.device, dtype=self.dtype)
-                    modules[unit, place.data_ptr()] = module, layout.point(module, place)
-                self._modules[label], self._parameters[label] = modules[unit, place.data_ptr()]
-            else:
-                self._gradients[label] = layout.views(place)
+    def _record(self, mine: list[Action]) -> None:
+        """The passes of blocks."""
+        memory = self._memory
+        self._places = places(mine, self._links, memory.modules, self.model.head)
+        recorded: tuple[dict, dict] = {}, {}  # forward passes, and chains
+        for place in self._places.values():
+            recorded[place.place is not None][place.key] = Chain(
+                modules=place.modules,
+                parameters=tuple(memory.parameters[module] for module in place.modules),
+                rows=place.rows,
+            )
+        most = max(place.rows for place in self._places.values())
+        shape = most, self.spec.model.seq, self.model.hidden
+        self._replays = Replays(self._template.block, shape, self.dtype, self.meter)
+        self._replays.record(*recorded)
 
     def _differentiated(self, mine: list[Action]) -> dict[int, nn.Module]:
         """Unit -> the module of its passes that keep what backward passes need."""
         passes = [a for a in mine if name.keeps(a)]
-        return {a.unit: self._modules[self._links[a.name].weights] for a in passes}
+        return {a.unit: self._memory.modules[self._links[a.name].weights] for a in passes}
 
     # -- compute --------------------------------------------------------------------------------
 
@@ -215,6 +189,9 @@ class PackEngine:
 
     def _forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
+        if action.name in self._places:
+            self._replay_forward(action, links)
+            return
         unit, state, span = action.unit, self._state(step), action.span
         keeps = name.keeps(action)
         rows = slice(span[0] - self._first, span[1] - self._first)
@@ -228,7 +205,7 @@ class PackEngine:
             x = tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
         ctx = Context(seed=self.spec.seed, step=step, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        module = self._modules[links.weights]
+        module = self._memory.modules[links.weights]
         if keeps:
             self.statistics.begin(unit, span)
         with torch.set_grad_enabled(keeps):
@@ -241,10 +218,43 @@ class PackEngine:
             self._flow.write(links.target, span, tuple(t.detach() for t in y))
         self._flow.drop(action.frees)
 
+    def _replay_forward(self, action: Action, links: Links) -> None:
+        place, span, y = self._places[action.name], action.span, None
+        x = single(self._flow.read(links.source, span)) if place.first else None
+        if place.place is None:
+            y = self._replays.forward(place.key, x)
+        else:
+            self._replays.recompute(place.key, x, place.place)
+            if place.last and links.target is not None:
+                y = self._replays.output(place.key)
+        if y is not None:
+            self._flow.write(links.target, span, (y,))
+        self._flow.drop(action.frees)
+
+    def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
+        place, span = self._places[action.name], action.span
+        above = single(self._flow.read(links.output_gradient, span)) if place.last else None
+        input_grad, grads = self._replays.backward(place.key, above, place.place)
+        if input_grad is not None:
+            self._flow.write(links.input_gradient, span, (input_grad,))
+        return grads
+
     def _backward(self, action: Action, links: Links, step: int) -> None:
+        recorded = action.name in self._places
+        grads = (self._replay_backward if recorded else self._differentiate)(action, links)
+        views = self._memory.gradients[links.gradients]
+        if links.gradients in action.takes:
+            torch._foreach_copy_(views, grads)
+        else:
+            torch._foreach_add_(views, grads)
+        self._residents.passed(action)
+        self._flow.drop(action.frees)
+
+    def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
+        """A backward pass; the parameters' gradients."""
         unit, span = action.unit, action.span
         x, y = self._graphs.pop((unit, action.microbatch))
-        parameters = self._parameters[links.weights]
+        parameters = self._memory.parameters[self._memory.modules[links.weights]]
         through = [t for t in x if t.requires_grad] if unit else []
         if unit == self.model.head:
             ends, above = [y[0] * ((span[1] - span[0]) / self.spec.batch)], None
@@ -257,31 +267,22 @@ class PackEngine:
         self.statistics.end(unit, span)
         if unit:
             self._flow.write(links.input_gradient, span, grads[: len(through)])
-        views, grads = self._gradients[links.gradients], grads[len(through) :]
-        if links.gradients in action.takes:
-            torch._foreach_copy_(views, grads)
-        else:
-            torch._foreach_add_(views, grads)
-        if self._residents.complete(action):
-            numel = self._layouts[unit].flat.numel
-            self._updates.see_here(unit, self._place(links.gradients, numel))
-        self._flow.drop(action.frees)
+        return grads[len(through) :]
 
     def _update(self, action: Action, links: Links, step: int) -> None:
         if action.turn == GUESS:
             self._updates.guess(action.unit, step)
             return
-        if action.unit not in self._residents:
+        if action.unit in self._residents:
+            self._residents.update(action.unit, step)
+        else:
             self._updates.update(action.unit, step)
-            return
-        gradients = self._place(links.gradients, self._layouts[action.unit].flat.numel)
-        self._residents.update(action.unit, step, gradients)
 
     # -- transfers ------------------------------------------------------------------------------
 
     def _load(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
-        place = self._place(links.weights, layout.numel)
+        place = self._memory.place(links.weights, layout.numel)
         own = self._host.view(name.host_weights(action.unit), self.dtype)
         place[: layout.flat.numel].copy_(own, non_blocking=True)
         for loan in layout.loans:
@@ -292,24 +293,17 @@ class PackEngine:
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
         target = self._updates.gradients(action.unit, self.board.rank)
-        source = self._gradient_place(links.gradients, layout, len(target))
+        source = self._memory.share(links.gradients, layout, len(target))
         self._updates.see(action.unit, source)
         target[: len(source)].copy_(source, non_blocking=True)
         self._count("store", target.nbytes)
 
     def _sum(self, action: Action, links: Links, step: int) -> None:
         """A sum of gradients that lacks micro-batches, away from the device or back to it."""
-        here = self._place(links.gradients, self._layouts[action.unit].numel)
+        here = self._memory.place(links.gradients, self._layouts[action.unit].numel)
         there, out = self._host.view(links.host, self.dtype), action.kind is Kind.SUM_OUT
         (there if out else here).copy_(here if out else there, non_blocking=True)
         self._count("store" if out else "load", action.nbytes)
-
-    def _gradient_place(self, label: str, layout: VisitLayout, share: int) -> Tensor:
-        """This rank's part of a layer's gradients: all of them, or from its share's first on."""
-        place = self._place(label, layout.numel)
-        if share >= layout.numel:
-            return place
-        return place[self.board.rank * share : (self.board.rank + 1) * share]
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._flow.read(links.source, action.span)
@@ -363,7 +357,7 @@ class PackEngine:
         return self._views[receive.name]
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
-        dist.all_reduce(self._place(links.gradients, self._layouts[action.unit].numel))
+        dist.all_reduce(self._memory.place(links.gradients, self._layouts[action.unit].numel))
 
     def _count(self, way: str, nbytes: int) -> None:
         with self._lock:

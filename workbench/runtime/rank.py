@@ -19,6 +19,7 @@ from workbench.runtime.device_budget import device_meter
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
+from workbench.runtime.links import residents
 from workbench.runtime.pack_engine import PackEngine
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.statistics import statistics_file
@@ -56,6 +57,7 @@ def host_updates(
         dtype=dtype,
         shares=max(1, sum(action.unit == 0 for action in updates)),
         guesses=[action.unit for action in mine if action.turn == GUESS],
+        stay=residents(schedule),
         clipped=any(action.kind is Kind.NORM for action in schedule.actions),
         threads=max(1, available_cores() // schedule.num_ranks - (device.type == "cuda")),
         polite=device.type == "cuda",

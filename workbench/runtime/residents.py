@@ -1,13 +1,20 @@
-"""Layers whose weights and optimizer states stay on one rank's device, and are updated there."""
+"""Layers whose weights and optimizer states stay on one rank's device, and are updated there.
+
+Layers that share weights stay together: each has a place for what it borrows, whose gradients are
+added to the owner's before their norm is taken, and which is copied again when the owner has been
+updated. All of that is enqueued on the current stream.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from workbench.runtime.host_updates import HostUpdates
-from workbench.runtime.storage import States
+from workbench.runtime.pack_memory import PackMemory
+from workbench.runtime.visits import VisitLayout
+from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
 
 
@@ -15,34 +22,71 @@ class Residents:
     """Those of one rank. The host keeps a place for each, where runs begin and checkpoints end."""
 
     def __init__(
-        self, states: dict[int, States], actions: Iterable[Action], updates: HostUpdates
+        self,
+        memory: PackMemory,
+        layouts: Sequence[VisitLayout],
+        actions: Iterable[Action],
+        updates: HostUpdates,
+        rank: int,
     ) -> None:
-        """`states` by unit, on the device; `actions` are the rank's, in their order."""
-        self._states, self._updates = states, updates
+        """`actions` are the rank's, in their order."""
+        self._memory, self._layouts, self._updates, self._rank = memory, layouts, updates, rank
         last = {
             action.unit: action.name
             for action in actions
-            if action.kind is Kind.BACKWARD and action.unit in states
+            if action.kind is Kind.BACKWARD and action.unit in self
         }
         self._last = set(last.values())
+        self._loans = [
+            (borrower, loan)
+            for borrower in sorted(memory.resident)
+            for loan in layouts[borrower].loans
+        ]
 
     def __contains__(self, unit: int) -> bool:
-        return unit in self._states
+        return unit in self._memory.resident
 
     def bring(self) -> None:
         """From the host to the device."""
-        for unit, here in self._states.items():
+        for unit, here in self._memory.resident.items():
             here.copy_(self._updates.states(unit))
+        for borrower, _ in self._loans:
+            self._borrow(borrower)
 
     def give_back(self) -> None:
         """From the device to the host."""
-        for unit, here in self._states.items():
+        for unit, here in self._memory.resident.items():
             self._updates.states(unit).copy_(here)
 
-    def complete(self, action: Action) -> bool:
-        """Whether an action completes the gradients of a layer that stays."""
-        return action.name in self._last
+    def passed(self, action: Action) -> None:
+        """After a backward pass: where it completes the gradients of a layer that stays, add those
+        of layers that share its weights, whose passes came before, and take their norm."""
+        if action.name not in self._last:
+            return
+        own = self._gradients(action.unit)
+        for borrower, loan in self._loans:
+            if loan.owner == action.unit:
+                own[loan.lent].add_(self._here(name.gradients, borrower)[loan.place])
+        self._updates.see_here(action.unit, own)
 
-    def update(self, unit: int, step: int, gradients: Tensor) -> None:
+    def update(self, unit: int, step: int) -> None:
         """On the device, unless the step is skipped."""
-        self._updates.update_here(unit, step, self._states[unit], gradients)
+        states = self._memory.resident[unit]
+        self._updates.update_here(unit, step, states, self._gradients(unit))
+        self._borrow(unit)
+
+    def _borrow(self, unit: int) -> None:
+        """Copy the weights that a layer shares with another one."""
+        for borrower, loan in self._loans:
+            if borrower == unit:
+                lent = self._here(name.weights, loan.owner)[loan.lent]
+                self._here(name.weights, unit)[loan.place].copy_(lent)
+
+    def _gradients(self, unit: int) -> Tensor:
+        """Of a layer's own weights."""
+        return self._here(name.gradients, unit)[: self._layouts[unit].flat.numel]
+
+    def _here(self, what: Callable[[int], str], unit: int) -> Tensor:
+        """A layer's weights or gradients, with the place of what it borrows."""
+        label = name.on_rank(self._rank, what(unit))
+        return self._memory.place(label, self._layouts[unit].numel)

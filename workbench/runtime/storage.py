@@ -70,6 +70,24 @@ class Flat:
         for piece, view in zip(self.pieces, views, strict=True):
             module.get_parameter(piece.name).grad = view
 
+    def gathered(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Copies of tensors in the order of the pieces, views of one new slab."""
+        slab = torch.empty(self.numel, dtype=tensors[0].dtype, device=tensors[0].device)
+        views = [view for _, view in self.views(slab)]
+        torch._foreach_copy_(views, tensors)
+        return views
+
+    def slab_of(self, views: list[Tensor]) -> Tensor | None:
+        """The slab that these are all the views of, in the order of the pieces; None where they lie
+        elsewhere."""
+        first, size = views[0], views[0].itemsize
+        room = first.untyped_storage().nbytes() // size - first.storage_offset()
+        pairs = zip(self.pieces, views, strict=True)
+        there = all(v.data_ptr() == first.data_ptr() + p.start * size for p, v in pairs)
+        if room < self.numel or not there:
+            return None
+        return first.as_strided((self.numel,), (1,), first.storage_offset())
+
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """The module's parameters in the order of the pieces."""
         return [module.get_parameter(piece.name) for piece in self.pieces]

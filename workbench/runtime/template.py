@@ -44,6 +44,10 @@ class Template:
             return self._block(module, x)
         return self._model.forward(unit, module, x, ctx, targets)
 
+    def block(self, module: nn.Module, x: Tensor) -> Tensor:
+        """A block of a compilable model."""
+        return _call(module, x) if self._block is None else self._block(module, x)
+
 
 def _call(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)

@@ -140,7 +140,7 @@ def format_name(
     """
     return (
         (f"{rank}:" if rank else "")
-        + f"{kind.value}{unit}"
+        + f"{kind._value_}{unit}"  # `value` is a property, and there are many names
         + (f".{microbatch}" if microbatch is not None else "")
         + (f"+{turn}" if turn else "")
         + (f"@{step}" if step else "")

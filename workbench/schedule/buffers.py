@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from workbench.schedule.action import Action
 
+REPLAYS = "replays"
+"""Device memory in which recorded passes work (`runtime/replay.py`)."""
 DISK_BOUNCE_BYTES = 2 << 20
 """Host memory through which the disk tier moves what is not aligned."""
 

@@ -33,7 +33,7 @@ GROUPS = {
     "Data": ("text", "tokenizer", "seed", "dropout"),
     "Placement": (
         "window", "resident", "pulled", "activations", "kept", "clipping", "optimizer_tier",
-        "disk_layers", "disk_memory", "link_bytes_per_s", "host_workers", "compile",
+        "disk_layers", "disk_memory", "link_bytes_per_s", "host_workers", "compile", "replay",
     ),
     "Optimizer": (
         "clip", "lr", "min_lr", "lr_schedule", "warmup_steps", "lr_decay_steps", "weight_decay",

@@ -41,7 +41,8 @@ PATIENCE_S = 120.0
 FLAGS = (
     "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "window", "resident",
     "activations", "pulled", "kept", "clipping", "optimizer_tier", "disk_layers", "host_workers",
-    "device", "dtype", "compile", "device_memory", "host_memory", "disk_memory", "clip",
+    "device", "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory",
+    "clip",
 )  # fmt: skip
 """Fields of a spec that a plan depends on and that `workbench plan` has a flag for."""
 

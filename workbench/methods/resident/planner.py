@@ -7,6 +7,7 @@ from __future__ import annotations
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import Budgets, as_plan, evaluate
 from workbench.methods.plan import Plan
+from workbench.methods.replays import replays
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 
@@ -23,6 +24,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         clipped=spec.clip is not None,
         held_gradients=True,
         microbatch_major=True,
+        replay=replays(spec, profile),
     )
     settings = {"kept_layers": spec.model.layers if layout.kept else 0}
     candidate = evaluate(layout, profile, budgets, settings)

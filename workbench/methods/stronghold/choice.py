@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.methods.draft import Layout
+from workbench.methods.replays import replays
 from workbench.methods.updates import eager_units
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
@@ -62,4 +63,5 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
         on_disk=on_disk,
         host_gradient_slots=spec.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.host_workers,
+        replay=replays(spec, profile),
     )

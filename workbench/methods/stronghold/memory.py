@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from workbench.methods.draft import TOKEN_BYTES, Layout
+from workbench.methods.replays import block_replay_bytes
 from workbench.profile.profile import Profile
 
 
@@ -34,6 +35,8 @@ def _static(layout: Layout, profile: Profile) -> int:
         visits = [unit for unit in reversed(visits) if unit in layout.eager] + visits
     streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
     total = profile.microbatch * micros * profile.seq * TOKEN_BYTES + profile.library_bytes
+    if layout.replay and not layout.kept >= {*range(1, len(units) - 1)}:
+        total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
     total += sum(weights[unit] for unit in layout.resident)
     total += sum(states[unit] for unit in layout.resident - layout.pulled)
@@ -59,6 +62,12 @@ class _Passes:
         self.weights = [cost.parameters * profile.weight_bytes for cost in profile.units]
         self.joins = profile.hardware.device == "cuda" and layout.clipped
         """Whether updates copy gradients together before (draft.joins_gradients)."""
+        inner = range(1, self.head)  # a search asks for these of all units, many times
+        kept, replay, stash = layout.kept, layout.replay, layout.stash
+        self.replayed = [False, *(replay and unit not in kept for unit in inner), False]
+        self.stashed = [False, *(stash and unit not in kept for unit in inner), False, False]
+        self.stashed[self.head - 1] = False
+        """Units whose inputs wait on the host; one more than there are."""
         self.visits: deque[int] = deque()
         """Pulled units whose gradients may still be there, in the order of their updates."""
         self.leaving: deque[tuple[int, int]] = deque()
@@ -79,16 +88,15 @@ class _Passes:
         if self.joins:
             held = self.occupied
             for unit in sorted(self.layout.resident - self.layout.pulled - {0, self.head}):
-                self.peak = max(self.peak, held + self.weights[unit])
+                if not self.replayed[unit]:  # else they were joined in the backward pass
+                    self.peak = max(self.peak, held + self.weights[unit])
                 held -= self.weights[unit]
 
     def _take(self, nbytes: int, scratch: int) -> None:
         """Occupy what stays, and what an action needs for itself."""
         self.occupied += nbytes
-        self.peak = max(self.peak, self.occupied + scratch)
-
-    def _stashed(self, unit: int) -> bool:
-        return self.layout.stash and 0 < unit < self.head - 1 and unit not in self.layout.kept
+        if self.occupied + scratch > self.peak:
+            self.peak = self.occupied + scratch
 
     def _left(self, place: int) -> None:
         """An input, and all that left before it, have surely arrived on the host."""
@@ -104,18 +112,20 @@ class _Passes:
         cost, micros = self.units[unit], self.micros
         keeps = unit == self.head or unit in self.layout.kept
         scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
+        if self.replayed[unit]:
+            scratch = 0
         output = self.units[unit + 1].input_bytes if unit < self.head else 0
         if unit in self.visits:
             self._visited_but(len(self.visits) - 1 - self.visits.index(unit))
         for micro in range(micros):
             earlier = (unit + 1) * micros + micro - (2 * micros + 1)
-            if self._stashed(unit + 1) and self._stashed(earlier // micros):
+            if self.stashed[unit + 1] and earlier >= 0 and self.stashed[earlier // micros]:
                 self._left(earlier)
                 self._visited_but(0)  # their states left by the same link, before
             self._take(output + (cost.kept_bytes if keeps else 0), scratch)
             if unit == self.head:
                 self._backward_visit(unit, micro)
-            elif self._stashed(unit):
+            elif self.stashed[unit]:
                 self.leaving.append((unit * micros + micro, cost.input_bytes))
 
     def _backward(self, unit: int) -> None:
@@ -123,10 +133,10 @@ class _Passes:
         streamed = unit not in layout.resident
         first_streamed_gone = unit + layout.gradient_slots < self.head
         for micro in range(micros):
-            if self._stashed(unit):
+            if self.stashed[unit]:
                 self._left(unit * micros + micro)
                 self._visited_but(layout.state_slots)  # states came by the same link, before
-            if unit not in layout.kept:
+            if unit not in layout.kept and not self.replayed[unit]:
                 self._take(cost.kept_bytes, cost.recompute_scratch_bytes)
             if streamed and micro == 0 and first_streamed_gone:
                 self._left(self.head * micros)  # before gradients that left by the same link
@@ -147,10 +157,12 @@ class _Passes:
         scratch = cost.backward_scratch_bytes
         if unit not in self.layout.resident or (fresh and micro > 0):
             scratch += self.weights[unit]
+        if self.replayed[unit]:
+            scratch = 0
         gradients = self.weights[unit] if fresh and micro == 0 else 0
         self._take(gradients + (cost.input_bytes if unit else 0), scratch)
-        self.occupied -= cost.kept_bytes
-        if unit and not self._stashed(unit):
+        self.occupied -= 0 if self.replayed[unit] else cost.kept_bytes
+        if unit and not self.stashed[unit]:
             self.occupied -= cost.input_bytes
         if unit < self.head:
             self.occupied -= self.units[unit + 1].input_bytes

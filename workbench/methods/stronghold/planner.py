@@ -190,4 +190,5 @@ def _settings(layout: Layout, choice: Choice) -> dict[str, int | float | str | b
         "eager_updates": len(layout.eager),
         "disk_layers": len(layout.on_disk),
         "host_workers": layout.host_workers,
+        "replayed": layout.replay,
     }

@@ -1,0 +1,188 @@
+"""Recorded passes: when there are any, that they change no bit, and what memory they are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baselines import l2l
+from baselines.swapping.division import Division
+from baselines.swapping.program import build as swapping
+from tests.methods.harness import Silent
+from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
+from tests.methods.test_planner_quick import question
+from tests.methods.test_ranks import MODEL as SMALL
+from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
+from tests.methods.test_ranks import spec_for as spec_of_ranks
+from workbench.methods import resident, stronghold
+from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.packs import packs_of
+from workbench.methods.replays import LONG_S, replays
+from workbench.methods.train import Training
+from workbench.runtime import checkpoint
+from workbench.schedule import buffers as name
+from workbench.schedule.action import Kind
+
+PURE = replace(MODEL, dropout=0.0)
+
+
+def on_gpu(profile, **changes):
+    """The profile, of a GPU."""
+    return replace(profile, hardware=replace(profile.hardware, **{"device": "cuda", **changes}))
+
+
+def trained(method, spec, folder):
+    training = Training(spec, method.plan(spec, on_gpu(made_up_profile(spec))), folder)
+    try:
+        training.run(Silent())
+        return training, training.parameters()
+    finally:
+        training.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (stronghold, {"window": 2, "resident": 0}),
+        (stronghold, {"window": 2, "resident": 1, "pulled": 2, "microbatches": 2}),
+        (stronghold, {"window": 3, "resident": 2, "pulled": 1, "clip": 1e6}),
+        (stronghold, {"window": 2, "resident": 1, "clip": None, "microbatches": 2}),
+        (stronghold, {"window": 2, "resident": 1, "kept": 2, "activations": "auto"}),
+        (stronghold, {"window": 2, "resident": 0, "activations": "host"}),
+        (stronghold, {"window": 2, "resident": 5, "pulled": 0}),
+        (l2l, {"microbatches": 2}),
+        (resident, {"method": "megatron-lm", "microbatches": 2}),
+    ],
+)
+def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
+    spec = spec_for(device="cuda", model=PURE, steps=6, dtype=dtype, **changes)
+    launched, expected = trained(method, spec.with_(replay="off"), tmp_path / "launched")
+    replayed, found = trained(method, spec.with_(replay="on"), tmp_path / "replayed")
+    assert name.REPLAYS in replayed.plan.schedule.buffers
+    assert name.REPLAYS not in launched.plan.schedule.buffers
+    assert replayed.history.losses == launched.history.losses
+    assert replayed.history.grad_norms == launched.history.grad_norms
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    if dtype == "fp32":
+        losses, _ = judge(spec)
+        for ours, plain in zip(replayed.history.losses, losses, strict=True):
+            assert abs(ours - plain) <= 1e-6 * abs(plain)
+
+
+PACKED = {
+    "one rank": {"ranks": 1},
+    "unequal micro-batches": {"ranks": 1, "forward_size": 4, "backward_size": 3},
+    "one pack": {"ranks": 1, "forward": (), "backward": packs_of([6])},
+    "layers that stay": {
+        "ranks": 1, "forward": packs_of([2, 3]), "backward": packs_of([2, 3, 1]),
+        "mirrored": True, "resident": frozenset({1, 3}),
+    },
+    "two ranks": {},
+    "two ranks, shares": {"mode": "dp", "forward_size": 3, "backward_size": 1},
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("how", PACKED)
+def test_packs_are_recorded(tmp_path, how, dtype):
+    packs = replace(PACKS, **PACKED[how])
+    spec = spec_for_ranks(packs.ranks, dtype)
+    assert_equal_to_the_bit(spec, tmp_path, lambda on: schedule_for(packs, spec, replay=on))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("mode", "ranks"), [("dp", 1), ("dp", 2), ("pp", 2)])
+def test_swapped_layers_are_recorded(tmp_path, mode, ranks, dtype):
+    spec = spec_for_ranks(ranks, dtype)
+    stages = packs_of([3, 3]) if mode == "pp" else (range(6),) * ranks
+    division = Division(mode=mode, minibatch=6, size=2, stages=stages, own=(1,) * ranks)
+    sizes = sizes_for(spec)
+    assert_equal_to_the_bit(spec, tmp_path, lambda on: swapping(division, sizes, replay=on))
+
+
+def spec_for_ranks(ranks, dtype):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} CUDA devices")
+    model = replace(SMALL, dropout=0.0)
+    return spec_of_ranks(device="cuda", model=model, dtype=dtype, ranks=ranks)
+
+
+def assert_equal_to_the_bit(spec, folder, schedule_of):
+    """Two runs, whose schedules are made with recordings and without."""
+
+    def run(replay: bool):
+        crew = Crew(spec, schedule_of(replay), folder / str(replay), device="cuda")
+        try:
+            crew.run(Silent())
+            return crew.history, checkpoint.parameters(crew.model, crew.states, crew.flats)
+        finally:
+            crew.close()
+
+    (launched, expected), (replayed, found) = run(False), run(True)
+    assert replayed.losses == launched.losses
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    if spec.dtype == "fp32":
+        losses, _ = judge(spec.with_(ranks=1))
+        for ours, plain in zip(replayed.losses, losses, strict=True):
+            assert abs(ours - plain) <= 1e-6 * abs(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hardware", "expected"),
+    [
+        ({}, {}, True),
+        ({}, {"device": "cpu"}, False),
+        ({}, {"source": "published"}, False),
+        ({"replay": "off"}, {}, False),
+        ({"replay": "on"}, {"source": "published"}, True),
+        ({"model": MODEL}, {}, False),
+    ],
+)
+def test_recorded_where_it_pays_and_can_be(changes, hardware, expected):
+    spec = spec_for(**{"model": PURE, **changes})
+    profile = on_gpu(made_up_profile(spec), **{"source": "measured", **hardware})
+    assert replays(spec, profile) is expected
+
+
+def test_long_passes_are_launched():
+    spec = spec_for(model=PURE)
+    profile = on_gpu(made_up_profile(spec), source="measured")
+    units = tuple(replace(cost, forward_s=LONG_S) for cost in profile.units)
+    assert not replays(spec, replace(profile, units=units))
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "why"),
+    [({}, "cpu", "the device is cpu"), ({"model": MODEL}, "cuda", "dropout 0.1")],
+)
+def test_what_cannot_be_recorded_is_refused(changes, device, why):
+    spec = spec_for(**{"model": PURE, "replay": "on", **changes})
+    with pytest.raises(ValueError, match=f"replay is on, and .*{why}.*must be auto or off"):
+        replays(spec, on_gpu(made_up_profile(spec), device=device))
+
+
+def test_recordings_work_in_memory_of_their_own():
+    """What they work in is there once, instead of whenever one of them runs."""
+    spec, profile = question(layers=6, batch=4)
+    pins = {"resident": 2, "pulled": 1, "window": 2, "kept": 1}
+    plan = stronghold.plan(spec.with_(replay="on", **pins), profile)
+    buffers, block = plan.schedule.buffers, profile.units[1]
+    own = buffers[name.REPLAYS]
+    assert own.permanent
+    assert own.nbytes > block.kept_bytes + block.parameters * profile.weight_bytes
+    for action in plan.schedule.actions:
+        alone = [label for label in action.takes if name.is_scratch(label)]
+        kept = name.kept(action.unit, action.microbatch or 0) in action.takes
+        if action.kind is Kind.RECOMPUTE and action.unit:
+            assert not action.takes
+        elif action.kind in (Kind.FORWARD, Kind.BACKWARD) and 0 < action.unit < 6:
+            assert not alone
+            assert not kept
+        elif action.kind is Kind.FORWARD and action.unit in (0, 6, 7):
+            assert alone

@@ -1,0 +1,105 @@
+"""Recorded passes of packs: an order of recording that is the order of running, whatever packs."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from baselines.swapping.division import Division
+from baselines.swapping.program import build as swapping
+from tests.unit.harmony.made_up import Layers, drawn, largest_pack, mirrored
+from workbench.methods.harmony.draft import Rings
+from workbench.methods.harmony.program import build
+from workbench.runtime.chains import places
+from workbench.runtime.links import links_of
+from workbench.schedule import buffers as name
+from workbench.schedule import validate
+from workbench.schedule.action import COMPUTE
+
+
+def schedule_of(seed: int):
+    rng = random.Random(seed)
+    packs = drawn(rng)
+    if seed % 2:
+        packs = mirrored(packs, rng)
+    layers = Layers([rng.randint(1, 2000) for _ in range(packs.num_units)])
+    largest = largest_pack(packs, layers)
+    rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
+    return build(packs, layers, rings=rings, replay=True), packs
+
+
+def swapping_of(seed: int):
+    """Every micro-batch comes to a layer by itself, in 1F1B's order or in data parallelism's."""
+    rng = random.Random(seed)
+    units, ranks = rng.randint(4, 9), rng.randint(1, 3)
+    pipeline = rng.random() < 0.5
+    cuts = sorted(rng.sample(range(1, units), ranks - 1))
+    stages = tuple(range(a, b) for a, b in pairwise([0, *cuts, units]))
+    division = Division(
+        mode="pp" if pipeline else "dp", minibatch=rng.randint(ranks, 9), size=rng.randint(1, 3),
+        stages=stages if pipeline else (range(units),) * ranks, own=(0,) * ranks,
+    )  # fmt: skip
+    layers = Layers([rng.randint(1, 2000) for _ in range(units)])
+    return swapping(division, layers, replay=True), division
+
+
+@pytest.mark.parametrize("build", [schedule_of, swapping_of])
+@pytest.mark.parametrize("seed", range(30))
+def test_chains_run_as_they_are_recorded(build, seed):
+    schedule, division = build(seed)
+    head = division.num_units - 1
+    validate(schedule)
+    for rank in range(division.ranks):
+        mine = [a for a in schedule.actions if a.rank == rank]
+        links = {action.name: links_of(action, schedule) for action in mine}
+        modules = {link.weights: link.weights for link in links.values()}  # as good as any
+        found = places(mine, links, modules, head)
+        passes = [a for a in mine if a.lane == COMPUTE and 0 < a.unit < head]
+        assert [action.name for action in passes] == [*filter(found.__contains__, map(named, mine))]
+        reserved = name.on_rank(rank, name.REPLAYS) in schedule.buffers
+        assert reserved == bool(passes)
+        assert_recorded_in_order([(action, found[action.name]) for action in passes], links)
+
+
+def named(action):
+    return action.name
+
+
+def assert_recorded_in_order(passes, links):
+    """Nothing recorded comes between the passes of a chain, which run as they were recorded."""
+    running, done = None, []  # the chain in work, and the places of its passes so far
+    for action, place in passes:
+        assert place.rows == action.span[1] - action.span[0]
+        assert links[action.name].weights == place.modules[place.place or 0]
+        if place.place is None:
+            assert running is None
+            continue
+        running = running or place.key
+        assert place.key == running
+        done.append(place.place)
+        length = len(place.modules)
+        if len(done) == 2 * length:
+            assert done == [*range(length), *reversed(range(length))]
+            running, done = None, []
+    assert running is None
+
+
+def test_what_is_recorded_takes_nothing_of_the_pass():
+    """The memory of passes is there once for all of them."""
+    schedule, packs = schedule_of(2)
+    compute = [a for a in schedule.actions if a.lane == COMPUTE]
+    assert compute
+    for action in compute:
+        own = name.scratch(action.name) in action.takes
+        assert own == (action.unit in (0, packs.num_units - 1)), action.name
+    ends = {0, packs.num_units - 1}
+    kept = {
+        name.kept(action.unit, action.microbatch): action.unit in ends
+        for action in compute
+        if name.keeps(action)
+    }
+    for label, launched in kept.items():
+        sizes = {b.nbytes for other, b in schedule.buffers.items() if other.endswith(label)}
+        assert all(sizes) == launched, label

@@ -1,0 +1,82 @@
+"""Whether the passes of blocks are recorded, so that the GPU launches them, and in what memory.
+
+That pays where one thread cannot launch a block's kernels as fast as the GPU is done with them,
+beside the threads of copies and host updates (runtime/replay.py has what was seen), and costs the
+device the memory of one block's pass. Recordings know addresses only: of a block that draws random
+numbers, or does anything else that differs from step to step, there can be none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.runs.spec import RunSpec
+
+LONG_S = 2e-3
+"""A forward pass that takes longer has always been launched in time."""
+
+
+def replays(spec: RunSpec, profile: Profile) -> bool:
+    """Whether the spec's blocks are recorded. Raises ValueError for what cannot be."""
+    longest = max((cost.forward_s for cost in profile.units[1:-1]), default=math.inf)
+    return longest < recorded_below_s(spec, profile.hardware)
+
+
+def recorded_below_s(spec: RunSpec, hardware: Hardware) -> float:
+    """Seconds that the forward pass of a block may take if it is to be recorded: as the spec says,
+    else what pays here. Raises ValueError for what cannot be."""
+    why_not = None
+    if hardware.device != "cuda":
+        why_not = f"the device is {hardware.device}"
+    elif not spec.model.pure:
+        why_not = f"layers of the family {spec.model.family} with dropout {spec.model.dropout} vary"
+    if spec.replay == "on" and why_not:
+        raise ValueError(f"replay is on, and {why_not}; it must be auto or off")
+    if spec.replay == "on":
+        return math.inf
+    pays = spec.replay == "auto" and hardware.source == "measured" and not why_not
+    return LONG_S if pays else 0.0
+
+
+def replay_bytes(
+    forwards: Iterable[UnitCost],
+    chains: Iterable[Sequence[tuple[UnitCost, int]]],
+    library_bytes: int,
+) -> int:
+    """What recordings work in, 0 where there are none: of blocks' forward passes, and of chains,
+    whose blocks come each with the bytes of its gradients. Beside the largest one there are a
+    buffer for what goes in, one for the gradient of what comes out, and what libraries keep for the
+    recording's stream."""
+    there = [(cost.input_bytes + cost.output_bytes, _forward_bytes(cost)) for cost in forwards]
+    for chain in chains:
+        ends = chain[0][0].input_bytes + chain[-1][0].output_bytes
+        there.append((ends, _chain_bytes(chain)))
+    if not there:
+        return 0
+    return max(ends for ends, _ in there) + max(inside for _, inside in there) + library_bytes
+
+
+def block_replay_bytes(profile: Profile) -> int:
+    """The same where each block is a chain."""
+    blocks = set(profile.units[1:-1])
+    chains = [[(cost, cost.parameters * profile.weight_bytes)] for cost in blocks]
+    return replay_bytes(blocks, chains, profile.library_bytes)
+
+
+def _forward_bytes(cost: UnitCost) -> int:
+    return cost.output_bytes + cost.forward_scratch_bytes
+
+
+def _chain_bytes(chain: Sequence[tuple[UnitCost, int]]) -> int:
+    live = peak = above = 0
+    for cost, _ in chain:
+        live += cost.output_bytes + cost.kept_bytes
+        peak = max(peak, live + cost.recompute_scratch_bytes)
+    for cost, gradients in reversed(chain):
+        live -= cost.output_bytes  # counted in the scratch of its backward pass
+        peak = max(peak, live + above + cost.input_bytes + gradients + cost.backward_scratch_bytes)
+        live -= cost.kept_bytes
+        above = cost.input_bytes
+    return peak

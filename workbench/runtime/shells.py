@@ -1,0 +1,100 @@
+"""The modules that units run in: views of the memory that the units' weights lie in.
+
+A resident unit has a module of its own. The others share one for each slot and kind of unit, which
+is a view of the slot for good, and whoever is in the slot runs in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from workbench.model.base import LayeredModel
+from workbench.runtime.memory import Memory
+from workbench.runtime.storage import Flat
+
+WRITERS = 4
+"""Units whose initial weights are written at a time; each takes its fp32 weights in memory."""
+
+
+class Shells:
+    """Modules by unit."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        memory: Memory,
+        flats: list[Flat],
+        slots: dict[int, str],
+        gradients: dict[int, list[Tensor]],
+    ) -> None:
+        """`slots` has the weight slot of each streamed unit. `gradients` are views of slabs, of
+        units that have one: autograd adds up those of the embedding and the head there."""
+        self._model, self._memory, self._flats = model, memory, flats
+        self._parameters: dict[nn.Module, list[nn.Parameter]] = {}
+        self._modules: dict[int, nn.Module] = {}
+        for unit in sorted(memory.resident):
+            self._modules[unit] = self._shell(unit, memory.weights(unit))
+            if self.ends(unit):
+                flats[unit].point_gradients(self._modules[unit], gradients[unit])
+        for (unit, local), (owner, owners) in model.tied().items():
+            shared = self._modules[owner].get_parameter(owners)
+            path, _, leaf = local.rpartition(".")
+            setattr(self._modules[unit].get_submodule(path), leaf, shared)
+        shared_by: dict[tuple[str, str], nn.Module] = {}
+        for unit in memory.streamed:
+            key = (slots[unit], model.kind(unit))
+            if key not in shared_by:
+                slot = memory.weight_slots[slots[unit]]
+                shared_by[key] = self._shell(unit, slot[: flats[unit].numel])
+            self._modules[unit] = shared_by[key]
+
+    def __getitem__(self, unit: int) -> nn.Module:
+        """Where a unit runs, while its weights are there."""
+        return self._modules[unit]
+
+    def parameters(self, unit: int) -> list[nn.Parameter]:
+        """A block's, in the order of the unit's pieces."""
+        return self._parameters[self._modules[unit]]
+
+    def ends(self, unit: int) -> bool:
+        """The embedding and the head may share a matrix: autograd adds their gradients up in a
+        slab. A block's are taken from autograd as they come, and copied where they must go.
+        """
+        return unit in (0, self._model.head)
+
+    def clear(self) -> None:
+        """Let go of all."""
+        self._modules.clear()
+        self._parameters.clear()
+
+    def _shell(self, unit: int, slab: Tensor) -> nn.Module:
+        """A module for units of this kind that is a view of `slab`."""
+        memory, flat = self._memory, self._flats[unit]
+        module = self._model.shell(unit, device=memory.device, dtype=memory.dtype)
+        flat.point_weights(module, slab)
+        if not self.ends(unit):
+            self._parameters[module] = flat.parameters(module)
+        return module
+
+
+def write_initial(model: LayeredModel, memory: Memory, flats: list[Flat], seed: int) -> None:
+    """Write the initial weights of all units.
+
+    One unit is made at a time, for random numbers may be drawn from one generator; what is made is
+    written beside that, for a disk takes longer than the draws.
+    """
+    written: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(WRITERS) as writers:
+        for unit, flat in enumerate(flats):
+            built = model.build(unit, seed=seed)
+            master = torch.empty(flat.numel)
+            flat.copy_in(built, master)
+            written.append(writers.submit(memory.seed, unit, master))
+            while len(written) > WRITERS:
+                written.popleft().result()
+        for last in written:
+            last.result()
