@@ -10,6 +10,7 @@ import pytest
 
 from tests.methods import plain
 from tests.runs.helpers import left_behind
+from workbench.model.spec import ModelSpec
 from workbench.runs import runner
 from workbench.runs.store import Store
 
@@ -44,6 +45,25 @@ def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_
     assert_one_clock(timeline["events"])
     assert left_behind(Path(results), patience_s=5) == []
     assert runner.run(spec, store).started == record.started, "it is not run again"
+
+
+@pytest.mark.parametrize(("method", "ranks"), [("stronghold", 1), ("harmony-pp", 2)])
+def test_a_decoder_of_another_library_trains_like_any(method, ranks, tmp_path, measured):
+    """From its configuration file: profiled, planned and trained."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=2, intermediate_size=64, vocab_size=256,
+        max_position_embeddings=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path / "llama")
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    model = ModelSpec.hugging_face(tmp_path / "llama", seq=16)
+    spec = plain.spec_for(method=method, ranks=ranks, model=model, steps=6, eps=1e-6)
+    record = runner.run(spec, Store(tmp_path / "results"))
+    assert record.status == "ok", record.message
+    assert record.losses == pytest.approx(plain.train(spec)[0], rel=1e-5)
+    assert record.moved_bytes == record.predicted["moved_bytes"]
 
 
 def assert_one_clock(events: list[dict]) -> None:

@@ -99,14 +99,15 @@ def drawn(rng: random.Random, **fixed) -> Packs:
     return Packs(**{**chosen, **fixed})
 
 
-def mirrored(packs: Packs, rng: random.Random, *, keep_off: set[int] = frozenset()) -> Packs:
-    """The same backward packs, each on one rank forward and backward, some of their units
-    resident."""
-    units = [unit for unit in range(packs.num_units) if unit not in keep_off]
-    resident = rng.sample(units, rng.randint(0, len(units)))
-    return replace(
-        packs, mode="pp", forward=packs.backward[:-1], mirrored=True, resident=frozenset(resident)
-    )
+def mirrored(packs: Packs, rng: random.Random, *, tied: set[int] = frozenset()) -> Packs:
+    """The same backward packs, each on one rank forward and backward, some of their units resident;
+    of `tied` ones, where one rank has them, all or none."""
+    units = [unit for unit in range(packs.num_units) if unit not in tied]
+    resident = {*rng.sample(units, rng.randint(0, len(units)))}
+    packs = replace(packs, mode="pp", forward=packs.backward[:-1], mirrored=True)
+    if any(tied.issubset(packs.backward_units(rank)) for rank in range(packs.ranks)):
+        resident |= tied if rng.random() < 0.7 else set()
+    return replace(packs, resident=frozenset(resident))
 
 
 def largest_pack(packs: Packs, layers: Layers) -> int:

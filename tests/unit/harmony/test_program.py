@@ -57,7 +57,7 @@ def test_layers_that_stay_are_training_and_cross_no_link(seed):
     layers = Layers(
         [rng.randint(1, 2000) for _ in range(packs.num_units)], {head: 0} if tied else None
     )
-    packs = mirrored(packs, rng, keep_off={0, head} if tied else set())
+    packs = mirrored(packs, rng, tied={0, head} if tied else set())
     schedule = built(packs, layers, clipped=rng.random() < 0.5)
     proved = validate(schedule)
     seen = simulate(schedule, Seconds(), steps=2)

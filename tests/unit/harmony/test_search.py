@@ -1,15 +1,18 @@
-"""Our search: within memory, near the simulator, and no worse than anybody's packs."""
+"""Our search: within memory, near the simulator, and no worse than anybody's packs, whether the
+gradients are clipped or not."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
 from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
@@ -36,10 +39,30 @@ SERVER = Server(
 SETTING = Setting(
     mode="pp", ranks=3, minibatch=12, device_bytes=200_000, host_bytes=1 << 30, clipped=False
 )
+SLOW_HOST = replace(SERVER, load_bytes_per_s=2e6, store_bytes_per_s=2e6, host_adam_params_per_s=2e5)
+"""Its updates take half as long as all compute."""
 
 
 def seconds_of(packs, setting, costs):
     return step_seconds(unroll(scheduled(packs, setting, LAYERS), 2), costs)
+
+
+def both_seconds(schedule):
+    """Of a step in PP mode whose gradients are not clipped, and of one whose are."""
+    graph = unroll(schedule, 2)
+    return [
+        step_seconds(graph, ServerCosts(LAYERS, SLOW_HOST, shared_updates=False, clips=clips))
+        for clips in (False, True)
+    ]
+
+
+def packs_of_size(units, *, mode="pp", samples=1):
+    """Packs of so many units each, forward like backward."""
+    packs = packs_of([units] * (UNITS // units))
+    return Packs(
+        mode=mode, ranks=3, minibatch=12, forward_size=samples, backward_size=samples,
+        forward=packs[:-1], backward=packs,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["pp", "dp"])
@@ -97,6 +120,17 @@ def test_the_estimate_is_near_the_simulator(mode):
         assert pace.step_seconds(changed) == pytest.approx(simulated, rel=0.25)
 
 
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_the_estimate_knows_updates_that_wait_for_the_norm(mode):
+    setting = replace(SETTING, mode=mode, clipped=True)
+    pace = Pace(LAYERS, SLOW_HOST, UNITS)
+    costs = ServerCosts(LAYERS, SLOW_HOST, shared_updates=mode == "dp")
+    for samples in (1, 2, 4):
+        packs = packs_of_size(3, mode=mode, samples=samples)
+        estimated = pace.step_seconds(packs, late=frozenset(range(UNITS)))
+        assert estimated == pytest.approx(seconds_of(packs, setting, costs), rel=0.02)
+
+
 def test_a_device_too_small_is_told():
     with pytest.raises(DoesNotFit, match="no layer of the model fits on a device of 19.53 KiB"):
         search(replace(SETTING, device_bytes=20_000), LAYERS, UNITS, SERVER)
@@ -107,3 +141,22 @@ def test_a_device_too_small_is_told():
 def test_sizes_can_be_pinned():
     found = search(replace(SETTING, forward_size=3, backward_size=2), LAYERS, UNITS, SERVER)
     assert (found.packs.forward_size, found.packs.backward_size) == (3, 2)
+
+
+def test_the_plan_is_the_fastest_by_the_mean_of_steps_that_are_clipped_and_not():
+    setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
+    found = search(setting, LAYERS, UNITS, SLOW_HOST)
+    other = scheduled(packs_of_size(1), setting, LAYERS, less=8000)
+    assert all(peak[DEVICE] <= 80_000 for peak in validate(other).peak_bytes.values())
+    assert found.seconds == fmean(both_seconds(found.schedule))
+    assert found.seconds <= fmean(both_seconds(other))
+
+
+def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps():
+    setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
+    hedged, sure = (
+        search(replace(setting, sure=sure), LAYERS, UNITS, SLOW_HOST) for sure in (False, True)
+    )
+    stands, clips = both_seconds(sure.schedule)
+    assert stands == sure.seconds < both_seconds(hedged.schedule)[0]
+    assert hedged.seconds < fmean([stands, clips])

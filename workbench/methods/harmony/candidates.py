@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import inf
+from statistics import fmean
 
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
@@ -48,6 +49,7 @@ class Candidates:
     def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace, room: Room) -> None:
         self.setting, self.sizes, self.units = setting, sizes, units
         self._pace, self._room = pace, room
+        self._late = _late(setting, sizes, units)
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
@@ -151,9 +153,12 @@ class Candidates:
             self._fastest = min(self._fastest, seconds)
 
     def _step_seconds(self, packs: Packs) -> float:
-        """At this pace; infinite where they do not fit."""
+        """At this pace, the mean of steps that differ; infinite where they do not fit."""
         spare = self._room.spare(packs, self.setting.device_bytes)
-        return self._pace.step_seconds(packs, spare) if min(spare) >= 0 else inf
+        if min(spare) < 0:
+            return inf
+        differ = {late - packs.resident for late in self._late}
+        return fmean(self._pace.step_seconds(packs, spare, late) for late in differ)
 
     def _settled(self, packs: Packs) -> Packs:
         """With residents, where there may be any."""
@@ -209,6 +214,18 @@ class Candidates:
     ) -> Packs:
         sizes = packs.forward_size, packs.backward_size
         return self._packs(forward, backward, *sizes, mirrored=packs.mirrored)
+
+
+def _late(setting: Setting, sizes: Sizes, units: int) -> list[frozenset[int]]:
+    """Units that are updated after the norm, in a step whose guesses stand and in one that is
+    clipped, as far as there are such steps. Nobody guesses what others' gradients are added to."""
+    if not setting.clipped:
+        return [frozenset()]
+    every = frozenset(range(units))
+    lenders = frozenset(sizes.owner(unit) for unit in every if sizes.owner(unit) != unit)
+    if not setting.guesses:
+        return [every]
+    return [lenders] if setting.sure else [lenders, every]
 
 
 def _cut_moved(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,9 +45,14 @@ class Sizes(Protocol):
     def token_bytes(self, samples: int) -> int: ...
 
 
-def borrowed_bytes(sizes: Sizes, units: int) -> int:
-    """Of all weights that are borrowed: of gradients that are added to their owners'."""
-    return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in range(units))
+def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
+    """Of all weights that some units borrow: of gradients that are added to their owners'."""
+    return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
+
+
+def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
+    """Of the forward passes of all blocks over so many samples."""
+    return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +97,11 @@ class Draft(Script):
         self.packs, self.sizes, self._guesses = packs, sizes, guesses
         owners = {unit: sizes.owner(unit) for unit in range(packs.num_units)}
         self._lenders = {owner for unit, owner in owners.items() if owner != unit}
+        self._check_together(owners)
+        self._borrowers: dict[int, list[int]] = defaultdict(list)
+        for unit in sorted(packs.resident):
+            if owners[unit] != unit:
+                self._borrowers[owners[unit]].append(unit)
         self.head = packs.num_units - 1
         self.stashed = {*packs.stashed} - {0}
         """Units whose inputs wait on the host for their backward visit."""
@@ -99,6 +109,17 @@ class Draft(Script):
         self._gradients: dict[tuple[Task, int], Visit] = {}
         self.stashes: dict[int, list[Action]] = defaultdict(list)
         """Unit -> what brings its inputs to the host."""
+
+    def _check_together(self, owners: dict[int, int]) -> None:
+        """Raise ValueError where a layer stays without one that it shares weights with."""
+        ranks = {u: r for r in range(self.packs.ranks) for u in self.packs.backward_units(r)}
+        stay = self.packs.resident
+        for unit, owner in owners.items():
+            apart = ranks[unit] != ranks[owner]
+            if (unit in stay) != (owner in stay) or (unit in stay and apart):
+                raise ValueError(
+                    f"units {owner} and {unit} share weights; either stay together on one rank"
+                )
 
     # -- memory that lasts --------------------------------------------------------------------
 
@@ -280,6 +301,10 @@ class Draft(Script):
         """Whether a layer is updated before the norm is known: not on a device, where that takes no
         time, nor while others have gradients to add."""
         return self._guesses and unit not in self.packs.resident and unit not in self._lenders
+
+    def borrowers(self, unit: int) -> list[int]:
+        """Who else has a layer's weights, and stays with it."""
+        return self._borrowers.get(unit, [])
 
     def gradients(self, task: Task, unit: int) -> Visit:
         """A layer's gradients in its backward task."""

@@ -2,14 +2,16 @@
 
 Task by task and micro-batch by micro-batch, each rank's compute, its links and its share of the
 host are busy until some time; what comes next begins when they and its inputs are there. The
-simulator does the same action by action. Left out here is what overlaps the next step.
+simulator does the same action by action. Left out here is what overlaps the next step, but for
+updates that wait for the norm of all gradients: their layers come after them, so a step begins with
+those of the step before.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 
@@ -24,7 +26,8 @@ class Pace:
 
     def __init__(self, sizes: Sizes, server: Server, units: int) -> None:
         self._sizes, self._server, self._units = sizes, server, units
-        self._visiting: dict[frozenset[int], tuple[list[int], list[int]]] = {}
+        self.parameters = [sizes.cost(unit, 1).parameters for unit in range(units)]
+        self._visiting: dict[tuple[frozenset, frozenset], tuple[list[int], list[int]]] = {}
         self._sums: dict[int, tuple[list[float], list[float], list[float]]] = {}
         self.input_bytes = cache(sizes.input_bytes)
 
@@ -42,15 +45,19 @@ class Pace:
             )
         return self._sums[samples]
 
-    def visiting(self, resident: frozenset[int]) -> tuple[list[int], list[int]]:
-        """Running sums over the units that are not resident: bytes of a visit, parameters."""
-        if resident not in self._visiting:
-            units = range(self._units)
-            self._visiting[resident] = tuple(
-                [0, *accumulate(0 if unit in resident else of(unit) for unit in units)]
-                for of in (self._sizes.visit_bytes, lambda u: self._sizes.cost(u, 1).parameters)
+    def visiting(
+        self, resident: frozenset[int], late: frozenset[int]
+    ) -> tuple[list[int], list[int]]:
+        """Running sums over the units that are not resident: bytes of a visit, and parameters of
+        those that are not updated late."""
+        key = resident, late
+        if key not in self._visiting:
+            visits = map(self._sizes.visit_bytes, range(self._units))
+            self._visiting[key] = (
+                _sums(visits, without=resident),
+                _sums(self.parameters, without=resident | late),
             )
-        return self._visiting[resident]
+        return self._visiting[key]
 
     def least_seconds(self, packs: Packs) -> float:
         """What the busiest rank computes, which a step takes at least."""
@@ -65,22 +72,32 @@ class Pace:
                         work[task.rank] += count * (sums[units.stop] - sums[units.start])
         return max(work)
 
-    def step_seconds(self, packs: Packs, spare: Sequence[int] | None = None) -> float:
+    def step_seconds(
+        self,
+        packs: Packs,
+        spare: Sequence[int] | None = None,
+        late: frozenset[int] = frozenset(),
+    ) -> float:
         """Seconds of a step. `spare`: what each rank has left beside one pack of weights (room.py),
-        into which the next pack is loaded; without it there is room for all of that."""
+        into which the next pack is loaded; without it there is room for all of that. `late`: units
+        whose updates on the host wait for the norm; others are updated as gradients arrive."""
         tasks = packs.tasks
         if packs.mode == DP:  # all ranks do the same, none much more than the first
             tasks = tuple(packs.tasks_of(0))
-        return _Walk(self, packs, spare).run(tasks)
+        return _Walk(self, packs, spare, late - packs.resident).run(tasks)
 
 
 class _Walk:
     """One estimate."""
 
-    def __init__(self, pace: Pace, packs: Packs, spare: Sequence[int] | None) -> None:
+    def __init__(
+        self, pace: Pace, packs: Packs, spare: Sequence[int] | None, late: frozenset[int]
+    ) -> None:
         self.pace, self.packs, self.server = pace, packs, pace._server
-        self.spare = spare
-        self.bytes, self.parameters = pace.visiting(packs.resident)
+        self.spare, self.late = spare, late
+        self.bytes, self.parameters = pace.visiting(packs.resident, late)
+        self.updated = [0.0] * packs.num_units
+        """Unit -> when its weights are those of this step."""
         self.compute: dict[int, float] = defaultdict(float)
         self.link: dict[int, float] = defaultdict(float)
         self.store: dict[int, float] = defaultdict(float)
@@ -110,9 +127,19 @@ class _Walk:
         for rank, largest in self.ring.items():
             beside = largest if self.spare is None else min(largest, self.spare[rank])
             self.ring[rank] = largest + beside
+        if self.late:
+            self._update_late(tasks)
         for task in tasks:
             self._task(task)
         return max(*self.compute.values(), *self.store.values(), *self.host.values())
+
+    def _update_late(self, tasks: tuple[Task, ...]) -> None:
+        """By each rank in the order of the next loads."""
+        for task in reversed(tasks):
+            for unit in () if task.forward else task.units:
+                if unit in self.late:
+                    self.host[task.rank] += self._update_seconds(self.pace.parameters[unit])
+                    self.updated[unit] = self.host[task.rank]
 
     def _task(self, task: Task) -> None:
         rank, units = task.rank, task.units
@@ -161,14 +188,18 @@ class _Walk:
             self._finish(task)
 
     def _load(self, task: Task) -> tuple[float, float]:
-        """When the first layer is there, and when all are: a ring holds two packs, or what there
-        is room for. What has no room beside the pack before waits for its end."""
+        """When the first layer is there, and when all are: each comes when it is updated, and a
+        ring holds two packs, or what there is room for. What has no room beside the pack before
+        waits for its end."""
         rank, units, ends = task.rank, task.units, self.ends[task.rank]
         rate = self.server.load_bytes_per_s
         nbytes = self.bytes[units.stop] - self.bytes[units.start]
         first = self.bytes[units.start + 1] - self.bytes[units.start]
-        start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0)
+        start = max(self.link[rank], ends[-2] if len(ends) > 1 else 0.0, self.updated[units.start])
         ready, whole = start + first / rate, start + nbytes / rate
+        if self.late:
+            last = self.bytes[units.stop] - self.bytes[units.stop - 1]
+            whole = max(whole, max(self.updated[units.start : units.stop]) + last / rate)
         free = self.ring[rank] - self.before[rank]
         if ends and free < nbytes:
             whole = max(whole, ends[-1] + (nbytes - free) / rate)
@@ -197,10 +228,20 @@ class _Walk:
         if self.packs.mode == DP:
             ranks = self.packs.ranks
             end += nbytes / server.reduce_bytes_per_s if ranks > 1 else 0.0
-            nbytes, parameters = nbytes / ranks, parameters / ranks
+            nbytes = nbytes / ranks
         self.store[rank] = max(self.store[rank], end) + nbytes / server.store_bytes_per_s
-        seconds = parameters * server.ranks / server.host_adam_params_per_s
+        seconds = self._update_seconds(parameters)
         self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
+
+    def _update_seconds(self, parameters: int) -> float:
+        """Of an update on the host by one rank, in DP mode of its share."""
+        share = parameters / (self.packs.ranks if self.packs.mode == DP else 1)
+        return share * self.server.ranks / self.server.host_adam_params_per_s
+
+
+def _sums(values: Iterable[int], *, without: frozenset[int]) -> list[int]:
+    """Running sums over units, of which some count nothing."""
+    return [0, *accumulate(0 if unit in without else value for unit, value in enumerate(values))]
 
 
 def _before(ends: list[float]) -> float:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.packs import DP, Packs, packs_of
 from workbench.methods.harmony.room import Setting
-from workbench.methods.harmony.search import Found, scheduled, search
+from workbench.methods.harmony.search import Found, scheduled, search, settles
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
+from workbench.methods.replays import recorded_below_s
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT, Kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate, step_seconds
@@ -51,6 +52,8 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         host_bytes=server.host_bytes,
         clipped=spec.clip is not None,
         guesses=spec.clipping != "wait",
+        sure=spec.clipping == "speculate",
+        recorded_below_s=recorded_below_s(spec, profile.hardware),
         forward_size=None if spec.forward_size == "auto" else spec.forward_size,
         backward_size=None if spec.backward_size == "auto" else spec.backward_size,
         largest_forward=max(profiles) if len(profiles) > 1 else None,
@@ -67,7 +70,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     costs = ServerCosts(sizes, server, shared_updates=mode == DP)
     simulated = simulate(found.schedule, costs, steps=STEPS)
     settings = dict(found.schedule.settings)
-    if any(action.kind is Kind.SETTLE for action in found.schedule.actions):
+    if settles(found.schedule):
         clips = ServerCosts(sizes, server, shared_updates=mode == DP, clips=True)
         settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), clips)
     peak = {

@@ -43,16 +43,19 @@ def build(
     rings: Sequence[Rings],
     clipped: bool = True,
     guesses: bool = False,
+    replay: bool = False,
     budgets: dict[str, int] | None = None,
 ) -> Schedule:
     """The schedule of one step.
 
     `rings` are those of each rank. Where gradients are `clipped`, updates wait for their norm; with
-    `guesses`, those on the host are made as gradients arrive, and settled when it is known. Raises
-    ValueError where a pack is larger than its ring.
+    `guesses`, those on the host are made as gradients arrive, and settled when it is known. With
+    `replay`, passes of blocks are recordings. Raises ValueError where a pack is larger than its
+    ring.
     """
-    sheet = Sheet(packs, sizes, guesses=clipped and guesses)
+    sheet = Sheet(packs, sizes, guesses=clipped and guesses, replay=replay)
     sheet.lay_out(rings)
+    sheet.lay_replays()
     for task in packs.tasks:
         _load(sheet, task)
         for micro, span in enumerate(task.micros):
@@ -111,9 +114,11 @@ def _forward(
     weights = sheet.weights_label(task, unit)
     uses, frees = [label for label in (weights, source) if label], []
     scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
-    takes = [sheet.scratch(me, rank=rank, nbytes=scratch)]
+    replayed = sheet.replayed(unit)
+    takes = [] if replayed else [sheet.scratch(me, rank=rank, nbytes=scratch)]
     if keeps:
-        takes.append(sheet.lay(rank, name.kept(unit, micro), DEVICE, cost.kept_bytes))
+        kept = 0 if replayed else cost.kept_bytes
+        takes.append(sheet.lay(rank, name.kept(unit, micro), DEVICE, kept))
     _output(sheet, task, unit, micro, span, (takes, uses, after))
     if task.forward:
         if source and unit not in sheet.stashed and (last or not sheet.whole(task, source)):
@@ -191,7 +196,9 @@ def _backward(
     weights, gradients = sheet.weights_label(task, unit), sheet.gradients_label(task, unit)
     # Autograd returns gradients of its own, which are then added to those of the pack.
     scratch = cost.backward_scratch_bytes + sheet.sizes.visit_bytes(unit)
-    uses, takes = [weights, gradients], [sheet.scratch(me, rank=rank, nbytes=scratch)]
+    uses, takes = [weights, gradients], []
+    if not sheet.replayed(unit):
+        takes.append(sheet.scratch(me, rank=rank, nbytes=scratch))
     frees = [sheet.label(rank, name.kept(unit, micro))]
     if micro == 0:
         visit = sheet.gradients(task, unit)
@@ -207,6 +214,8 @@ def _backward(
             (frees if last or not sheet.whole(task, label) else uses).append(label)
     if last and sheet.weights(task, unit).last is task:
         frees.append(weights)
+    if last:  # to which the gradients of those are added that share its weights here
+        uses += [sheet.label(rank, name.gradients(other)) for other in sheet.borrowers(unit)]
     _input_gradient(sheet, task, unit, micro, span, (takes, uses, after))
     sheet.add(
         B, unit, COMPUTE, micro, rank=rank, after=after, takes=takes, frees=frees, samples=span,
@@ -280,10 +289,13 @@ def _update(sheet: Sheet, clipped: bool) -> None:
             if sheet.guesses(unit):
                 gone = _last_gradients(sheet, task, unit)
                 _update_on_host(sheet, Kind.UPDATE, task, unit, [gone], turn=GUESS)
-        added = borrowed_bytes(sheet.sizes, sheet.packs.num_units)
+        moving = {*range(sheet.packs.num_units)} - sheet.packs.resident
+        added = borrowed_bytes(sheet.sizes, moving)
         lane = HOST + ".1" if any(sheet.guesses(unit) for _, unit in made) else HOST
         norm = sheet.add(Kind.NORM, 0, lane, after=[last for *_, last in done], nbytes=added)
         made.reverse()
+    copies = {u for unit in range(sheet.packs.num_units) for u in sheet.borrowers(unit)}
+    made.sort(key=lambda one: one[1] in copies)  # what they copy is updated before
     for task, unit in made:
         rank = task.rank
         adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
@@ -292,10 +304,13 @@ def _update(sheet: Sheet, clipped: bool) -> None:
             if giver in adding and (giver != unit or other == rank)
         ]  # fmt: skip
         if unit in sheet.packs.resident:
-            places = (name.weights(unit), name.states(unit))
+            owner, places = sheet.sizes.owner(unit), {name.weights(unit), name.states(unit)}
+            if owner != unit:  # whose weights are copied once they are updated
+                after.append(act(Kind.UPDATE, owner, rank=rank))
+                places.add(name.weights(owner))
             sheet.add(
                 Kind.UPDATE, unit, VISIT, rank=rank, after=after,
-                uses=[sheet.label(rank, place) for place in places],
+                uses=[sheet.label(rank, place) for place in sorted(places)],
                 frees=[sheet.gradients_label(task, unit)],
             )  # fmt: skip
         elif sheet.guesses(unit):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import PP, Packs, Task
@@ -25,6 +25,10 @@ class Setting:
     clipped: bool = True
     guesses: bool = False
     """Whether updates on the host may come before the norm."""
+    sure: bool = False
+    """Whether the user is sure that the guesses stand: that gradients keep the limit."""
+    recorded_below_s: float = 0.0
+    """Blocks are recorded where their forward passes take less than so many seconds."""
     forward_size: int | None = None
     """Samples of a forward micro-batch; None for the search to choose."""
     backward_size: int | None = None
@@ -43,8 +47,11 @@ class Room:
             2 * visit + sizes.state_bytes(unit) for unit, visit in enumerate(self._visits)
         ]
         """Weights, gradients and states of a layer that stays."""
-        tied = {unit for unit in range(units) if sizes.owner(unit) != unit}
-        self._tied = tied | {sizes.owner(unit) for unit in tied}
+        together: dict[int, list[int]] = {}
+        for unit in range(units):
+            together.setdefault(sizes.owner(unit), []).append(unit)
+        self._together = {unit: tuple(group) for group in together.values() for unit in group}
+        """Unit -> those that share weights with it, itself among them."""
         self._inside: dict[int, tuple[list[int], list[int]]] = {}
         """By samples: running sums of what a backward pass keeps, and what it needs beside."""
         self._passing: dict[int, list[int]] = {}
@@ -71,37 +78,46 @@ class Room:
 
     def with_residents(self, packs: Packs, device_bytes: int) -> Packs:
         """The same packs with as many layers resident on each rank as it has room for, those first
-        whose weights the next step needs first. Layers that lend or borrow weights are updated on
-        the host, where both parts of their gradients meet."""
+        whose weights the next step needs first. Layers that share weights stay together: if other
+        ranks have some of them, they are updated on the host, where their gradients meet."""
         stay: set[int] = set()
         for rank in range(packs.ranks):
-            own = sorted(unit for unit in packs.backward_units(rank) if unit not in self._tied)
+            own = self._groups(packs.backward_units(rank))
             working = self._working(packs, rank)
 
             def fits(
-                count: int, own: list[int] = own, rank: int = rank, working: int = working
+                count: int,
+                own: list[tuple[int, ...]] = own,
+                rank: int = rank,
+                working: int = working,
             ) -> bool:
-                return self._needed(packs, rank, {*own[:count]}, working) <= device_bytes
+                return self._needed(packs, rank, {*chain(*own[:count])}, working) <= device_bytes
 
             if fits(len(own)):  # no ring at all: all may fit where fewer do not
-                stay.update(own)
+                stay.update(*own)
                 continue
             low, high = 0, len(own)
             while low + 1 < high:
                 middle = (low + high) // 2
                 low, high = (middle, high) if fits(middle) else (low, middle)
-            stay.update(own[:low])
+            stay.update(*own[:low])
         return replace(packs, resident=frozenset(stay))
+
+    def _groups(self, units: Iterable[int]) -> list[tuple[int, ...]]:
+        """Those of some units that share weights with none but each other, in groups that do."""
+        here = {*units}
+        groups = {self._together[unit] for unit in here}
+        return sorted(group for group in groups if here.issuperset(group))
 
     def with_fewer_residents(self, packs: Packs, over: dict[int, int]) -> Packs:
         """The same packs with so many bytes fewer on the ranks that hold too much."""
         stay = set(packs.resident)
         for rank, excess in over.items():
-            own = sorted(unit for unit in packs.backward_units(rank) if unit in stay)
+            own = self._groups(unit for unit in packs.backward_units(rank) if unit in stay)
             while excess > 0 and own:
-                unit = own.pop()
-                stay.remove(unit)
-                excess -= self._stays[unit]
+                for unit in own.pop():
+                    stay.remove(unit)
+                    excess -= self._stays[unit]
         return replace(packs, resident=frozenset(stay))
 
     def _needed(self, packs: Packs, rank: int, stay: Set[int], working: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from workbench.methods.harmony.draft import Draft, Sizes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.ring import aligned
+from workbench.methods.replays import replay_bytes
 from workbench.methods.script import Script
 from workbench.schedule import buffers as name
 from workbench.schedule.action import D2H, H2D, NET_IN, Kind
@@ -50,8 +51,11 @@ def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> 
 class Sheet(Draft):
     """A draft that knows which task follows which."""
 
-    def __init__(self, packs: Packs, sizes: Sizes, *, guesses: bool = False) -> None:
+    def __init__(
+        self, packs: Packs, sizes: Sizes, *, guesses: bool = False, replay: bool = False
+    ) -> None:
         super().__init__(packs, sizes, guesses=guesses)
+        self._replay = replay
         self._next: dict[Task, Task] = {}
         self._previous: dict[Task, Task] = {}
         self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -68,6 +72,26 @@ class Sheet(Draft):
         for task in self.packs.tasks:
             chains[task.rank if self.packs.mode == DP else 0].append(task)
         return [pair for chain in chains.values() for pair in zip(chain, chain[1:], strict=False)]
+
+    def replayed(self, unit: int) -> bool:
+        """Whether a unit's passes are recordings, which work in memory of their own."""
+        return self._replay and 0 < unit < self.head
+
+    def lay_replays(self) -> None:
+        """That memory, of every rank: for its forward passes, and for its chains of a backward
+        pack's blocks."""
+        for rank in range(self.packs.ranks):
+            forwards, chains = [], []
+            for task in self.packs.tasks_of(rank):
+                blocks = [unit for unit in task.units if self.replayed(unit)]
+                costs = [self.cost(unit, task.micros[0]) for unit in blocks]
+                if task.forward:
+                    forwards += costs
+                elif blocks:
+                    gradients = map(self.sizes.visit_bytes, blocks)
+                    chains.append([*zip(costs, gradients, strict=True)])
+            if nbytes := replay_bytes(forwards, chains, self.sizes.library_bytes):
+                self.lay(rank, name.REPLAYS, DEVICE, nbytes, permanent=True)
 
     def following(self, task: Task) -> Task | None:
         """The task that takes a task's output; None for the last one."""
