@@ -134,9 +134,9 @@ class Training:
         settled = self.engine.optimizer.settled
         if any(settled.values()):
             notes.insert(0, told_of(settled))
-        moved: dict[str, int | None] = dict.fromkeys(self.engine.moved)
+        moved: dict[str, int | None] = dict.fromkeys(self.engine.traffic.moved)
         if ran:
-            moved = {way: total // ran for way, total in self.engine.moved.items()}
+            moved = {way: total // ran for way, total in self.engine.traffic.moved.items()}
         else:
             notes = [*notes, "resumed after its last step: no bytes were counted in this attempt"]
         return Outcome(

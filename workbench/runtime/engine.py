@@ -10,7 +10,6 @@ the same snapshot of learning rate, step number and coefficient.
 from __future__ import annotations
 
 import threading
-import time
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from workbench.runtime.shells import Shells, write_initial
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
+from workbench.runtime.traffic import Traffic
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
@@ -45,13 +45,7 @@ class Engine:
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.memory = memory
-        self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
-        self.link_bytes_per_s = spec.link_bytes_per_s
-        if self.link_bytes_per_s and memory.device.type != "cpu":
-            raise ValueError(
-                f"a link of {self.link_bytes_per_s:g} bytes/s cannot be emulated on "
-                f"{memory.device}; leave link_bytes_per_s out, or use the cpu"
-            )
+        self.traffic = Traffic(memory.device, spec.link_bytes_per_s)
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
@@ -243,56 +237,42 @@ class Engine:
         unit = action.unit
         slot = self._slot(unit, action.turn)
         source = self.memory.host_weights(unit)
-        self._copy(self.memory.weight_slots[slot][: source.numel()], source)
-        self._count("load", source.nbytes)
-
-    def _copy(self, target: Tensor, source: Tensor) -> None:
-        """One transfer over the link, at the emulated link's rate if there is one."""
-        start = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        if self.link_bytes_per_s:
-            due = start + source.nbytes / self.link_bytes_per_s
-            time.sleep(max(0.0, due - time.perf_counter()))
+        self.traffic.copy("load", self.memory.weight_slots[slot][: source.numel()], source)
 
     def _gradients_out(self, action: Action, step: int) -> None:
         source = self._gradient_slab(action.unit)
-        self._copy(self.memory.host_gradients(action.unit), source)
-        self._count("store", source.nbytes)
+        self.traffic.copy("store", self.memory.host_gradients(action.unit), source)
 
     def _stash(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
         source = self._inputs.pop(key)
-        self._copy(self.memory.host_activation(*key, like=source), source)
+        self.traffic.copy("store", self.memory.host_activation(*key, like=source), source)
         read_here(source)
-        self._count("store", source.nbytes)
 
     def _fetch(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
         slot = self.schedule.buffers[name.activation(*key, 1)].slot
         source = self.memory.host_activation(*key)
         target = self.memory.fetched(slot, like=source)
-        self._copy(target, source)
+        self.traffic.copy("load", target, source)
         self._inputs[key] = target
-        self._count("load", source.nbytes)
 
     def _pull(self, action: Action, step: int) -> None:
         # The only visit of a step may begin before the step does.
         if not action.turn or self.optimizer.comes(action.unit, action.turn, self._steps[step]):
             home, visiting = self.memory.visit(action.unit, action.turn)
-            self._copy(visiting, home)
-            self._count("load", home.nbytes)
+            self.traffic.copy("load", visiting, home)
 
     def _push(self, action: Action, step: int) -> None:
         if self.optimizer.goes(action.unit, action.turn, self._steps[step]):
             home, visiting = self.memory.visit(action.unit, action.turn)
-            self._copy(home, visiting)
-            self._count("store", home.nbytes)
+            self.traffic.copy("store", home, visiting)
 
     def _read(self, action: Action, step: int) -> None:
-        self._count("read", self.memory.read_states(action.unit))
+        self.traffic.count("read", self.memory.read_states(action.unit))
 
     def _spill(self, action: Action, step: int) -> None:
-        self._count("write", self.memory.write_states(action.unit))
+        self.traffic.count("write", self.memory.write_states(action.unit))
 
     def _update(self, action: Action, step: int) -> None:
         unit, state = action.unit, self._steps[step]
@@ -344,10 +324,6 @@ class Engine:
             return self.memory.gradients(unit)
         slot = self.schedule.buffers[name.gradients(unit)].slot
         return self.memory.gradient_slots[slot][: self._flats[unit].numel]
-
-    def _count(self, way: str, nbytes: int) -> None:
-        with self._lock:
-            self.moved[way] += nbytes
 
 
 def _in_passing(tensor: Tensor, device: torch.device) -> Tensor:

@@ -26,16 +26,15 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 
 import torch
 
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.threads import use_lane_thread
+from workbench.runtime.timings import Timings, now
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -48,7 +47,6 @@ from workbench.schedule.action import (
 )
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
-from workbench.schedule.simulate import Event
 
 STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_OUT)
 """Kinds of lanes that have a stream each on CUDA. What comes from other ranks is waited for on the
@@ -71,16 +69,6 @@ class Token:
     def __init__(self) -> None:
         self.issued = threading.Event()
         self.cuda: torch.cuda.Event | None = None
-
-
-@dataclass
-class _Timing:
-    """When an action ran: host clock, or a pair of CUDA events to be read at the end."""
-
-    action: Action
-    step: int
-    start: float | torch.cuda.Event
-    end: float | torch.cuda.Event
 
 
 class Stopped(Failed):
@@ -113,7 +101,8 @@ class Executor:
         self.schedule = schedule
         self._board, self._on_failure = board, on_failure
         self._rank = board.rank if board else 0
-        self.events: list[Event] = []
+        self._timings = Timings(origin)
+        self.events = self._timings.events
         self.step_numbers: list[int] = []
         """Steps executed so far."""
         self._work = work
@@ -146,7 +135,6 @@ class Executor:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stop = False
-        self._origin = origin
 
     def run(self, first_step: int, num_steps: int) -> None:
         """Run steps [first_step, first_step + num_steps) and drain all lanes.
@@ -156,15 +144,10 @@ class Executor:
         steps = range(first_step, first_step + num_steps)
         self._tokens = {step: self._make_tokens() for step in steps[:2]}
         self._progress = dict.fromkeys(self._lanes, first_step)
-        self._timings: list[_Timing] = []
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
-        base_event = self._now(self._streams.get(COMPUTE))
-        if self._streams:
-            base_event.synchronize()
-        self._base = time.perf_counter()
-        self._origin = self._base if self._origin is None else self._origin
+        self._timings.begin(self._streams.get(COMPUTE))
         interval = sys.getswitchinterval()
         try:
             if self._streams:  # a lane that only launches must not hold the others for long
@@ -185,7 +168,7 @@ class Executor:
             traceback.clear_frames(failure.__traceback__)
             raise failure
         self.step_numbers += steps
-        self._collect(base_event)
+        self._timings.collect()
 
     def stop(self) -> None:
         """Stop all lanes before their next action (from any thread)."""
@@ -308,11 +291,11 @@ class Executor:
         if self._perturb is not None:
             self._perturb(action, step)
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
-        start = self._now(stream) if recorded else None
+        start = now(stream) if recorded else None
         self._work(action, step)
         if self._perturb is not None:
             self._perturb(action, step)
-        end = self._now(stream)
+        end = now(stream)
         token = self._tokens[step][index]
         token.cuda = end if stream is not None else None
         token.issued.set()
@@ -321,22 +304,13 @@ class Executor:
                 end.synchronize()
             self._board.publish(index, step)
         if recorded:
-            self._timings.append(_Timing(action, step, start, end))
+            self._timings.add(action, step, start, end)
 
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
         if self._on_step_end is not None:
             if stream is not None:
-                self._now(stream).synchronize()
-            self._on_step_end(step, time.perf_counter() - self._base)
-
-    def _now(self, stream: torch.cuda.Stream | None) -> float | torch.cuda.Event:
-        """This moment on a lane: of its stream, where it has one."""
-        if stream is None:
-            return time.perf_counter()
-        # Whoever waits for it on the host sleeps: a spinning wait would cost host updates a core.
-        event = torch.cuda.Event(enable_timing=True, blocking=True)
-        event.record(stream)
-        return event
+                now(stream).synchronize()
+            self._on_step_end(step, self._timings.elapsed_s())
 
     def _fail(self, error: BaseException) -> None:
         if self._board is not None:
@@ -352,32 +326,6 @@ class Executor:
             token.issued.set()
         if self._on_failure is not None:
             self._on_failure(error)
-
-    def _collect(self, base_event: float | torch.cuda.Event) -> None:
-        """Turn the segment's timings into events, in seconds since the origin."""
-
-        def seconds(mark: float | torch.cuda.Event) -> float:
-            if isinstance(mark, float):
-                return mark - self._origin
-            return self._base - self._origin + base_event.elapsed_time(mark) / 1e3
-
-        for timing in self._timings:
-            action = timing.action
-            self.events.append(
-                Event(
-                    action.name,
-                    action.kind.value,
-                    action.unit,
-                    action.microbatch,
-                    action.rank,
-                    action.lane,
-                    timing.step,
-                    seconds(timing.start),
-                    seconds(timing.end),
-                    action.nbytes,
-                )
-            )
-        self.events.sort(key=lambda event: (event.start_s, event.end_s))
 
 
 def _keep_what_is_there() -> None:

@@ -7,7 +7,6 @@ that is written in the schedule as the buffers an action takes, uses and frees.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,13 +24,15 @@ from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import Links, links_of, partners
+from workbench.runtime.links import Links, links_of
+from workbench.runtime.mail import Mail
 from workbench.runtime.pack_memory import PackMemory
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.statistics import Statistics
 from workbench.runtime.template import Template, compiles
+from workbench.runtime.traffic import Traffic
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import GUESS, Action, Kind
@@ -72,14 +73,12 @@ class PackEngine:
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
-        self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
-        self._host, self._layouts, self._updates, self._inbox = host, layouts, updates, inbox
-        self._lock = threading.Lock()
+        self.traffic = Traffic(device)
+        self._host, self._layouts, self._updates = host, layouts, updates
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._views: dict[str, Bundle] = {}
-        """Of messages and stashes by their actions: they lie where they lay in the step before, and
-        to make views takes longer than to send one."""
+        """Of stashes by their actions: they lie where they lay in the step before."""
         compiled = compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         mine = [action for action in schedule.actions if action.rank == board.rank]
@@ -92,8 +91,7 @@ class PackEngine:
             for unit in range(1, model.num_units)
         }
         self._flow = Flow(boundaries, self._first, self._end, device)
-        self._index = {action.name: i for i, action in enumerate(schedule.actions)}
-        self._partner = partners(schedule)
+        self._mail = Mail(schedule, board, inbox, self._flow)
         self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
         self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
         self._places: dict[str, Place] = {}
@@ -109,8 +107,8 @@ class PackEngine:
             Kind.LOAD: self._load,
             Kind.STASH: self._stash,
             Kind.FETCH: self._fetch,
-            Kind.SEND: self._send,
-            Kind.RECV: self._receive,
+            Kind.SEND: self._mail.send,
+            Kind.RECV: self._mail.receive,
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
             Kind.SUM_OUT: self._sum,
@@ -151,7 +149,7 @@ class PackEngine:
             self._replays.close()
         for held in (self._flow, self._graphs, self._views, self._steps, self._memory):
             held.clear()
-        self._inbox.close()
+        self._mail.close()
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -288,7 +286,7 @@ class PackEngine:
         for loan in layout.loans:
             lent = self._host.view(name.host_weights(loan.owner), self.dtype)
             place[loan.place].copy_(lent[loan.lent], non_blocking=True)
-        self._count("load", layout.numel * self.dtype.itemsize)
+        self.traffic.count("load", layout.numel * self.dtype.itemsize)
 
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
@@ -296,19 +294,19 @@ class PackEngine:
         source = self._memory.share(links.gradients, layout, len(target))
         self._updates.see(action.unit, source)
         target[: len(source)].copy_(source, non_blocking=True)
-        self._count("store", target.nbytes)
+        self.traffic.count("store", target.nbytes)
 
     def _sum(self, action: Action, links: Links, step: int) -> None:
         """A sum of gradients that lacks micro-batches, away from the device or back to it."""
         here = self._memory.place(links.gradients, self._layouts[action.unit].numel)
         there, out = self._host.view(links.host, self.dtype), action.kind is Kind.SUM_OUT
-        (there if out else here).copy_(here if out else there, non_blocking=True)
-        self._count("store" if out else "load", action.nbytes)
+        ends = (there, here) if out else (here, there)
+        self.traffic.copy("store" if out else "load", *ends)
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._flow.read(links.source, action.span)
         copy_into(self._host_rows(action, links.host), source)
-        self._count("store", bytes_of(source))
+        self.traffic.count("store", bytes_of(source))
         self._flow.drop(action.frees)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
@@ -317,7 +315,7 @@ class PackEngine:
             self._flow[links.target] = tuple(
                 t.to(self.device, non_blocking=True, copy=True) for t in source
             )
-        self._count("load", bytes_of(source))
+        self.traffic.count("load", bytes_of(source))
 
     def _host_rows(self, action: Action, label: str) -> Bundle:
         """An action's samples in a stash, of all samples or of those that pass this rank."""
@@ -329,36 +327,5 @@ class PackEngine:
             self._views[action.name] = boundary.rows(bundle, span[0] - first, span[1] - first)
         return self._views[action.name]
 
-    def _send(self, action: Action, links: Links, step: int) -> None:
-        """Into the receiver's inbox, when its place there is free."""
-        source, partner = self._flow.read(links.source, action.span), self._partner[action.name]
-        place = self._message(partner, *partner.takes)
-        self.board.wait(self._index[partner.name], step)
-        copy_into(place, source)
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(blocking=True)
-            event.record()
-            event.synchronize()
-        self.board.publish(self._index[action.name], step)
-        self._flow.drop(action.frees)
-
-    def _receive(self, action: Action, links: Links, step: int) -> None:
-        self.board.publish(self._index[action.name], step)
-        self.board.wait(self._index[self._partner[action.name].name], step)
-        self._flow[links.target] = self._message(action, links.target)
-
-    def _message(self, receive: Action, label: str) -> Bundle:
-        """Where a message lies in its receiver's inbox."""
-        if receive.name not in self._views:
-            buffer = self.schedule.buffers[label]
-            place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
-            samples = receive.span[1] - receive.span[0]
-            self._views[receive.name] = self._flow.boundary(label).carve(place, samples)
-        return self._views[receive.name]
-
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         dist.all_reduce(self._memory.place(links.gradients, self._layouts[action.unit].numel))
-
-    def _count(self, way: str, nbytes: int) -> None:
-        with self._lock:
-            self.moved[way] += nbytes

@@ -238,10 +238,18 @@ def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None
 def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
     fast = changed(rows, 0.5, variant=table.OURS, quantity="iteration_s")
-    told = judged("harmony_table1", fast, "at least half")
-    assert (told.verdict, told.here) == (HOLDS, pytest.approx(2.0))
     slow = changed(rows, 2.0, variant=table.OURS, quantity="iteration_s")
-    assert judged("harmony_table1", slow, "at least half").verdict == FAILS
+    for against in ("packs under our runtime", "as its authors estimate it with overlap"):
+        told = judged("harmony_table1", fast, against)
+        assert (told.verdict, told.here) == (HOLDS, pytest.approx(2.0))
+        assert judged("harmony_table1", slow, against).verdict == FAILS
+
+
+def test_table_1_keeps_packs_and_schedules_apart(tmp_path: Path) -> None:
+    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+    quick = changed(rows, 0.1, variant=table.THEIRS, quantity="overlapped_estimate_s")
+    assert judged("harmony_table1", quick, "packs under our runtime").verdict == HOLDS
+    assert judged("harmony_table1", quick, "estimate it with overlap").verdict == FAILS
 
 
 def test_every_exhibit_has_a_verdict_at_every_size(tmp_path: Path) -> None:

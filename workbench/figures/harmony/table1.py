@@ -46,6 +46,7 @@ MOST_S = 20.0
 BETTER = 1.05
 SHARE = 0.5
 """Of all settings in which ours should be that much faster."""
+OVERLAPPED = "overlapped_estimate_s"
 HEAD = ("model", "plan", "U_F/U_B, packs", "search", "tried", "memory of a GPU", "step", "estimate")
 
 
@@ -74,6 +75,7 @@ def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
             ("candidates", plan.candidates, "plans", "found, or in ours simulated"),
             ("device_gib", plan.device_bytes / GIB, "GiB", "all that a GPU must hold, proved"),
             ("estimate_s", plan.estimate_s, "s", "the published estimator, no overlap"),
+            (OVERLAPPED, plan.estimate_prefetch_s, "s", "the published estimator, overlap"),
         )
         if not pd.isna(value)
     ]
@@ -184,7 +186,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
         )
     ratios = [ratio for _, ratio, _ in compared(rows)]
     fair = [ratio for _, ratio, fits in compared(rows) if fits]
-    searched = f"{len(ratios)} settings"
+    estimates = [ratio for _, ratio, _ in compared(rows, OVERLAPPED)]
     found.append(
         at_least(
             f"our plan is no slower than the published one in any of {len(fair)} settings whose "
@@ -195,28 +197,32 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
             series,
         )
     )
-    found.append(
-        at_least(
-            f"our plan is at least {BETTER - 1:.0%} faster in at least half of {searched} (the "
-            f"share over {SHARE:g})",
-            None,
-            sum(ratio >= BETTER for ratio in ratios) / len(ratios) / SHARE if ratios else None,
-            1.0,
-            series,
+    for against, found_ratios in (
+        ("the published packs under our runtime", ratios),
+        ("the published schedule as its authors estimate it with overlap", estimates),
+    ):
+        share = sum(r >= BETTER for r in found_ratios) / len(found_ratios) if found_ratios else None
+        found.append(
+            at_least(
+                f"our plan is at least {BETTER - 1:.0%} faster than {against} in at least half of "
+                f"{len(found_ratios)} settings (the share over {SHARE:g})",
+                None,
+                quotient(share, SHARE),
+                1.0,
+                series,
+            )
         )
-    )
     return found
 
 
-def compared(rows: pd.DataFrame) -> list[tuple[str, float, bool]]:
-    """Every setting that both planned: which it is, the published plan's step over ours (0 where
-    ours found none), and whether the published one fits the card."""
+def compared(rows: pd.DataFrame, seconds: str = "iteration_s") -> list[tuple[str, float, bool]]:
+    """Every setting that both planned: which it is, the published plan's `seconds` (a quantity)
+    over our step (0 where ours found none), and whether the published one fits the card."""
     out = []
-    steps = pick(rows, quantity="iteration_s", source=SIMULATED, method=(PP, DP))
     place = ["model", "method", "ranks", "minibatch"]
-    for key, part in steps.groupby(place, sort=False):
-        theirs, ours = (pick(part, variant=variant) for variant in (THEIRS, OURS))
-        theirs = theirs.dropna(subset=["value"])
+    for key, part in pick(rows, source=SIMULATED, method=(PP, DP)).groupby(place, sort=False):
+        theirs = pick(part, variant=THEIRS, quantity=seconds).dropna(subset=["value"])
+        ours = pick(part, variant=OURS, quantity="iteration_s")
         if len(theirs) and len(ours):
             fastest = theirs.loc[theirs["value"].idxmin()]
             fits = "does not fit" not in fastest["note"]

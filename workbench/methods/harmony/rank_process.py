@@ -124,7 +124,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
 
 def _result(rank: Rank) -> dict:
     return {
-        "moved_bytes": rank.engine.moved,
+        "moved_bytes": rank.engine.traffic.moved,
         "settled": rank.engine.settled,
         "steps": len(rank.executor.step_numbers),
         "device_peak": rank.meter.peak,

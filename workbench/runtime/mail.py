@@ -1,0 +1,62 @@
+"""Messages between ranks: copies into the receiver's inbox, at places that the schedule laid out.
+
+The receiver says on the board that a place is free and later finds there what it was sent; nobody
+waits inside a kernel (inbox.py).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.runtime.board import Board
+from workbench.runtime.bundle import Bundle, copy_into
+from workbench.runtime.flow import Flow
+from workbench.runtime.inbox import Inbox
+from workbench.runtime.links import Links, partners
+from workbench.schedule.action import Action
+from workbench.schedule.schedule import Schedule
+
+
+class Mail:
+    """What one rank sends and receives."""
+
+    def __init__(self, schedule: Schedule, board: Board, inbox: Inbox, flow: Flow) -> None:
+        self._schedule, self._board, self._inbox, self._flow = schedule, board, inbox, flow
+        self._index = {action.name: i for i, action in enumerate(schedule.actions)}
+        self._partner = partners(schedule)
+        self._places: dict[str, Bundle] = {}
+        """Of messages by their receiving actions: they lie where they lay in the step before, and
+        to make views takes longer than to send one."""
+
+    def send(self, action: Action, links: Links, step: int) -> None:
+        """Into the receiver's inbox, when its place there is free."""
+        source, partner = self._flow.read(links.source, action.span), self._partner[action.name]
+        place = self._place(partner, *partner.takes)
+        self._board.wait(self._index[partner.name], step)
+        copy_into(place, source)
+        if any(tensor.is_cuda for tensor in place):
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+            event.synchronize()
+        self._board.publish(self._index[action.name], step)
+        self._flow.drop(action.frees)
+
+    def receive(self, action: Action, links: Links, step: int) -> None:
+        """The sender may write; wait until it has."""
+        self._board.publish(self._index[action.name], step)
+        self._board.wait(self._index[self._partner[action.name].name], step)
+        self._flow[links.target] = self._place(action, links.target)
+
+    def close(self) -> None:
+        """Let go of the inboxes."""
+        self._places.clear()
+        self._inbox.close()
+
+    def _place(self, receive: Action, label: str) -> Bundle:
+        """Where a message lies in its receiver's inbox."""
+        if receive.name not in self._places:
+            buffer = self._schedule.buffers[label]
+            place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
+            samples = receive.span[1] - receive.span[0]
+            self._places[receive.name] = self._flow.boundary(label).carve(place, samples)
+        return self._places[receive.name]
