@@ -10,6 +10,7 @@ import pytest
 from tests.methods import plain
 from tests.methods.harness import PARAMETER_TOLERANCE, assert_equals_plain
 from tests.methods.test_ranks import PACKS, spec_for, trained
+from workbench.runtime.adam_step import Diverged
 
 MODES = ["pp", "dp"]
 STEPS = 10
@@ -69,6 +70,14 @@ def test_a_gradient_that_is_no_number_skips_the_step_everywhere(mode, unit, tmp_
         worst = float((parameters[name] - value).abs().max())
         assert worst <= PARAMETER_TOLERANCE, (name, worst)
     assert settled(crew)["redone"] > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_clipping_it_ends_the_run(mode, tmp_path):
+    """All ranks, after the step in which it was seen."""
+    spec = spec_for(clip=None)
+    with pytest.raises(Diverged, match="gradients of unit 4 are not finite at step"):
+        trained(replace(PACKS, mode=mode), spec, tmp_path, f"4:nan:{spec.steps - 1}")
 
 
 def test_a_run_that_continues_guesses_as_one_that_was_never_stopped(tmp_path):

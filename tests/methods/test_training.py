@@ -16,6 +16,7 @@ from workbench.methods import resident, stronghold
 from workbench.methods.plan import DoesNotFit
 from workbench.methods.train import Training, train_planned
 from workbench.model import make_model
+from workbench.runtime.adam_step import Diverged
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import Kind
 
@@ -152,15 +153,36 @@ def test_a_torn_checkpoint_is_passed_over(spec_for, tmp_path):
     assert_equals_plain(spec, again, parameters)
 
 
+def poison(training: Training, at: int) -> None:
+    """Let a gradient of one step hold no numbers."""
+
+    def perturb(action, step):
+        if action.name == "B4.0" and step == at and (4, 0) in training.engine._output_grads:
+            training.engine._output_grads[4, 0].fill_(float("nan"))
+
+    training.executor._perturb = perturb
+
+
+@pytest.mark.parametrize("planner", [stronghold, l2l, resident])
+def test_without_clipping_such_a_step_ends_the_run_and_leaves_the_checkpoint(
+    planner, spec_for, tmp_path
+):
+    """Nobody waits for the norm, so that layers have been updated when it is known."""
+    spec = spec_for(window=2, steps=4, clip=None, save_every=2)
+    training = start(planner, spec, tmp_path)
+    poison(training, 3)
+    with pytest.raises(Diverged, match="gradients of unit 4 are not finite at step 3"):
+        training.run(Silent())
+    training.close()
+    again, parameters = run(planner, spec, tmp_path)
+    assert again.executor.step_numbers == [2, 3]
+    assert_equals_plain(spec, again, parameters)
+
+
 def test_a_step_whose_gradient_is_not_finite_is_skipped_everywhere(spec_for, tmp_path):
     spec = spec_for(window=2, steps=3)
     training = start(stronghold, spec, tmp_path)
-
-    def poison(action, step):
-        if action.name == "B4.0" and step == 1 and (4, 0) in training.engine._output_grads:
-            training.engine._output_grads[4, 0].fill_(float("nan"))
-
-    training.executor._perturb = poison
+    poison(training, 1)
     report = Silent()
     training.run(report)
     after = training.parameters()

@@ -171,6 +171,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
         status = _memory_status(cause)
         if status is not None:
             return status, _sentence(cause)
+        if _diverged(cause):
+            return "diverged", str(cause)
     return "error", _sentence(error)
 
 
@@ -178,6 +180,11 @@ def does_not_fit(error: BaseException) -> bool:
     """Whether a planner refused: nothing was tried, the budgets are too small."""
     plan = sys.modules.get("workbench.methods.plan")
     return plan is not None and isinstance(error, plan.DoesNotFit)
+
+
+def _diverged(error: BaseException) -> bool:
+    adam_step = sys.modules.get("workbench.runtime.adam_step")
+    return adam_step is not None and isinstance(error, adam_step.Diverged)
 
 
 def _memory_status(error: BaseException) -> Status | None:

@@ -40,6 +40,18 @@ from workbench.runtime.split import join, split
 UNDO_CHUNK = 1 << 19
 
 
+class Diverged(ArithmeticError):
+    """Gradients are not finite, and nobody waits for their norm: layers have been updated."""
+
+    def __init__(self, step: int, unit: int) -> None:
+        super().__init__(
+            f"the gradients of unit {unit} are not finite at step {step}, and without clipping "
+            "other layers have been updated by then; go on from a checkpoint, or set clip: under "
+            "any limit such steps are skipped"
+        )
+        self.step, self.unit = step, unit
+
+
 def clip_coefficient(limit: float | None, norm: float) -> float:
     """What gradients of a global norm are multiplied by under a limit: torch's clip_grad_norm_."""
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))

@@ -114,6 +114,7 @@ class Engine:
             held.clear()
         if self._replays is not None:
             self._replays.close()
+            self._replays = None
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ class Engine:
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         if unit in self._replayed:
-            self._inputs[unit + 1, micro] = self._replays.forward(unit, x)
+            self._inputs[unit + 1, micro] = self._replays.forward(unit, x).clone()
             return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
@@ -195,7 +196,7 @@ class Engine:
         if unit in self._replayed:
             output_grad = self._output_grads.pop((unit, micro))
             input_grad, grads = self._replays.backward(unit, output_grad)
-            self._output_grads[unit - 1, micro] = input_grad
+            self._output_grads[unit - 1, micro] = input_grad.clone()
             self._take_gradients(unit, grads, first=micro == 0)
         elif unit == self.model.head:
             (y / self.schedule.num_microbatches).backward()
@@ -226,8 +227,9 @@ class Engine:
             torch._foreach_add_(self._gradients[unit], grads)
 
     def finish(self, step: int) -> tuple[float, Step]:
-        """Mean loss and shared state of a step whose compute lane is done."""
+        """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
         state = self._steps[step]
+        self.optimizer.check(state)
         state.tokens = state.targets = None
         return sum(float(loss) for loss in state.losses) / len(state.losses), state
 

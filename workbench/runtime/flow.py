@@ -43,10 +43,13 @@ class Flow(dict[str, Bundle]):
             return self.boundary(label).rows(held, first - self._first, end - self._first)
         return held
 
-    def write(self, label: str, span: tuple[int, int], value: Bundle) -> None:
-        """Let a bundle lie in a buffer, or among the samples of one that holds all."""
+    def write(
+        self, label: str, span: tuple[int, int], value: Bundle, *, borrowed: bool = False
+    ) -> None:
+        """Let a bundle lie in a buffer, or among the samples of one that holds all. What is
+        `borrowed` is copied in any case."""
         if not holds_all(label):
-            self[label] = value
+            self[label] = tuple(t.clone() for t in value) if borrowed else value
             return
         boundary, first, end = self.boundary(label), *span
         if label not in self:

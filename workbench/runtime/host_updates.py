@@ -4,6 +4,7 @@ layers that stay on its device.
 Norms come from where gradients arrive; the first rank adds them up, decides the clip coefficient
 and whether the step is skipped, and all others read that from the board. So every update of a step
 sees the same numbers, and a step with a gradient that is not finite changes nothing anywhere.
+Without clipping nobody waits for norms, and such a step ends the run (`check`).
 
 Updates on the host need not wait for that: as on one device (optimizer.py) they may be guesses,
 which stand where nothing is clipped and are taken back exactly where something is. What a rank
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam, host_sums
-from workbench.runtime.adam_step import AdamStep, clip_coefficient
+from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.board import Board
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.shared import SharedHost
@@ -77,11 +78,12 @@ class HostUpdates:
     def see(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients on their way to the host. Those that borrowers add to, and
         the borrowers' part, are taken when they are together."""
-        if not self._clipped:
-            return
         layout = self._layouts[unit]
         start = self._board.rank * len(gradients) if self._shares > 1 else 0
         own = gradients[: max(0, layout.flat.numel - start)]
+        if not self._clipped:
+            self.see_here(unit, own)
+            return
         lends = unit in self._lenders
         square = 0.0
         if len(own) and not lends:
@@ -186,9 +188,14 @@ class HostUpdates:
     def see_here(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients that stay on the device: it writes to the board itself, so
         that nobody waits until whoever reads it knows that they are complete."""
-        if self._clipped:
-            square = torch.linalg.vector_norm(gradients, dtype=_wide(gradients)).double() ** 2
-            self._squares[unit : unit + 1].copy_(square.reshape(1), non_blocking=True)
+        square = torch.linalg.vector_norm(gradients, dtype=_wide(gradients)).double() ** 2
+        self._squares[unit : unit + 1].copy_(square.reshape(1), non_blocking=True)
+
+    def check(self, step: int) -> None:
+        """Raises Diverged where a step should have been skipped and could not be, by what this rank
+        has seen so far."""
+        if not self._clipped and not (finite := self._squares.isfinite()).all():
+            raise Diverged(step, int(finite.logical_not().nonzero()[-1]))
 
     def update_here(self, unit: int, step: int, states: States, gradients: Tensor) -> None:
         """Update a layer that stays on the device, unless the step is skipped."""

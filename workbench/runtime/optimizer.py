@@ -2,7 +2,7 @@
 
 Exactness first: every update of a step sees one snapshot of learning rate, step number and
 coefficient, the norm is that of all gradients, and a step whose norm is not finite changes nothing
-anywhere.
+anywhere. Without clipping nobody waits for a norm, and such a step ends the run (`check`).
 
 Speculation. An update may run before the norm is known, with a coefficient of 1. The norm of the
 gradients seen so far is a lower bound of the global one, so speculation stops for the rest of a
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from workbench.runs.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep, clip_coefficient
+from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
@@ -50,6 +50,8 @@ class Step:
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     """Per unit the norms of its parameters' gradients, in the order units finish."""
+    seen: list[int] = field(default_factory=list)
+    """These units."""
     grad_norm: float | None = None
     skipped: bool = False
     guess: AdamStep | None = None
@@ -109,11 +111,17 @@ class Optimizer:
 
     def see(self, unit: int, grads: list[Tensor], state: Step) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
-        if self._deferred:
-            norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
-            state.norms.append(norms)
-            if unit in self.awaiting:
-                self._seen.tell(unit, state.norms)
+        state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
+        state.seen.append(unit)
+        if unit in self.awaiting:
+            self._seen.tell(unit, state.norms)
+
+    def check(self, state: Step) -> None:
+        """Raises Diverged for a step that should have been skipped and was not."""
+        if self._deferred or bool(torch.cat(state.norms).isfinite().all()):
+            return
+        found = zip(state.norms, state.seen, strict=True)  # where it began comes first
+        raise Diverged(state.index, next(u for norms, u in found if not norms.isfinite().all()))
 
     def norm(self, state: Step) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""

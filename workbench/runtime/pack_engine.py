@@ -131,8 +131,10 @@ class PackEngine:
         """Layers that stay come from the host, before the first step."""
         self._residents.bring()
 
-    def give_back(self) -> None:
-        """Write them to the host, where checkpoints are made."""
+    def give_back(self, step: int) -> None:
+        """Write them to the host, where checkpoints are made, after a step and with all lanes done;
+        raises Diverged."""
+        self._updates.check(step)
         self._residents.give_back()
 
     def end_step(self, step: int) -> None:
@@ -140,6 +142,7 @@ class PackEngine:
         pass would wait for them, and the ranks behind it for that."""
         state = self._steps.pop(step, None)
         self.board.end_step(step, sum(float(loss) for loss in state.losses) if state else 0.0)
+        self._updates.check(step)
         if state:
             self._state(step + 1)
 
@@ -147,7 +150,15 @@ class PackEngine:
         """Let go of all memory; every lane must have ended."""
         if self._replays is not None:
             self._replays.close()
-        for held in (self._flow, self._graphs, self._views, self._steps, self._memory):
+            self._replays = None
+        for held in (
+            self._flow,
+            self._graphs,
+            self._views,
+            self._steps,
+            self._places,
+            self._memory,
+        ):
             held.clear()
         self._mail.close()
 
@@ -226,7 +237,7 @@ class PackEngine:
             if place.last and links.target is not None:
                 y = self._replays.output(place.key)
         if y is not None:
-            self._flow.write(links.target, span, (y,))
+            self._flow.write(links.target, span, (y,), borrowed=True)
         self._flow.drop(action.frees)
 
     def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
@@ -234,7 +245,7 @@ class PackEngine:
         above = single(self._flow.read(links.output_gradient, span)) if place.last else None
         input_grad, grads = self._replays.backward(place.key, above, place.place)
         if input_grad is not None:
-            self._flow.write(links.input_gradient, span, (input_grad,))
+            self._flow.write(links.input_gradient, span, (input_grad,), borrowed=True)
         return grads
 
     def _backward(self, action: Action, links: Links, step: int) -> None:

@@ -153,7 +153,7 @@ class Rank:
                 self.engine.statistics.read(saved)
         with self.meter:
             self.executor.run(first, steps)
-        self.engine.give_back()
+        self.engine.give_back(first + steps - 1)
         self.engine.statistics.write(self._folder / statistics_file(self.board.rank))
 
     def close(self) -> None:

@@ -73,9 +73,10 @@ class Replays:
         meanwhile."""
         torch.cuda.synchronize(self._meter.device)
         with self._meter, torch.cuda.stream(torch.cuda.Stream(self._meter.device)):
-            sizes = {chain.rows: chain for chain in (*forwards.values(), *chains.values())}
-            for chain in sizes.values():
+            for chain in {chain.rows: chain for chain in forwards.values()}.values():
                 self._warm_up(chain)
+            for chain in {chain.rows: chain for chain in chains.values()}.values():
+                self._warm_up(chain, backward=True)
             torch.cuda.synchronize(self._meter.device)
             torch.cuda.empty_cache()
             for key, chain in forwards.items():
@@ -90,11 +91,12 @@ class Replays:
         self._meter.set_apart(self._pool_bytes())
 
     def forward(self, key: Hashable, x: Tensor) -> Tensor:
-        """A block's output, without what its backward pass needs."""
+        """A block's output, without what its backward pass needs; it is there until the next
+        recorded pass."""
         graph, y = self._forward[key]
         self._input[: len(x)].copy_(x)
         graph.replay()
-        return y.clone()
+        return y
 
     def recompute(self, key: Hashable, x: Tensor | None, place: int = 0) -> None:
         """The pass of a chain's block with what its backward pass needs. The first one takes the
@@ -104,33 +106,38 @@ class Replays:
         self._chains[key].again[place].replay()
 
     def output(self, key: Hashable) -> Tensor:
-        """What a chain's last block just made."""
-        return self._chains[key].output.clone()
+        """What a chain's last block just made; it is there until the chain's next pass."""
+        return self._chains[key].output
 
     def backward(
         self, key: Hashable, output_grad: Tensor | None, place: int = 0
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """The gradients of a block's parameters, which are there until the next recorded pass; and
-        of the chain's input, from its first block. The last one takes the output's."""
+        """The gradients of the chain's input, from its first block, and of a block's parameters;
+        they are there until the next recorded pass. The last block takes the output's."""
         chain = self._chains[key]
         if place == len(chain.back) - 1:
             self._output_grad[: len(output_grad)].copy_(output_grad)
         chain.back[place].replay()
-        return None if place else chain.input_grad.clone(), chain.grads[place]
+        return None if place else chain.input_grad, chain.grads[place]
 
     def close(self) -> None:
-        """Let go of all recordings; none may be running."""
+        """Let go of all recordings and what they worked in; none may be running."""
         self._forward.clear()
         self._chains.clear()
+        self._input = self._output_grad = None
 
-    def _warm_up(self, chain: Chain) -> None:
-        module, parameters = chain.modules[0], chain.parameters[0]
+    def _warm_up(self, chain: Chain, *, backward: bool = False) -> None:
+        """Passes of a size as they will be recorded: what is passed forward alone may have no room
+        for more."""
+        module, parameters, rows = chain.modules[0], chain.parameters[0], chain.rows
         for _ in range(WARM_UP):
-            with torch.no_grad():
-                self._run(module, self._input[: chain.rows])
-            x, y = self._differentiated(module, self._input[: chain.rows])
-            self._gradients(x, y, parameters, self._output_grad[: chain.rows])
-            del x, y
+            if backward:
+                x, y = self._differentiated(module, self._input[:rows])
+                self._gradients(x, y, parameters, self._output_grad[:rows])
+                del x, y
+            else:
+                with torch.no_grad():
+                    self._run(module, self._input[:rows])
 
     def _chain(self, chain: Chain) -> _Recorded:
         x, passes = self._input[: chain.rows], []

@@ -12,8 +12,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config
 
 from workbench.model.base import Context, LayeredModel
+
+GRAPHS = 64
+"""That may be kept, two for each number of samples: torch's 8 are soon used up where a process
+profiles several micro-batch sizes, and what comes after them runs eagerly, with no more than a
+warning."""
 
 
 def compiles(choice: str, device_type: str, dtype: torch.dtype) -> bool:
@@ -33,7 +39,8 @@ class Template:
         self._model = model
         self._block: Callable[[nn.Module, Tensor], Tensor] | None = None
         if compiled and model.compilable:
-            # Shapes never change within a run, so a graph for general ones would only be slower.
+            config.recompile_limit = max(config.recompile_limit, GRAPHS)
+            # Shapes are few in a run, and a graph for general ones would be slower.
             self._block = torch.compile(_call, dynamic=False)
 
     def forward(

@@ -74,3 +74,11 @@ def test_exceptions_of_torch() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     assert classify(caught.value)[0] == "oom_host"
+
+
+def test_gradients_that_are_no_numbers() -> None:
+    adam_step = pytest.importorskip("workbench.runtime.adam_step")
+
+    status, message = classify(_wrapped(adam_step.Diverged(7, 3)))
+    assert status == "diverged"
+    assert message.startswith("the gradients of unit 3 are not finite at step 7")

@@ -25,6 +25,7 @@ from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.adam_step import Diverged
 from workbench.runtime.board import Board
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
@@ -203,6 +204,8 @@ class Crew:
                 tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],
                 in_use=told["in_use"], budget=told["budget"],
             )  # fmt: skip
+        if told["type"] == "Diverged":
+            raise Diverged(told["step"], told["unit"])
         if told["type"] == "OutOfMemoryError":
             raise torch.OutOfMemoryError(message)
         if told["type"] == "ValueError":

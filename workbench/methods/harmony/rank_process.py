@@ -116,7 +116,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
     if path.exists():
         return
     told = {"type": type(error).__name__, "message": str(error)}
-    for field in ("tier", "what", "asked", "in_use", "budget"):
+    for field in ("tier", "what", "asked", "in_use", "budget", "step", "unit"):
         if hasattr(error, field):
             told[field] = getattr(error, field)
     _tell(path, told)
