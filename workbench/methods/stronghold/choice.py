@@ -26,7 +26,8 @@ class Choice:
     are needed last, so they can wait for it longest."""
     eager: str = "some"
     """Which updates of streamed layers run during the backward pass: ``some`` (what the host
-    manages), ``all`` (their gradients need little host memory then) or ``none``."""
+    manages), ``all`` (their gradients need little host memory then) or ``none``; so with layers
+    that are pulled, too, where gradients are clipped."""
 
 
 def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
@@ -46,7 +47,7 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
         if spec.clip is None:
             eager |= on_disk
     pulled = frozenset(range(choice.resident + 1, stay + 1))
-    if spec.clip is not None and spec.clipping != "wait":
+    if spec.clip is not None and choice.eager != "none":
         eager = {*eager, *pulled}
     return Layout(
         method=f"stronghold w{choice.window} r{choice.resident}"

@@ -12,7 +12,8 @@ layer takes. So the search
   from one with none, first without and then with stashed inputs;
 * ends with small strides in all directions, where room is given to kept layers only: a link that is
   busy has no use for pulled ones;
-* widens the window as long as that helps.
+* widens the window as long as that helps;
+* asks at last whether updates had better wait for the norm of all gradients.
 
 Every choice that is compared is simulated, and known to fit: on the device by memory.py, elsewhere
 by the sum of what could ever be there, or where that is too much by the proof (schedule/peak.py).
@@ -107,7 +108,16 @@ class Search:
         best = self._walk(best, self.layers // 8, least=1, fill=())
         if self.spec.window == "auto":
             best = self._widened(best)
-        return best.choice
+        return self._patient(best).choice
+
+    def _patient(self, best: Trial) -> Trial:
+        """Where no layer is updated before the norm is known, none is ever updated twice: the
+        better of that and the best so far, if the choice is the planner's."""
+        if self.spec.clip is None or self.spec.clipping != "auto":
+            return best
+        waiting = self._trial(replace(best.choice, eager="none"), fill=())
+        waiting = self._walk(waiting, FINE, least=1, fill=("kept",))
+        return min(best, waiting, key=lambda trial: trial.rank)
 
     def fits(self) -> bool:
         """Whether any choice is within the budgets; much quicker than the search."""
@@ -218,7 +228,8 @@ class Search:
     def _settled(self, choice: Choice) -> Choice:
         spec = self.spec
         pinned = self.layers if spec.optimizer_tier == DISK else spec.disk_layers
-        choice = replace(choice, on_disk=0 if pinned == "auto" else pinned, eager=self._eager())
+        eager = "none" if choice.eager == "none" else self._eager()
+        choice = replace(choice, on_disk=0 if pinned == "auto" else pinned, eager=eager)
         if spec.resident != "auto":
             pulled = min(choice.pulled, self.layers - spec.resident)
             return replace(choice, resident=spec.resident, pulled=pulled)

@@ -54,7 +54,9 @@ class Trials:
         """What the choice needs of the device; which layers are on the disk makes no difference."""
         key = _anywhere(choice)
         if key not in self._device:
-            layout = layout_of(self.spec, self.profile, key)
+            layout = layout_of(self.spec, self.profile, replace(key, eager="none"))
+            if self.spec.clip is not None and key.eager != "none":
+                layout = replace(layout, eager=layout.pulled)
             self._device[key] = device_bytes(layout, self.profile)
         return self._device[key]
 
@@ -109,5 +111,5 @@ class Trials:
 
 def _anywhere(choice: Choice) -> Choice:
     """The choice without what makes no difference to the device: who is updated on the host, when,
-    and from where."""
-    return replace(choice, on_disk=0, eager="none")
+    and from where. States that visit come once more where their updates do not wait."""
+    return replace(choice, on_disk=0, eager="none" if choice.eager == "none" else "some")
