@@ -21,7 +21,7 @@ SHARES = ((32, 4, 0.99), (78, 4, 0.80), (78, 16, 0.95), (100, 4, 0.60), (100, 16
 OVER_ZERO_OFFLOAD = 4.5
 CLIP_COSTS = 0.05
 PREDICTED_WITHIN = 0.05
-AUTO_WITHIN, FEWEST_PINNED = 0.03, 4
+AUTO_WITHIN, FEWEST_PINNED, FEWEST_WINDOWS = 0.03, 4, 2
 HOST_BYTES = 12.5
 FLAT_WITHIN, FEWEST_DEPTHS = 0.01, 3
 LARGEST, LARGEST_WITH_DISK = 9e9, 14e9
@@ -75,6 +75,8 @@ def _share(rows: pd.DataFrame, layers: int, batch: int, wanted: float) -> Goal:
         f"{run['samples_per_second']:.4g} of {run['plain']:.4g} samples/s of {run['plain_label']}"
         f"{variant_of(run)}{_of_other_plain(rows, run)}"
     )
+    if run["plain_round"] != run["round"]:
+        return apart(goal, f"{run['share']:.1%}", why, run["round"], run["plain_round"])
     return judged(goal, f"{run['share']:.1%}", run["share"] >= wanted, why)
 
 
@@ -88,6 +90,7 @@ def _of_other_plain(rows: pd.DataFrame, run: pd.Series) -> str:
         & rows["device_cap_gib"].isna()
         & (rows["status"] == "ok")
         & (rows["label"] != run["plain_label"])
+        & (rows["round"] == run["plain_round"])
     ]
     told = [
         f"; {run['samples_per_second'] / other.samples_per_second:.1%} of {other.label}"
@@ -109,12 +112,14 @@ def _over_zero_offload(rows: pd.DataFrame) -> Goal:
     speeds = ours["samples_per_second"], theirs["samples_per_second"]
     ratio = speeds[0] / speeds[1]
     why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(ours)}"
+    if ours["round"] != theirs["round"]:
+        return apart(goal, f"{ratio:.2f} times", why, ours["round"], theirs["round"])
     return judged(goal, f"{ratio:.2f} times", ratio >= OVER_ZERO_OFFLOAD, why)
 
 
 def _clipping(rows: pd.DataFrame) -> Goal:
     goal = f"clipping changes the throughput by at most {CLIP_COSTS:.0%}"
-    same = ["method", "variant", "layers", "batch", "device_cap_gib", "host_cap_gib"]
+    same = ["method", "variant", "layers", "batch", "device_cap_gib", "host_cap_gib", "round"]
     own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")].copy()
     on, off = own[own["clip"].notna()], own[own["clip"].isna()]
     # Gaps are no values to merge on: a cap that is not there is one like any other.
@@ -122,7 +127,7 @@ def _clipping(rows: pd.DataFrame) -> Goal:
         off.fillna({"device_cap_gib": -1, "host_cap_gib": -1}), on=same, suffixes=("", "_off")
     )
     if pairs.empty:
-        return left_open(goal, "no two runs that differ in clipping only")
+        return left_open(goal, "no two runs of one round that differ in clipping only")
     change = pairs["samples_per_second"] / pairs["samples_per_second_off"] - 1
     worst = pairs.loc[change.abs().idxmax()]
     value = float(change.abs().max())
@@ -146,15 +151,20 @@ def _predicted(rows: pd.DataFrame, column: str, words: str) -> Goal:
 
 def _host_bytes(rows: pd.DataFrame) -> Goal:
     goal = f"at most {HOST_BYTES} bytes of host memory per parameter"
-    own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok") & ~rows["pinned"]]
-    values = own["host_bytes_per_parameter"].dropna()
+    trained = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
+    own, pinned = trained[~trained["pinned"]], trained[trained["pinned"]]
+    values, others = (part["host_bytes_per_parameter"].dropna() for part in (own, pinned))
     if values.empty:
         return left_open(goal, "no run of stronghold tells its host memory")
     worst = own.loc[values.idxmax()]
     why = (
-        f"the most of {len(values)} runs: {worst['host_gib']:.4g} GiB with {worst['layers']} "
-        f"layers at batch {worst['batch']}{variant_of(worst)}"
+        f"the most of {len(values)} planned runs: {worst['host_gib']:.4g} GiB with "
+        f"{worst['layers']} layers at batch {worst['batch']}{variant_of(worst)}"
     )
+    if len(others) and others.max() > values.max():
+        why += (
+            f"; where all is pinned to visit, and gradients wait for their norm, {others.max():.3g}"
+        )
     return judged(goal, f"{values.max():.2f} bytes", values.max() <= HOST_BYTES, why)
 
 
@@ -163,16 +173,19 @@ def _auto(rows: pd.DataFrame) -> Goal:
     of one kind differ by more than the goal allows, and so do states of the code."""
     goal = f"the planner's choice is within {AUTO_WITHIN:.0%} of the best of a sweep"
     own = rows[(rows["method"] == "stronghold") & (rows["status"] == "ok")]
-    same = ["layers", "batch", "clip", "device_cap_gib", "host_cap_gib", "commit", "date"]
+    same = ["layers", "batch", "clip", "device_cap_gib", "host_cap_gib", "round"]
     sweeps = [
         (part, preferred(part[~part["pinned"]]).iloc[0])
         for _, part in own.groupby(same, dropna=False)
-        if part["pinned"].sum() >= FEWEST_PINNED and not part["pinned"].all()
+        if part["pinned"].sum() >= FEWEST_PINNED
+        and part["variant"].str.contains(r"\bw\d").sum() >= FEWEST_WINDOWS
+        and not part["pinned"].all()
     ]
     if not sweeps:
         return left_open(
             goal,
-            f"no planned run stands beside {FEWEST_PINNED} of one round with other placements",
+            f"no planned run stands beside {FEWEST_PINNED} of one round with other placements, "
+            f"{FEWEST_WINDOWS} of them with other windows",
         )
     part, chosen = max(sweeps, key=lambda sweep: len(sweep[0]))
     best = part.loc[part["samples_per_second"].idxmax()]
@@ -214,12 +227,17 @@ def _largest(rows: pd.DataFrame, method: str, wanted: float, words: str) -> Goal
     if fit.empty:
         return left_open(goal, f"no run of {method} within both budgets")
     best = fit.loc[fit["parameters"].idxmax()]
-    disk = f", {best['disk_gib']:.4g} GiB on the disk" if best["disk_gib"] > 0 else ""
+    disk = ""
+    if best["disk_gib"] > 0:
+        disk = f", {best['disk_gib']:.4g} GiB on the disk"
+    if best["disk_step_gb"] > 0:
+        disk += f", of which {best['disk_step_gb']:.3g} GB are read and written in a step"
     return judged(
         goal,
         f"{best['parameters'] / 1e9:.2f} billion",
         best["parameters"] >= wanted,
-        f"{best['layers']} layers at batch {best['batch']}{disk}{variant_of(best)}",
+        f"{best['layers']} layers at batch {best['batch']}, {best['step_seconds']:.3g} s a step"
+        f"{disk}{variant_of(best)}",
     )
 
 
@@ -248,6 +266,12 @@ def did_not_train(goal: str, run: pd.Series) -> Goal:
     """Running out of memory is an answer; a run that was cut short or broke is none."""
     why = f"{run['label']} ended with status {run['status']}"
     return judged(goal, "nothing", False, why) if run["status"] in RESULTS else left_open(goal, why)
+
+
+def apart(goal: str, measured: str, why: str, ours: str, theirs: str) -> Goal:
+    """A goal whose two runs are of different rounds, which is no comparison."""
+    why = f"{why}; to be measured in one round: now {ours} beside {theirs}"
+    return Goal(goal=goal, measured=measured, verdict=MISSING, why=why)
 
 
 def left_open(goal: str, why: str) -> Goal:

@@ -15,7 +15,15 @@ from typing import Any
 import pandas as pd
 
 from workbench.figures import draw as drawing
-from workbench.figures.lanes_table import HOST_MEMORY, NEAR, SHOWN, Span, folded, traffic
+from workbench.figures.lanes_table import (
+    HOST_MEMORY,
+    METHOD,
+    NEAR,
+    SHOWN,
+    Span,
+    folded,
+    traffic,
+)
 from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.lanes import Lanes
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, lane_kind
@@ -29,7 +37,6 @@ CLAIM = (
 )
 CASES = ("78-b4", "78-b16", "100-b4", "100-b16")
 """The panels, where there is such a step."""
-METHOD = "stronghold"
 ROUGH = 0.05
 """Steps of a run differ by as much, and so do their bounds."""
 PANEL_IN = 1.95

@@ -29,12 +29,13 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 COLUMNS = (
     "method", "variant", "label", "layers", "hidden", "heads", "seq", "batch", "dtype", "clip",
     "device_cap_gib", "host_cap_gib", "parameters", "status", "samples_per_second", "plain",
-    "share", "plain_label", "step_seconds", "spread_seconds", "predicted_step_seconds",
-    "step_ratio", "peak_device_gib", "predicted_peak_device_gib", "peak_ratio", "host_gib",
-    "host_bytes_per_parameter", "disk_gib", "final_loss", "pinned", "source", "hardware", "device",
-    "date", "commit", "how",
+    "share", "plain_label", "plain_round", "round", "step_seconds", "spread_seconds",
+    "predicted_step_seconds", "step_ratio", "peak_device_gib", "predicted_peak_device_gib",
+    "peak_ratio", "host_gib", "host_bytes_per_parameter", "disk_gib", "disk_step_gb", "final_loss",
+    "pinned", "source", "hardware", "device", "date", "commit", "how",
 )  # fmt: skip
-"""`plain`: samples/s of plain training of the same model. `share`: this run's over it.
+"""`plain`: samples/s of plain training of the same model. `share`: this run's over it. `round`,
+`plain_round`: in which round of measurements either was made (`round_of`).
 `step_ratio`, `peak_ratio`: predicted over measured. `device`: the machine's folder."""
 
 
@@ -51,7 +52,7 @@ _NUMBERS = (
     "clip", "device_cap_gib", "host_cap_gib", "parameters", "samples_per_second", "plain", "share",
     "step_seconds", "spread_seconds", "predicted_step_seconds", "step_ratio", "peak_device_gib",
     "predicted_peak_device_gib", "peak_ratio", "host_gib", "host_bytes_per_parameter", "disk_gib",
-    "final_loss",
+    "disk_step_gb", "final_loss",
 )  # fmt: skip
 
 
@@ -64,12 +65,15 @@ def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
         "label": run.label,
         "plain": base,
         "plain_label": plain.label if plain else "",
+        "plain_round": round_of(plain) if plain else "",
+        "round": round_of(run),
         "share": quotient(run.samples_per_second, base),
         "step_seconds": run.step_seconds_median,
         "spread_seconds": run.step_seconds_spread,
         "step_ratio": quotient(run.predicted_step_seconds, run.step_seconds_median),
         "peak_ratio": quotient(run.predicted_peak_device_gib, run.peak_device_gib),
         "host_bytes_per_parameter": quotient(host, run.parameters),
+        "disk_step_gb": None if run.disk_step_bytes is None else run.disk_step_bytes / 1e9,
         "pinned": run.pinned,
         "source": "measured",
         "how": how(run),
@@ -80,7 +84,8 @@ def best_uncapped(
     run: AnyRun, runs: Iterable[AnyRun], methods: Container[str], same: Iterable[str]
 ) -> AnyRun | None:
     """The fastest run of `methods` without a device cap that has the fields `same` as `run` has
-    them; None where none is. One that clips as `run` does counts before one that does not.
+    them; None where none is. One of the same round counts before others, and then one that clips as
+    `run` does.
     """
     names = tuple(same)
     found = [
@@ -91,7 +96,17 @@ def best_uncapped(
         and other.device_cap_gib is None
         and all(getattr(other, name) == getattr(run, name) for name in names)
     ]
-    return max(found, key=lambda o: (o.clip == run.clip, o.samples_per_second), default=None)
+    return max(
+        found,
+        key=lambda o: (round_of(o) == round_of(run), o.clip == run.clip, o.samples_per_second),
+        default=None,
+    )
+
+
+def round_of(run: Run) -> str:
+    """In which round of measurements a run was made: machines of one kind differ from day to day,
+    and so does the code."""
+    return f"{run.commit} of {run.date}"
 
 
 def preferred(rows: pd.DataFrame) -> pd.DataFrame:

@@ -26,6 +26,10 @@ SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
 NEAR = 0.9
 """Of the ceiling: above it host memory counts as full."""
 HOST_MEMORY = "host memory"
+METHOD = "stronghold"
+"""Whose goals these are."""
+SMALLER_CAPS_GIB, OF_THE_BOUND = (16, 24), 0.8
+"""Under these caps a step should come so near its own bound."""
 
 COLUMNS = (
     "case", "method", "label", "layers", "batch", "clip", "device_cap_gib", "step_seconds",
@@ -38,7 +42,7 @@ COLUMNS = (
 mean over the step. `full_share`: of the step in which its traffic is above `NEAR` of the ceiling.
 Mostly that is between `full_from_s` and `full_to_s`, which lies past the step's end where it is in
 the next, and where the mean is `full_bytes_per_s`. `bound`: what `bound_samples_per_second` comes
-from. `goal_share`: of plain training."""
+from. `goal_share`: of plain training; where the goal is a share of the bound there is none."""
 
 
 class Span(NamedTuple):
@@ -174,7 +178,10 @@ def _row(step: Lanes, offload: pd.DataFrame) -> dict[str, Any]:
         DISK_OUT: writing,
     }
     bound = max(limits, key=limits.__getitem__)
-    share, goal = goal_of(step, offload)
+    at_most = step.batch / limits[bound]
+    share, goal = goal_of(step, offload) if step.method == METHOD else (None, None)
+    if step.method == METHOD and step.device_cap_gib in SMALLER_CAPS_GIB:
+        goal = OF_THE_BOUND * at_most
     return {
         **{name: getattr(step, name) for name in COLUMNS if name in Lanes.__slots__},
         "label": step.label,
@@ -189,7 +196,7 @@ def _row(step: Lanes, offload: pd.DataFrame) -> dict[str, Any]:
         "full_to_s": full[1],
         "full_bytes_per_s": full[2],
         "bound": bound,
-        "bound_samples_per_second": step.batch / limits[bound],
+        "bound_samples_per_second": at_most,
         "goal_share": share,
         "goal_samples_per_second": goal,
         "source": "measured",

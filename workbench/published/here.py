@@ -7,9 +7,10 @@ slip of a hand looks like any other. These rows are `measured`; published values
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class OffloadRun(sheet.Run):
     LABELS = LABELS
 
     disk_gib: float | None
+    disk_step_bytes: int | None = None
+    """Read from the disk and written to it in a step, together: of the file's provenance."""
 
     @property
     def pinned(self) -> bool:
@@ -73,7 +76,33 @@ def read_offload(path: Path) -> list[OffloadRun]:
     Raises ValueError for a file without the columns `COLUMNS` and for a row that cannot be right,
     naming file, line, column and value.
     """
-    return sheet.read(path, COLUMNS, _READERS, OffloadRun, sheet.contradiction)
+    runs = sheet.read(path, COLUMNS, _READERS, OffloadRun, sheet.contradiction)
+    moved = _disk_traffic(path.with_suffix(".json"))
+    return [replace(run, disk_step_bytes=moved.get(_place(run))) for run in runs]
+
+
+def _place(run: OffloadRun) -> tuple[str, str, float | None, float | None]:
+    """What tells a run from all others of a file."""
+    return run.method, run.commit, run.parameters, run.samples_per_second
+
+
+def _disk_traffic(path: Path) -> dict[tuple[str, str, float | None, float | None], int]:
+    """Bytes to and from the disk in a step, of the runs in the provenance beside a file that used
+    one; nothing where there is none. Raises ValueError for a file that is none of ours."""
+    if not path.is_file():
+        return {}
+    try:
+        rows = [(run["row"], run["moved_bytes"]) for run in json.loads(path.read_text())["runs"]]
+        return {
+            (row["method"].partition(" ")[0], row["commit"], row["parameters"],
+             row["samples_per_second"]): moved["read"] + moved["write"]
+            for row, moved in rows
+            if moved.get("read") or moved.get("write")
+        }  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path.parent.name}/{path.name} is not a benchmark's provenance: {error!r}"
+        ) from None
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

@@ -157,7 +157,7 @@ def test_a_goal_is_held_against_the_bound(tmp_path: Path, plain: float, verdict:
 
 
 def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
-    write_step(tmp_path, device_cap_gib=24.0)
+    write_step(tmp_path, device_cap_gib=48.0)
     assert rows_of(tmp_path, 100.0)["goal_samples_per_second"].isna().all()
     write_step(tmp_path, layers=77)
     assert here_lanes.judged(rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
@@ -165,6 +165,15 @@ def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
     write_step(tmp_path / "other", device="another")
     (tmp_path / "published-here" / "made-up" / "offload.csv").unlink()
     assert rows_of(tmp_path)["goal_samples_per_second"].isna().all(), "plain was not measured"
+
+
+@pytest.mark.parametrize("cap", [16.0, 24.0])
+def test_under_smaller_caps_the_goal_is_a_share_of_the_bound(tmp_path: Path, cap: float) -> None:
+    write_step(tmp_path, device_cap_gib=cap)
+    (row,) = rows_of(tmp_path).itertuples()
+    assert row.goal_samples_per_second == pytest.approx(0.8 * row.bound_samples_per_second)
+    reached = row.samples_per_second >= row.goal_samples_per_second
+    assert here_lanes.judged(rows_of(tmp_path))["so"].str.startswith("reached").all() == reached
 
 
 # -- the drawing ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import jupytext
@@ -18,7 +19,7 @@ from workbench.figures.goals import as_table, goals
 from workbench.figures.here_table import table
 from workbench.figures.style import HERE_LOOKS, styled
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.published.here import LABELS
+from workbench.published.here import LABELS, offload_runs
 from workbench.report.here import here_section
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
@@ -198,6 +199,37 @@ def test_goals_at_their_limits(tmp_path: Path) -> None:
     assert judge(tmp_path, lines)[clipping] == ("", MISSING), "the cap differs too"
 
 
+def test_what_two_rounds_measured_is_told_and_judges_nothing(tmp_path: Path) -> None:
+    """Machines of one kind differ by more than these goals allow."""
+    lines = [
+        line("plain", 78, cap=None, speed=10.0),
+        line("zero-offload", 78, speed=1.0),
+        line("stronghold", 78, speed=9.0),
+    ]
+    share = "78 layers, batch 4: at least 80% of plain training at its best"
+    over = "78 layers, batch 4: at least 4.5 times ZeRO-Offload"
+    found = judge(tmp_path, lines)
+    assert (found[share], found[over]) == (("90.0%", HOLDS), ("9.00 times", HOLDS))
+    for change in ({"commit": "another"}, {"measured_on": "2026-11-22 Made-up GPU"}):
+        found = judge(tmp_path, [*lines[:2], lines[2] | change])
+        assert (found[share], found[over]) == (("90.0%", MISSING), ("9.00 times", MISSING))
+    own = line("plain", 78, cap=None, speed=8.0, commit="another", clip="")
+    later = lines[2] | {"commit": "another"}
+    assert judge(tmp_path, [*lines[:2], own, later])[share][0] == "112.5%", "its own round's"
+
+
+def test_bytes_of_the_disk_are_told_from_the_provenance(tmp_path: Path) -> None:
+    run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
+    kept = {"row": run, "moved_bytes": {"read": 7 * 10**10, "write": 6 * 10**10}}
+    path = write(tmp_path, [run])
+    path.with_suffix(".json").write_text(json.dumps({"runs": [kept]}))
+    (goal,) = (g for g in goals(table(offload_runs([tmp_path]))) if "with a disk" in g.goal)
+    assert "8 s a step, 150 GiB on the disk, of which 130 GB are read and written" in goal.why
+    path.with_suffix(".json").write_text('{"runs": [1]}')
+    with pytest.raises(ValueError, match=r"made-up/offload.json is not a benchmark's provenance"):
+        offload_runs([tmp_path])
+
+
 def test_errors_of_either_sign_do_not_cancel(tmp_path: Path) -> None:
     lines = [
         line("stronghold", n, speed=1.0, predicted_step_seconds=4 * error)
@@ -209,7 +241,12 @@ def test_errors_of_either_sign_do_not_cancel(tmp_path: Path) -> None:
 
 def test_a_choice_behind_the_sweep_and_memory_that_grows_are_told(tmp_path: Path) -> None:
     sweep = [line(f"stronghold (p{p})", 24, cap=8, speed=20.0 + p) for p in range(4)]
-    found = judge(tmp_path, [*sweep, line("stronghold", 24, cap=8, speed=21.0)])
+    planned = line("stronghold", 24, cap=8, speed=21.0)
+    found = judge(tmp_path, [*sweep, planned])
+    (narrow,) = (found[goal] for goal in found if "sweep" in goal)
+    assert narrow == ("", MISSING), "no other windows"
+    sweep += [line(f"stronghold (w{w} p2)", 24, cap=8, speed=20.0) for w in (4, 8)]
+    found = judge(tmp_path, [*sweep, planned])
     (behind,) = (found[goal] for goal in found if "sweep" in goal)
     assert behind == ("8.7% behind", FAILS)
     later = {**line("stronghold", 24, cap=8, speed=21.0), "commit": "another"}
