@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -33,8 +36,13 @@ def on_gpu(profile, **changes):
     return replace(profile, hardware=replace(profile.hardware, **{"device": "cuda", **changes}))
 
 
-def trained(method, spec, folder):
-    training = Training(spec, method.plan(spec, on_gpu(made_up_profile(spec))), folder)
+def started(method, spec, folder, perturb=None):
+    plan = method.plan(spec, on_gpu(made_up_profile(spec)))
+    return Training(spec, plan, folder, perturb=perturb)
+
+
+def trained(method, spec, folder, perturb=None):
+    training = started(method, spec, folder, perturb)
     try:
         training.run(Silent())
         return training, training.parameters()
@@ -71,6 +79,66 @@ def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
         losses, _ = judge(spec)
         for ours, plain in zip(replayed.history.losses, losses, strict=True):
             assert abs(ours - plain) <= 1e-6 * abs(plain)
+
+
+RECORDED = {"window": 2, "resident": 1, "pulled": 1, "microbatches": 2, "replay": "on"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_random_delays_change_no_bit(tmp_path, seed):
+    """On every stream and in every lane's thread."""
+    choose, lock = random.Random(seed), threading.Lock()
+
+    def delay(action, step):
+        with lock:
+            cycles, seconds = int(choose.random() * 1e7), choose.random() * 2e-3
+        torch.cuda._sleep(cycles)
+        time.sleep(seconds)
+
+    spec = spec_for(device="cuda", model=PURE, steps=6, **RECORDED)
+    calm, expected = trained(stronghold, spec, tmp_path / "calm")
+    delayed, found = trained(stronghold, spec, tmp_path / "delayed", delay)
+    assert delayed.history.losses == calm.history.losses
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_that_is_not_finite_is_skipped(tmp_path):
+    spec = spec_for(device="cuda", model=PURE, steps=3, **RECORDED)
+    training = started(stronghold, spec, tmp_path)
+
+    def poison(action, step):
+        if action.name == "B4.0" and step == 1 and (4, 0) in training.engine._output_grads:
+            training.engine._output_grads[4, 0].fill_(float("nan"))
+
+    training.executor._perturb = poison
+    training.run(Silent())
+    after = training.parameters()
+    training.close()
+    assert training.history.skipped == [1]
+    assert all(torch.isfinite(value).all() for value in after.values())
+    whole, _ = trained(stronghold, spec, tmp_path / "whole")
+    assert training.history.losses[:2] == whole.history.losses[:2]
+
+
+@pytest.mark.gpu
+def test_a_recorded_run_goes_on_from_its_checkpoint(tmp_path):
+    spec = spec_for(device="cuda", model=PURE, steps=6, save_every=3, **RECORDED)
+    whole, expected = trained(stronghold, spec, tmp_path / "whole")
+    trained(stronghold, spec.with_(steps=3), tmp_path / "parts")
+    again, found = trained(stronghold, spec, tmp_path / "parts")
+    assert again.executor.step_numbers == [3, 4, 5]
+    assert again.history.losses == whole.history.losses
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activations", ["recompute", "host"])
+def test_a_recorded_run_moves_what_was_planned(tmp_path, activations):
+    spec = spec_for(device="cuda", model=PURE, activations=activations, steps=4, **RECORDED)
+    training, _ = trained(stronghold, spec, tmp_path)
+    assert training.outcome("test").moved_bytes == training.plan.moved_bytes
 
 
 PACKED = {
