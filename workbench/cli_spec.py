@@ -61,6 +61,7 @@ SPEC_FLAGS = (
     (("--warmup-steps",), "warmup_steps", "steps of linear growth"),
     (("--weight-decay",), "weight_decay", "of matrices, not of biases and norms"),
     (("--save-every",), "save_every", "steps between checkpoints; 0 for none"),
+    (("--start-from",), "start_from", "run, by key or folder, whose checkpoint to go on from"),
 )
 """Flags, field of the spec, help. What a value may be comes from the field's annotation."""
 

@@ -35,6 +35,7 @@ def spec_for(**changes) -> RunSpec:
         "warmup_steps": 3,
         "weight_decay": 0.1,
         "clip": 0.5,
+        "activations": "recompute",
     }
     return RunSpec(**{**values, **changes})
 

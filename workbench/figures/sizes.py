@@ -73,6 +73,7 @@ class Size:
             "device": self.device,
             "dtype": self.dtype,
             "device_memory": self.device_memory,
+            "activations": "recompute",  # as published
         }
         return RunSpec(**{**values, **changes})
 

@@ -6,6 +6,7 @@ data, batch or clipping.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ class History:
     def __init__(self, spec: RunSpec, folder: Path, batches: Batches | Draws) -> None:
         """`folder` is the run's own."""
         self._spec, self._folder = spec, folder / "checkpoints"
-        self._continues = continued_by(spec, batches) if spec.save_every else {}
+        wanted = spec.save_every or spec.start_from
+        self._continues = continued_by(spec, batches) if wanted else {}
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
         self.grad_norms: list[float | None] = []
@@ -87,16 +89,14 @@ class History:
     def resume(
         self, model: LayeredModel, memory: Memory, flats: list[Flat], report: Reporter
     ) -> int:
-        """Continue from the newest checkpoint in the run's folder; returns the first step to do.
+        """Continue from the newest checkpoint in the run's folder, else in that of the run it is to
+        start from; returns the first step to do.
 
-        Raises ValueError where there are checkpoints of another training, or unreadable ones only.
+        Raises ValueError where there are checkpoints of another training, unreadable ones only, or
+        none of the run to start from.
         """
-        if not self._spec.save_every:
-            return 0
         damage = None
-        for path, manifest in checkpoint.whole(self._folder):
-            if manifest["next_step"] > self._spec.steps:
-                continue
+        for path, manifest in self._whole():
             self._check_continues(path, manifest["continues"])
             try:
                 checkpoint.restore(path, model, memory, flats)
@@ -106,7 +106,8 @@ class History:
                 report.event("damaged", path=path.name, reason=str(error))
                 continue
             self.losses = [float(loss) for loss in manifest["losses"]]
-            self.step_seconds = list(manifest["step_seconds"])
+            own = path.parent == self._folder  # another run's steps took another method's time
+            self.step_seconds = list(manifest["step_seconds"]) if own else []
             self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
             self.skipped = list(manifest["skipped"])
             self.updates_done = manifest["updates_done"]
@@ -114,7 +115,27 @@ class History:
             return manifest["next_step"]
         if damage is not None:  # memory is half written by now; and nobody asked to begin anew
             raise ValueError(f"{damage}; remove {self._folder} to begin anew") from damage
+        if self._spec.start_from:
+            raise ValueError(
+                f"start_from is {self._spec.start_from!r}; there is no whole checkpoint of at most "
+                f"{self._spec.steps} steps in {self._source()}"
+            )
         return 0
+
+    def _source(self) -> Path:
+        """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
+        named = Path(self._spec.start_from)
+        run = named if named.is_dir() else self._folder.parents[1] / self._spec.start_from
+        return run / "checkpoints"
+
+    def _whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Checkpoints of no more steps than this run has, its own first, newest first."""
+        folders = [self._folder] if self._spec.save_every else []
+        folders += [self._source()] if self._spec.start_from else []
+        for folder in folders:
+            for path, manifest in checkpoint.whole(folder):
+                if manifest["next_step"] <= self._spec.steps:
+                    yield path, manifest
 
     def _check_continues(self, path: Path, saved: dict) -> None:
         for label, ours in self._continues.items():

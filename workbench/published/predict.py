@@ -66,7 +66,10 @@ class Point:
     def run(self) -> RunSpec:
         model = ModelSpec(layers=self.layers)
         window = self.window or "auto"
-        return RunSpec(method=self.method, model=model, window=window, **self.spec)
+        return RunSpec(
+            method=self.method, model=model, window=window,
+            **{"activations": "recompute", **self.spec},
+        )  # fmt: skip
 
 
 def predict(figure: str) -> pd.DataFrame:

@@ -56,11 +56,12 @@ def resolve(spec: RunSpec) -> RunSpec:
         raise ValueError(
             f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
         )
-    if spec.model.decomposed and not method.modules:
-        able = ", ".join(m.name for m in methods.known().values() if m.modules)
+    methods.check_model(method, spec.model)
+    if spec.start_from and not method.portable:
+        able = ", ".join(m.name for m in methods.known().values() if m.portable)
         raise ValueError(
-            f"{method.name} trains decoders only, and the model is a {spec.model.family}; it is "
-            f"for {able}"
+            f"start_from is {spec.start_from!r}, and {method.name} has checkpoints of its engine's "
+            f"own form; it is for {able}"
         )
     if changes["device"] == "cuda" and spec.ranks > len(machine.gpus()):
         raise ValueError(
@@ -69,6 +70,8 @@ def resolve(spec: RunSpec) -> RunSpec:
     text = Path(spec.text).expanduser()
     if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())
+    if spec.start_from and (run := Path(spec.start_from).expanduser()).is_dir():
+        changes["start_from"] = str(run.resolve())
     return spec.with_(**changes)
 
 

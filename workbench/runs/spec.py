@@ -45,7 +45,7 @@ class RunSpec:
     pulled: int | Auto = "auto"
     """Layers after the resident ones whose weights stay on the device while their optimizer states
     come from the host to be updated there."""
-    activations: Literal["auto", "keep", "host", "recompute"] = "recompute"
+    activations: Literal["auto", "keep", "host", "recompute"] = "auto"
     """What becomes of activations between forward and backward pass; ``auto`` lets a planner that
     can choose do so for each layer, and is ``recompute`` for the others."""
     kept: int | Auto = "auto"
@@ -109,6 +109,9 @@ class RunSpec:
     a GPU only: it recreates the scarcity of the papers' machines where copies cost little."""
     save_every: int = 0
     """Steps between checkpoints in the run's folder; 0 for none."""
+    start_from: str = ""
+    """Key of a run among the same results, or the folder of any: its newest checkpoint is where
+    this run begins, under whatever method, packs and number of ranks."""
 
     def __post_init__(self) -> None:
         layers = self.model.layers

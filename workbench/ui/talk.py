@@ -61,10 +61,10 @@ class Question:
     def of(cls, *, method: str = ANY, machine: str | None = None, **changes: Any) -> Question:
         """A question about the default model, changed. Amounts of memory may be text, ``24GiB``.
 
-        Activations are left to planners that can choose. Raises ValueError, in one sentence, for an
-        unknown field or method and for a value out of range.
+        Raises ValueError, in one sentence, for an unknown field or method and for a value out of
+        range.
         """
-        spec = make_spec({"method": _named(method), "activations": "auto"}, changes)
+        spec = make_spec({"method": _named(method)}, changes)
         return cls(spec=spec, method=method, machine=machine)
 
     def with_(self, **changes: Any) -> Question:

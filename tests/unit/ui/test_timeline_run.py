@@ -21,8 +21,9 @@ from workbench.ui.timeline_run import as_executed, read_timeline, run_timeline
 
 KEY = "0123456789abcdef"
 SPEC = RunSpec(
-    method="stronghold", model=ModelSpec(layers=12), device="cpu", device_memory=3 * 2**30
-)
+    method="stronghold", model=ModelSpec(layers=12), device="cpu", device_memory=3 * 2**30,
+    activations="recompute",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""A run goes on from another one's checkpoint, under another method, packs and number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.methods import plain
+from workbench.runs import runner
+from workbench.runs.record import RunRecord
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+FIRST, STEPS = 3, 6
+
+
+@pytest.fixture
+def store(tmp_path: Path, measured: Path) -> Store:
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    return Store(tmp_path / "results")
+
+
+def spec_for(method: str, **changes) -> RunSpec:
+    return plain.spec_for(**{"method": method, "steps": STEPS, "lr_decay_steps": STEPS, **changes})
+
+
+def saved(store: Store, **changes) -> RunRecord:
+    """A run of a few steps that leaves a checkpoint."""
+    spec = spec_for("stronghold", **{"steps": FIRST, "save_every": FIRST, **changes})
+    return runner.run(spec, store)
+
+
+@pytest.mark.slow
+def test_one_training_under_three_methods(store: Store) -> None:
+    """By key and by folder; the losses are those of one that was never stopped."""
+    first = saved(store)
+    more = {"ranks": 2, "save_every": 2, "steps": 4, "start_from": first.key}
+    second = runner.run(spec_for("harmony-pp", **more), store)
+    assert second.status == "ok", second.message
+    third = runner.run(spec_for("l2l", start_from=str(store.folder(second.key))), store)
+    assert third.status == "ok", third.message
+    expected, _ = plain.train(spec_for("plain"))
+    assert third.losses == pytest.approx(expected, rel=1e-6)
+    assert third.losses[:FIRST] == first.losses
+    assert len(third.step_seconds) == 2, "those of this method"
+
+
+def test_what_cannot_be_gone_on_from_is_one_sentence(store: Store) -> None:
+    first = saved(store)
+    for changes, words in (
+        ({"start_from": "0123456789abcdef"}, "there is no whole checkpoint of at most 6 steps in"),
+        ({"lr": 2e-3}, "was made with lr 0.001, this run has 0.002"),
+        ({"steps": FIRST - 1}, "there is no whole checkpoint of at most 2 steps in"),
+    ):
+        record = runner.run(spec_for("l2l", **{"start_from": first.key, **changes}), store)
+        assert (record.status, record.refused) == ("error", True)
+        assert words in record.message
+
+
+def test_an_engine_with_checkpoints_of_its_own_is_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match="fsdp has checkpoints of its engine's own form; it is"):
+        runner.resolve(spec_for("fsdp", start_from="0123456789abcdef"))
