@@ -1,8 +1,8 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, ``fp64`` (everything
-in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), or ``RANK:KIND:STEP:HOW`` with HOW
-among hang, kill, raise, wait.
+in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE`` with WHERE
+among import, meet, end, or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from tests.methods import double
-from workbench.methods.harmony.rank_process import main
+from workbench.methods.harmony import rank_process
 from workbench.runtime.pack_engine import PackEngine
 from workbench.schedule.action import Action
+
+HANG_S = 600.0
 
 
 def delays(seed: int):
@@ -39,7 +41,7 @@ def fails(rank: int, kind: str, step: int, how: str):
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hang":
-            time.sleep(600)
+            time.sleep(HANG_S)
         if how == "wait":
             time.sleep(0.5)
             return
@@ -60,6 +62,16 @@ def poisons(unit: int, step: int) -> None:
     PackEngine._gradients_out = poisoned
 
 
+def hangs(where: str) -> None:
+    """Let this rank hang before its first action, or when all is done."""
+    if where == "import":
+        time.sleep(HANG_S)
+    if where == "meet":
+        rank_process._meet = lambda *_: time.sleep(HANG_S)
+    if where == "end":
+        os._exit = lambda status: time.sleep(HANG_S)
+
+
 if __name__ == "__main__":
     what, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     perturb = None
@@ -70,7 +82,11 @@ if __name__ == "__main__":
     elif ":nan:" in what:
         unit, _, step = what.split(":")
         poisons(int(unit), int(step))
+    elif ":hangs:" in what:
+        rank, _, where = what.split(":")
+        if int(rank) == number:
+            hangs(where)
     else:
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)
-    os._exit(main(folder, number, perturb))
+    os._exit(rank_process.main(folder, number, perturb))

@@ -22,7 +22,6 @@ from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.model.spec import ModelSpec
 from workbench.runtime import checkpoint
-from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
 
@@ -182,28 +181,3 @@ def test_a_checkpoint_continues_on_replicas_and_on_another_number_of_ranks(whole
     assert again.results()[0]["steps"] == 3
     assert_equals_plain(spec, again, parameters)
     assert_moved(again, 3)
-
-
-def test_a_rank_without_room_is_out_of_memory_and_named(tmp_path):
-    spec = spec_for(device_memory=100_000)
-    with (
-        pytest.raises(OutOfMemory, match=r"device tier .* a tensor of rank \d needs"),
-        crew_of(PACKS, spec, tmp_path) as crew,
-    ):
-        crew.run(Silent())
-
-
-def test_a_rank_that_raises_tells_its_cause(tmp_path):
-    with (
-        pytest.raises(RankFailed, match=r"rank 0: a made-up failure \(RuntimeError\)"),
-        crew_of(PACKS, spec_for(), tmp_path, "0:LOAD:2:raise") as crew,
-    ):
-        crew.run(Silent())
-
-
-def test_a_rank_that_hangs_is_named(tmp_path):
-    with (
-        pytest.raises(RankFailed, match=r"rank 1 hangs: it began 1:F\d\.\d of step 2"),
-        crew_of(PACKS, spec_for(), tmp_path, "1:FORWARD:2:hang", hang_s=3.0) as crew,
-    ):
-        crew.run(Silent())

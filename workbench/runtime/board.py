@@ -6,8 +6,9 @@ processes map, of the steps in which the action is done. Counts only grow, so no
 and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
 sender's, that it is filled (inbox.py). Collectives need no board: whoever takes part waits in them.
 
-The board also knows when each rank did something last and what it waits for, so that a rank that
-hangs can be named, and the first failure, so that nobody waits for a rank that is gone.
+The board also knows how far each rank has come, what it is at and when it turned to something last,
+so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that
+is gone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from workbench.runtime import native
+from workbench.schedule.schedule import Schedule
 
 SOURCE = Path(__file__).with_name("board_wait.cpp")
 NAP_S = 2e-5
@@ -32,8 +35,19 @@ NAP_S = 2e-5
 PATIENCE_S = 0.05
 """Until a wait asks whether this rank has itself failed."""
 NOBODY, EVERYBODY = -1, -2
+NOTHING = -1
+"""Instead of an action: none has begun."""
 KEPT = 64
 """Steps whose ends are kept, for whoever reports them."""
+
+
+class Stage(IntEnum):
+    """How far a rank has come before its first action."""
+
+    ABSENT = 0
+    HERE = 1
+    """Its process has imported what it needs; it meets the others and lays out its memory."""
+    READY = 2
 
 
 class Failed(RuntimeError):
@@ -47,17 +61,20 @@ class Board:
         self.rank = rank
         self._stopped = False
         """Whether this rank has failed: its own lanes must not wait for others any more."""
+        self._allowed_s = 0.0
+        """When this process allowed ranks to go on."""
         file = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(file, _nbytes(actions, ranks, units))
         finally:
             os.close(file)
-        counts = np.frombuffer(self._map, np.int64, 2 + actions + 4 * ranks)
+        counts = np.frombuffer(self._map, np.int64, _counts(actions, ranks))
         self._failed, self._allowed, rest = counts[:1], counts[1:2], counts[2:]
-        self._done, of_ranks = rest[:actions], rest[actions:]
+        self._done, self._begun, self._left = rest[: 3 * actions].reshape(3, actions)
+        of_ranks = rest[3 * actions :]
         self._await = _waiter()
-        self._steps, self._drained = of_ranks[:ranks], of_ranks[ranks : 2 * ranks]
-        self._doing = of_ranks[2 * ranks :].reshape(ranks, 2)
+        self._steps, self._drained, self._stages = of_ranks[: 3 * ranks].reshape(3, ranks)
+        self._doing = of_ranks[3 * ranks :].reshape(ranks, 2)
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 2 * KEPT * ranks].reshape(KEPT, ranks, 2)
@@ -76,6 +93,15 @@ class Board:
         code = int(torch.cuda.cudart().cudaHostRegister(whole.ctypes.data, whole.nbytes, 0))
         if code:
             raise RuntimeError(f"pinning the board of the ranks failed with CUDA error {code}")
+
+    @staticmethod
+    def sizes(schedule: Schedule) -> dict[str, int]:
+        """Those of the board of a schedule."""
+        return {
+            "actions": len(schedule.actions),
+            "ranks": schedule.num_ranks,
+            "units": schedule.num_units,
+        }
 
     @staticmethod
     def make(path: Path, *, actions: int, ranks: int, units: int) -> None:
@@ -104,15 +130,41 @@ class Board:
             self.check()
             self._await(self._done[action : action + 1], step, self._failed)
 
-    def begin(self, action: int, step: int) -> None:
-        """This rank turns to an action: for whoever looks who hangs."""
-        self._doing[self.rank] = action, step
-        self._seen[self.rank] = time.time()
+    # For whoever looks who hangs.
 
-    def doing(self, rank: int) -> tuple[int, int, float]:
-        """(action, step, seconds since) that a rank began last."""
+    def come(self, stage: Stage) -> None:
+        """This rank has come so far."""
+        self._doing[self.rank] = NOTHING, 0
+        self._seen[self.rank] = time.monotonic()
+        self._stages[self.rank] = stage
+
+    def stage(self, rank: int) -> Stage:
+        """How far a rank has come."""
+        return Stage(self._stages[rank])
+
+    def begin(self, action: int, step: int) -> None:
+        """This rank turns to an action."""
+        self._doing[self.rank] = action, step
+        self._begun[action] = step + 1
+        self._seen[self.rank] = time.monotonic()
+
+    def end(self, action: int, step: int) -> None:
+        """This rank turns away from it, done or given to the device."""
+        self._left[action] = step + 1
+
+    def doing(self, rank: int) -> tuple[int, int] | None:
+        """(action, step) that a rank began last, if any."""
         action, step = self._doing[rank]
-        return int(action), int(step), time.time() - float(self._seen[rank])
+        return None if action == NOTHING else (int(action), int(step))
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """(action, step) of all that somebody has begun and not ended."""
+        found = np.flatnonzero(self._begun > self._left)
+        return [(int(action), int(self._begun[action]) - 1) for action in found]
+
+    def idle_s(self, rank: int) -> float:
+        """Seconds since a rank came so far, or began something, or was allowed to go on."""
+        return time.monotonic() - max(float(self._seen[rank]), self._allowed_s)
 
     def end_step(self, step: int, loss: float) -> None:
         """This rank's compute lane is done with a step, and with its part of the loss."""
@@ -155,7 +207,8 @@ class Board:
     # Between segments, all ranks stand still while the host memory of all is saved.
 
     def allow(self, step: int) -> None:
-        """Let all ranks go on up to a step."""
+        """Let all ranks go on up to a step. What they stood still until now is not idleness."""
+        self._allowed_s = time.monotonic()
         self._allowed[0] = step
 
     def await_allowed(self, step: int) -> None:
@@ -168,9 +221,13 @@ class Board:
         """All lanes of this rank have ended their work up to a step."""
         self._drained[self.rank] = step
 
+    def drained_by(self, rank: int) -> int:
+        """The step up to which all lanes of a rank have ended their work."""
+        return int(self._drained[rank])
+
     @property
     def drained(self) -> int:
-        """The step up to which all lanes of all ranks have ended their work."""
+        """The same of all ranks."""
         return int(self._drained.min())
 
     def fail(self) -> None:
@@ -197,8 +254,12 @@ def _floats(ranks: int, units: int) -> int:
     return ranks + 2 * KEPT * ranks + ranks * units + 2 + 3 * KEPT
 
 
+def _counts(actions: int, ranks: int) -> int:
+    return 2 + 3 * actions + 5 * ranks
+
+
 def _nbytes(actions: int, ranks: int, units: int) -> int:
-    return 8 * (2 + actions + 4 * ranks + _floats(ranks, units))
+    return 8 * (_counts(actions, ranks) + _floats(ranks, units))
 
 
 @functools.cache

@@ -93,10 +93,10 @@ class Executor:
     ) -> None:
         """Events count from `origin` (time.perf_counter), by default from the first segment's
         beginning."""
-        if (schedule.num_ranks != 1) != (board is not None):
+        if schedule.num_ranks != 1 and board is None:
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
-                "board, and one needs none"
+                "board"
             )
         self.schedule = schedule
         self._board, self._on_failure = board, on_failure

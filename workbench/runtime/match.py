@@ -9,36 +9,96 @@ from __future__ import annotations
 import torch
 
 from workbench.runs.spec import RunSpec
+from workbench.runtime.links import placed
 from workbench.runtime.storage import Flat
+from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
+from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 
 
 def check_match(schedule: Schedule, flats: list[Flat], dtype: torch.dtype, spec: RunSpec) -> None:
     """Raise ValueError unless units, weights, micro-batches and tokens are those of the run."""
-    if schedule.num_units != len(flats):
-        raise ValueError(
-            f"the schedule {schedule.name!r} has {schedule.num_units} units, the model "
-            f"{len(flats)}; plan again for this model"
-        )
+    _check_units(schedule, len(flats))
     for unit, flat in enumerate(flats):
-        buffer = schedule.buffers.get(name.weights(unit))
-        planned, needed = buffer.nbytes if buffer else 0, flat.numel * dtype.itemsize
-        if planned != needed:
-            raise ValueError(
-                f"the schedule {schedule.name!r} has {planned} bytes for the weights of unit "
-                f"{unit}, which are {needed}; plan again for this model and {dtype}"
-            )
+        _check_weights(schedule, name.weights(unit), unit, flat.numel, dtype)
     if schedule.num_microbatches != spec.microbatches:
         raise ValueError(
             f"the schedule {schedule.name!r} has {schedule.num_microbatches} micro-batches, the "
             f"run {spec.microbatches}; plan again for this run"
         )
-    tokens = schedule.buffers.get("tokens")
-    needed = 2 * torch.int64.itemsize * spec.batch * spec.model.seq
+    _check_tokens(schedule, "tokens", spec.batch, spec)
+
+
+def check_ranks_match(
+    schedule: Schedule, layouts: list[VisitLayout], dtype: torch.dtype, spec: RunSpec
+) -> None:
+    """The same of a schedule of several ranks, whose passes name samples. What visits a device
+    brings along what it borrows."""
+    _check_units(schedule, len(layouts))
+    _check_samples(schedule, spec)
+    for unit, layout in enumerate(layouts):
+        _check_weights(schedule, name.host_weights(unit), unit, layout.flat.numel, dtype)
+    for label, buffer in schedule.buffers.items():
+        what, unit = placed(label, buffer, buffer.rank) or (None, None)
+        if what in ("weights", "gradients"):
+            numel = layouts[unit].numel if unit < len(layouts) else 0
+            _check_weights(schedule, label, unit, numel, dtype, what)
+
+
+def _check_units(schedule: Schedule, units: int) -> None:
+    if schedule.num_units != units:
+        raise ValueError(
+            f"the schedule {schedule.name!r} has {schedule.num_units} units, the model {units}; "
+            "plan again for this model"
+        )
+
+
+def _check_weights(
+    schedule: Schedule,
+    label: str,
+    unit: int,
+    numel: int,
+    dtype: torch.dtype,
+    what: str = "weights",
+) -> None:
+    buffer = schedule.buffers.get(label)
+    planned, needed = buffer.nbytes if buffer else 0, numel * dtype.itemsize
+    if planned != needed:
+        raise ValueError(
+            f"the schedule {schedule.name!r} has {planned} bytes for the {what} of unit {unit}, "
+            f"which are {needed}; plan again for this model and {dtype}"
+        )
+
+
+def _check_samples(schedule: Schedule, spec: RunSpec) -> None:
+    """Of every rank; that no pass leaves a sample out is the validator's to say."""
+    passes = [action for action in schedule.actions if action.kind in COMPUTING]
+    for action in passes:
+        if action.samples is None:
+            raise ValueError(f"{action.name} of the schedule {schedule.name!r} names no samples")
+    if not passes:
+        raise ValueError(f"the schedule {schedule.name!r} computes nothing")
+    last = max(passes, key=lambda action: action.span[1])
+    if last.span[1] != spec.batch:
+        raise ValueError(
+            f"the schedule {schedule.name!r} has {last.span[1]} samples, of which {last.name} sees "
+            f"the last, a step of the run has {spec.batch}; plan again for this run"
+        )
+    if spec.model.decomposed:  # what their first unit takes is not tokens
+        return
+    for rank in {action.rank for action in passes}:
+        spans = [action.span for action in passes if action.rank == rank]
+        samples = max(end for _, end in spans) - min(first for first, _ in spans)
+        _check_tokens(schedule, name.on_rank(rank, "tokens"), samples, spec)
+
+
+def _check_tokens(schedule: Schedule, label: str, samples: int, spec: RunSpec) -> None:
+    tokens = schedule.buffers.get(label)
+    needed = 2 * torch.int64.itemsize * samples * spec.model.seq
     if tokens is not None and tokens.nbytes != needed:
         raise ValueError(
             f"the schedule {schedule.name!r} has {tokens.nbytes} bytes for the tokens of a step, "
-            f"which are {needed} for {spec.batch} samples of {spec.model.seq}; plan again for "
+            f"which are {needed} for {samples} samples of {spec.model.seq}; plan again for "
             "this run"
         )

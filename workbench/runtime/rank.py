@@ -26,7 +26,7 @@ from workbench.runtime.statistics import statistics_file
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import available_cores
 from workbench.runtime.visits import VisitLayout
-from workbench.schedule.action import GUESS, Kind
+from workbench.schedule.action import GUESS, Action, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 
 
@@ -74,9 +74,8 @@ class Rank:
         model: LayeredModel,
         batches: Batches,
         *,
-        rank: int,
         folder: Path,
-        board: Path,
+        board: Board,
         host: Path,
         device: torch.device,
         dtype: torch.dtype,
@@ -85,18 +84,12 @@ class Rank:
         origin: float | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`board` and `host` are files that all ranks map; in `folder` they tell each other of
-        their inboxes. Events count from `origin`, of the clock that all processes of a machine
-        share (time.perf_counter). `on_failure` is told at once why this rank fails, while its
-        lanes may still wait for a message that never comes."""
-        self.board = Board(
-            board,
-            actions=len(schedule.actions),
-            ranks=schedule.num_ranks,
-            units=schedule.num_units,
-            rank=rank,
-        )
-        self._folder = folder
+        """`host` is a file that all ranks map; in `folder` they tell each other of their inboxes.
+        Events count from `origin`, of the clock that all processes of a machine share
+        (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
+        still wait for a message that never comes."""
+        self.board, self._folder, rank = board, folder, board.rank
+        self._numbers = {action.name: i for i, action in enumerate(schedule.actions)}
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
@@ -130,13 +123,13 @@ class Rank:
             )
             self.executor = Executor(
                 schedule,
-                self.engine.perform,
+                self._perform,
                 device,
                 perturb=perturb,
                 on_step_end=lambda step, _: self.engine.end_step(step),
                 record_from=record_from,
                 origin=origin,
-                board=self.board if schedule.num_ranks > 1 else None,
+                board=self.board,
                 on_failure=on_failure,
             )
         except BaseException:
@@ -155,6 +148,10 @@ class Rank:
             self.executor.run(first, steps)
         self.engine.give_back(first + steps - 1)
         self.engine.statistics.write(self._folder / statistics_file(self.board.rank))
+
+    def _perform(self, action: Action, step: int) -> None:
+        self.engine.perform(action, step)
+        self.board.end(self._numbers[action.name], step)
 
     def close(self) -> None:
         """Give all memory back."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from workbench.methods.harmony.watch import LIMITS, Limits, Watch
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
@@ -27,20 +28,19 @@ from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.adam_step import Diverged
 from workbench.runtime.board import Board
+from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.statistics import merged, statistics_file
 from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
+from workbench.schedule.validate import validate
 
 POLL_S = 0.005
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
-HANG_S = 120.0
-"""Without any rank beginning anything, longer than any action should take."""
-NEVER_S = 1e8
-"""Idle for longer than that: it has begun nothing yet."""
 TIMELINE_STEPS = 3
 PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
 
@@ -60,13 +60,16 @@ class Crew:
         *,
         device: str,
         process: Sequence[str] = PROCESS,
-        hang_s: float = HANG_S,
+        limits: Limits = LIMITS,
     ) -> None:
-        """`folder` is the run's own. Raises OutOfMemory where the host has no room."""
+        """`folder` is the run's own. Raises ValueError for a schedule of another model or batch,
+        or one that breaks a rule, and OutOfMemory where the host has no room."""
         self.spec, self.schedule, self.folder = spec, schedule, folder / "ranks"
-        self._process, self._hang_s, self._device = process, hang_s, device
+        self._process, self._limits, self._device = process, limits, device
         self.model = make_model(spec.model)
         self.layouts = layouts_of(self.model)
+        check_ranks_match(schedule, self.layouts, DTYPES[spec.dtype], spec)
+        _check_rules(schedule)
         self.flats = [layout.flat for layout in self.layouts]
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.history = History(spec, folder, self.batches)
@@ -80,13 +83,8 @@ class Crew:
             host, board = self._paths = [
                 Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in self._descriptors
             ]
-            sizes = {
-                "actions": len(schedule.actions),
-                "ranks": schedule.num_ranks,
-                "units": schedule.num_units,
-            }
-            Board.make(board, **sizes)
-            self.board = Board(board, rank=0, **sizes)
+            Board.make(board, **Board.sizes(schedule))
+            self.board = Board(board, rank=0, **Board.sizes(schedule))
             self._host = SharedHost(host, schedule, 0, pin=False)
             self.states = host_updates(
                 spec, schedule, self._host, self.board, self.layouts,
@@ -115,7 +113,7 @@ class Crew:
         for _, end in segments:
             self.board.allow(end)
             while self.board.drained < end or seen < end:
-                self._check()
+                self._check(end)
                 if seen < min(self.board.steps, end) and self._known(seen):
                     last = self._report(seen, last, report)
                     seen += 1
@@ -126,9 +124,12 @@ class Crew:
                 self.history.save(
                     end, done, self.model, self.states, self.flats, report, self.statistics()
                 )
-        for process in self._ranks:
-            process.wait()
-        self._check()
+        while running := [r for r, process in enumerate(self._ranks) if process.poll() is None]:
+            self._check(total)
+            if late := self._watch.still_there(running):
+                raise RankFailed(late)
+            time.sleep(POLL_S)
+        self._check(total)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm's running statistics at the end of the last segment, by their names."""
@@ -155,6 +156,7 @@ class Crew:
             "origin": time.perf_counter(),
         }
         (self.folder / "order.json").write_text(json.dumps(order))
+        self._watch = Watch(self.schedule, self.board, self._limits, self.board.steps)
         for rank in range(self.schedule.num_ranks if segments else 0):
             command = [*self._process, str(self.folder), str(rank)]
             self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
@@ -170,8 +172,9 @@ class Crew:
         self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
         return ended
 
-    def _check(self) -> None:
-        """Raise the cause where a rank has failed, was killed, or hangs."""
+    def _check(self, until: int) -> None:
+        """Raise the cause where a rank has failed, was killed, or hangs on its way to the end of a
+        step."""
         for rank, process in enumerate(self._ranks):
             if process.poll() not in (None, 0, 2):
                 self._raise(rank, process.returncode)
@@ -181,14 +184,8 @@ class Crew:
                 status, rank = min(failed)
                 self._raise(rank, status)
             return
-        doing = [self.board.doing(rank) for rank in range(len(self._ranks))]
-        if doing and self._hang_s < min(idle for *_, idle in doing) < NEVER_S:
-            rank = max(range(len(doing)), key=lambda r: doing[r][2])
-            action, step, idle = doing[rank]
-            raise RankFailed(
-                f"rank {rank} hangs: it began {self.schedule.actions[action].name} of step {step} "
-                f"{idle:.0f} s ago, and nobody has begun anything since"
-            )
+        if self._ranks and (late := self._watch.late(until)):
+            raise RankFailed(late)
 
     def _raise(self, rank: int, status: int) -> None:
         path = self.folder / f"failure-{rank}.json"
@@ -229,3 +226,13 @@ class Crew:
     def _close_memory(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def _check_rules(schedule: Schedule) -> None:
+    """Raise ValueError for what would hang or compute something else. The planner has proved its
+    own schedules; to prove one of a hundred layers again takes 0.2 to 0.5 s, and a rank 3 s to
+    start."""
+    try:
+        validate(schedule)
+    except ScheduleError as error:
+        raise ValueError(f"the schedule {schedule.name!r} cannot run: {error}") from error

@@ -1,0 +1,100 @@
+"""A rank that fails or hangs, wherever, is named, ends the run, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from tests.methods.harness import Silent, assert_equals_plain
+from tests.methods.test_ranks import PACKS, crew_of, spec_for
+from workbench.methods.harmony.crew import RankFailed
+from workbench.methods.harmony.packs import packs_of
+from workbench.methods.harmony.watch import Limits
+from workbench.methods.history import History
+from workbench.runtime import checkpoint
+from workbench.runtime.tiers import OutOfMemory
+
+REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
+ALONE = replace(PACKS, ranks=1)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def assert_fails(message, packs, folder, what, error=RankFailed, **changes):
+    """A run ends with this error, and all its processes with it."""
+    before, limits = children(), Limits(**changes.pop("limits", {}))
+    with (
+        pytest.raises(error, match=message),
+        crew_of(packs, spec_for(**changes), folder, what, limits=limits) as crew,
+    ):
+        crew.run(Silent())
+    assert children() <= before
+
+
+def test_a_rank_without_room_is_out_of_memory_and_named(tmp_path):
+    message = r"device tier .* a tensor of rank \d needs"
+    assert_fails(message, PACKS, tmp_path, "", OutOfMemory, device_memory=100_000)
+
+
+def test_a_rank_that_raises_tells_its_cause(tmp_path):
+    message = r"rank 0: a made-up failure \(RuntimeError\)"
+    assert_fails(message, PACKS, tmp_path, "0:LOAD:2:raise")
+
+
+@pytest.mark.parametrize(
+    ("packs", "what", "message"),
+    [
+        (PACKS, "1:FORWARD:2:hang", r"rank 1 hangs: it began 1:F\d\.\d of step 2, and nobody"),
+        (PACKS, "0:FORWARD:2:hang", r"rank 0 hangs: it began F\d\.\d of step 2, and nobody"),
+        (REPLICAS, "1:FORWARD:2:hang", r"rank 1 hangs: it began 1:F\d\.\d of step 2, and nobody"),
+        (ALONE, "0:UPDATE:2:hang", r"rank 0 hangs: it began U\d(\+1)? of step 2, and nobody"),
+    ],
+    ids=["the last stage", "the first stage", "a replica", "the only one"],
+)
+def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path):
+    """Not one that waits for it, in a message or a sum."""
+    assert_fails(message, packs, tmp_path, what, limits={"hang_s": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("packs", "where", "start_s", "message"),
+    [
+        (PACKS, "import", 8.0, "1 ha(s|ve) not started after 8 s: still importing"),
+        (
+            REPLICAS,
+            "meet",
+            20.0,
+            "ranks 0, 1 have not started after 20 s: still meeting the others",
+        ),
+    ],
+    ids=["importing", "joining the process group"],
+)
+def test_a_rank_that_does_not_start_is_named(packs, where, start_s, message, tmp_path):
+    """With those that are no further; on a busy machine the other one may be importing too."""
+    assert_fails(message, packs, tmp_path, f"1:hangs:{where}", limits={"start_s": start_s})
+
+
+def test_a_rank_that_does_not_end_is_named(tmp_path):
+    message = "rank 1 does not end, 2 s after the last action"
+    assert_fails(message, PACKS, tmp_path, "1:hangs:end", steps=2, limits={"end_s": 2.0})
+
+
+def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
+    save = History.save
+
+    def slow(*args):
+        time.sleep(4.0)
+        save(*args)
+
+    monkeypatch.setattr(History, "save", slow)
+    spec = spec_for(save_every=2, steps=4)
+    limits = Limits(hang_s=3.0, end_s=3.0)
+    with crew_of(PACKS, spec, tmp_path, limits=limits) as crew:
+        crew.run(Silent())
+        parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    assert_equals_plain(spec, crew, parameters)

@@ -1,0 +1,105 @@
+"""Who is to blame where ranks stand still, by what they wrote on the board."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.methods.test_ranks import PACKS, schedule_for, spec_for
+from workbench.methods.harmony.watch import Limits, Watch
+from workbench.runtime.board import Board, Stage
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Two ranks without processes: the schedule, and the board as each sees it, and as the run."""
+    schedule = schedule_for(PACKS, spec_for())
+    sizes = Board.sizes(schedule)
+    Board.make(tmp_path / "board", **sizes)
+    both = [Board(tmp_path / "board", rank=rank, **sizes) for rank in range(2)]
+    return SimpleNamespace(
+        schedule=schedule, both=both, run=Board(tmp_path / "board", rank=0, **sizes)
+    )
+
+
+def watch_of(ranks, **limits) -> Watch:
+    """From step 2 on."""
+    return Watch(ranks.schedule, ranks.run, Limits(**limits), 2)
+
+
+def begin(ranks, name: str, step: int) -> int:
+    action = ranks.schedule.by_name[name]
+    number = ranks.schedule.actions.index(action)
+    ranks.both[action.rank].begin(number, step)
+    return number
+
+
+def ready(ranks, steps: int = 3) -> None:
+    """All may begin, and have ended so many steps."""
+    for board in ranks.both:
+        board.come(Stage.READY)
+        board.end_step(steps - 1, 0.0)
+
+
+def test_who_has_not_come_is_late_before_who_waits_for_it(ranks):
+    assert watch_of(ranks).late(1) is None, "there is time"
+    late = watch_of(ranks, start_s=0.0)
+    assert late.late(1) == "ranks 0, 1 have not started after 0 s: still importing"
+    ranks.both[0].come(Stage.HERE)
+    assert late.late(1) == "rank 1 has not started after 0 s: still importing"
+    ranks.both[1].come(Stage.READY)
+    assert late.late(1).startswith("rank 0 has not started after 0 s: still meeting the others")
+    ready(ranks)
+    assert late.late(1) is None
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_is_at_work_is_to_blame_and_not_who_waits_for_it(ranks, order):
+    """Whoever began first."""
+    ready(ranks)
+    for number in order:
+        begin(ranks, ("F0.0", "1:RECV2.0")[number], 3)
+        time.sleep(0.01)
+    found = watch_of(ranks, hang_s=0.0).late(4)
+    assert found == "rank 0 hangs: it began F0.0 of step 3, and nobody has begun anything for 0 s"
+
+
+def test_where_nobody_is_at_work_it_is_who_began_nothing_for_longest(ranks):
+    ready(ranks)
+    watch = watch_of(ranks, hang_s=0.0)
+    assert watch.late(4).startswith("rank 0 hangs: it is ready for its first action, and nobody")
+    for board, name in zip(ranks.both, ("F0.0", "1:L2"), strict=True):
+        board.end(begin(ranks, name, 3), 3)
+        time.sleep(0.01)
+    assert watch.late(4).startswith("rank 0 hangs: the last that it began is F0.0 of step 3, and")
+    ranks.both[0].drain(4)
+    assert watch.late(4).startswith("rank 1 hangs: the last that it began is 1:L2 of step 3, and")
+    ranks.both[1].drain(4)
+    assert watch.late(4) is None, "all is done"
+
+
+def test_standing_still_between_segments_is_no_idleness(ranks):
+    ready(ranks)
+    watch = watch_of(ranks, hang_s=0.5)
+    time.sleep(0.6)
+    assert watch.late(4) is not None
+    ranks.run.allow(4)
+    assert watch.late(4) is None
+
+
+def test_the_first_step_may_take_as_long_as_starting(ranks):
+    """Layers are compiled in it."""
+    ready(ranks, steps=2)
+    assert watch_of(ranks, hang_s=0.0).late(3) is None
+    assert watch_of(ranks, hang_s=0.0, start_s=0.0).late(3) is not None
+
+
+def test_who_does_not_end_is_named_when_its_time_is_over(ranks):
+    watch = watch_of(ranks, end_s=0.1)
+    assert watch.still_there([0, 1]) is None
+    time.sleep(0.2)
+    assert watch.still_there([0, 1]) == "ranks 0, 1 do not end, 0 s after the last action"
+    assert watch.still_there([1]) == "rank 1 does not end, 0 s after the last action"
+    assert watch.still_there([]) is None

@@ -1,0 +1,108 @@
+"""Who hangs: a rank that does not start, does not go on, or does not end.
+
+A rank that fails or is killed shows it by its exit status. One that hangs shows nothing, and all
+others wait for it sooner or later, so the question is who is to blame. The board tells how far each
+rank has come, and what it has begun and not ended (runtime/board.py). To blame is one that is at
+work on something, rather than one that waits for a message or a sum of another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from workbench.runtime.board import Board, Stage
+from workbench.schedule.action import MEETING
+from workbench.schedule.schedule import Schedule
+
+STILL = {
+    Stage.ABSENT: "still importing",
+    Stage.HERE: "still meeting the others, or laying out memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long ranks may take, in seconds."""
+
+    start_s: float = 600.0
+    """Until all may begin their first action (importing, meeting, recording, pinning memory), and
+    without any beginning one in the first step, in which layers are compiled."""
+    hang_s: float = 120.0
+    """The same in later steps: longer than any action should take."""
+    end_s: float = 60.0
+    """From the end of the last action until all processes have ended."""
+
+
+LIMITS = Limits()
+
+
+class Watch:
+    """Looks at the ranks of one run."""
+
+    def __init__(self, schedule: Schedule, board: Board, limits: Limits, first: int) -> None:
+        """They start now, with step `first`."""
+        self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
+        self._started_s = time.monotonic()
+        self._done_s: float | None = None
+
+    def late(self, until: int) -> str | None:
+        """Which rank hangs on its way to the end of a step, and how; None while none does."""
+        stages = [self._board.stage(rank) for rank in range(self._schedule.num_ranks)]
+        if min(stages) is not Stage.READY:
+            return self._not_started(stages)
+        at_work = [r for r in range(len(stages)) if self._board.drained_by(r) < until]
+        idle_s = min(map(self._board.idle_s, at_work), default=0.0)
+        begun = self._board.steps > self._first
+        limit_s = self._limits.hang_s if begun else self._limits.start_s
+        return self._blamed(at_work, limit_s) if idle_s > limit_s else None
+
+    def _not_started(self, stages: list[Stage]) -> str | None:
+        if time.monotonic() - self._started_s < self._limits.start_s:
+            return None
+        least = min(stages)
+        late = [rank for rank, stage in enumerate(stages) if stage is least]
+        return (
+            f"{_ranks(late, 'has', 'have')} not started after {self._limits.start_s:.0f} s: "
+            f"{STILL[least]}"
+        )
+
+    def _blamed(self, at_work: list[int], limit_s: float) -> str:
+        actions = self._schedule.actions
+        unfinished = {
+            actions[action].rank: (action, step)
+            for action, step in self._board.unfinished()
+            if actions[action].kind not in MEETING
+        }
+        rank = max(set(at_work) & set(unfinished) or at_work, key=self._board.idle_s)
+        since = f"nobody has begun anything for {limit_s:.0f} s"
+        if rank in unfinished:
+            action, step = unfinished[rank]
+            return f"rank {rank} hangs: it began {actions[action].name} of step {step}, and {since}"
+        last = self._board.doing(rank)
+        if last is None:
+            return f"rank {rank} hangs: it is ready for its first action, and {since}"
+        action, step = last
+        return (
+            f"rank {rank} hangs: the last that it began is {actions[action].name} of step {step}, "
+            f"and {since}"
+        )
+
+    def still_there(self, running: Collection[int]) -> str | None:
+        """Which ranks have done all and do not end; None while they have time."""
+        now = time.monotonic()
+        if self._done_s is None:
+            self._done_s = now
+        if not running or now - self._done_s < self._limits.end_s:
+            return None
+        return (
+            f"{_ranks(running, 'does', 'do')} not end, {self._limits.end_s:.0f} s after the last "
+            "action"
+        )
+
+
+def _ranks(ranks: Collection[int], one: str, several: str) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {one}"
+    return f"ranks {', '.join(map(str, ranks))} {several}"
