@@ -16,6 +16,7 @@ from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import Plan
+from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, Action, Kind
@@ -30,6 +31,7 @@ def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
 
     Raises ValueError where a share is empty.
     """
+    check_profile(profile, spec)
     check_shares(spec.microbatch, spec.ranks)
     passes = [(kind, micro) for micro in range(spec.microbatches) for kind in (F, B)]
     whole = (range(len(profile.units)),) * spec.ranks
@@ -56,6 +58,7 @@ def one_f_one_b(spec: RunSpec, profile: Profile) -> Plan:
 
 
 def _stages(spec: RunSpec, profile: Profile) -> tuple[range, ...]:
+    check_profile(profile, spec)
     return cut(
         [unit.flops for unit in profile.units],
         [unit.parameters for unit in profile.units],

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench.methods.plan import Plan
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import ProfileCosts
 from workbench.profile.store import folder_of
+from workbench.runs.events import EventReader
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
 from workbench.runs.runner import POLL_S, Job, resolve
@@ -32,8 +33,8 @@ from workbench.schedule.action import LANES, lane_kind
 from workbench.schedule.simulate import simulate
 
 RUN_TIMEOUT_S = 900.0
-TIMELINE = "timeline.json"
-"""In a record's folder, of a run on our own runtime."""
+TIMELINE, EVENTS = "timeline.json", "events.jsonl"
+"""In a record's folder; the first of a run on our own runtime."""
 FIRST_GUESS = 32
 """Layers a search begins with where the planner does not know this machine yet."""
 END_S = 15.0
@@ -181,16 +182,35 @@ def explained(record: RunRecord, store: Store) -> tuple[Plan | None, dict[str, d
     if record.status != "ok" or not record.predicted.get("step_seconds"):
         return None, {}
     lanes: dict[str, dict[str, float]] = {}
-    spec, plan = RunSpec.from_dict(record.spec), None
-    with suppress(ValueError):
-        plan = answer(spec, store).plan
-        if plan.schedule is not None:
-            costs = ProfileCosts(choose_profile(spec, store, None))
-            simulated = simulate(plan.schedule, costs, steps=STEPS)
-            lanes["predicted"] = {lane: simulated.busy_seconds(lane) for lane in LANES}
+    spec, folder = RunSpec.from_dict(record.spec), store.folder(record.key)
+    plan = recorded_plan(folder)
+    if plan is None or spec.ranks == 1:
+        with suppress(ValueError):
+            again = answer(spec, store).plan
+            plan = plan or again
+            if again.schedule is not None and _choices(again) == _choices(plan):
+                costs = ProfileCosts(choose_profile(spec, store, None))
+                simulated = simulate(again.schedule, costs, steps=STEPS)
+                lanes["predicted"] = {lane: simulated.busy_seconds(lane) for lane in LANES}
     with suppress(OSError, ValueError, KeyError):
-        lanes["measured"] = busy(store.folder(record.key) / TIMELINE)
+        lanes["measured"] = busy(folder / TIMELINE)
     return plan, {of: {k: round(v, 6) for k, v in each.items()} for of, each in lanes.items()}
+
+
+def recorded_plan(folder: Path) -> Plan | None:
+    """The plan that a run told of last, without its schedule. None of a run that told of none:
+    planning again may choose otherwise, from profiles that were measured since."""
+    told = [event for event in EventReader(folder / EVENTS).read() if event["event"] == "plan"]
+    names = {field.name for field in fields(Plan)}
+    with suppress(IndexError, KeyError, TypeError):  # also of another version
+        known = {name: value for name, value in told[-1].items() if name in names}
+        return Plan(**known | {"schedule": None, "notes": tuple(known["notes"])})
+    return None
+
+
+def _choices(plan: Plan) -> tuple[Any, ...]:
+    """What a plan chose."""
+    return plan.window, plan.resident, plan.settings
 
 
 def busy(timeline: Path) -> dict[str, float]:

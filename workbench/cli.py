@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -214,8 +214,20 @@ def _print_plans(answers: list[Any], best: Any) -> None:
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {time} a step{window}; peak {peaks}")
         print(f"{'':17s}bound by {plan.binding}")
-        for note in plan.notes:
+        for note in (*_chosen(plan.settings), *plan.notes):
             print(f"{'':17s}{note}")
+
+
+def _chosen(settings: dict[str, Any]) -> Iterator[str]:
+    """Micro-batches and packs of a Harmony plan; nothing of other plans."""
+    if "forward_packs" not in settings:
+        return
+    forward, backward = settings["forward_size"], settings["backward_size"]
+    yield f"micro-batches of {forward} samples forward, {backward} backward"
+    for way in ("forward", "backward"):
+        yield f"{way} packs, by their units: {settings[f'{way}_packs'] or 'none'}"
+    way = "there and back again" if settings["mirrored"] else "in turn"
+    yield f"packs go to the ranks {way}; {settings['resident']} units stay"
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

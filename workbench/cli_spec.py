@@ -43,6 +43,7 @@ SPEC_FLAGS = (
     (("--backward-size",), "backward_size", "samples of a backward micro-batch (harmony)"),
     (("--forward-packs",), "forward_packs", "units of each forward pack (harmony)"),
     (("--backward-packs",), "backward_packs", "units of each backward pack (harmony)"),
+    (("--packing",), "packing", "who chooses them (harmony)"),
     (("--steps",), "steps", "optimizer steps"),
     (("--seed",), "seed", "seed of weights, samples and dropout"),
     (("--device",), "device", "where to compute"),

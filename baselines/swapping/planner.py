@@ -13,13 +13,15 @@ from baselines.swapping.division import Division
 from baselines.swapping.program import build
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
-from workbench.methods.harmony.packs import DP
+from workbench.methods.harmony.packs import DP, micro_batches
 from workbench.methods.harmony.partition import min_max_partition
 from workbench.methods.harmony.planner import binding, borrowed, check_shares, server_of
 from workbench.methods.harmony.server import ServerCosts
+from workbench.methods.harmony.settings import check_settings
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
+from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -32,6 +34,7 @@ STEPS = 3
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
+    check_settings(spec)
     if spec.backward_size not in ("auto", spec.forward_size):
         raise ValueError(
             f"forward_size is {spec.forward_size}, backward_size {spec.backward_size}; without "
@@ -42,6 +45,8 @@ def check(spec: RunSpec, mode: str) -> None:
             f"forward_packs {spec.forward_packs!r} and backward_packs {spec.backward_packs!r} are "
             "Harmony's; leave both at 'auto'"
         )
+    if spec.packing != "ours":
+        raise ValueError(f"packing is {spec.packing!r}, and there are no packs; leave it at 'ours'")
     check_shares(spec, mode)
     if mode != DP and spec.model.units < spec.ranks:
         raise ValueError(
@@ -51,17 +56,20 @@ def check(spec: RunSpec, mode: str) -> None:
 
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The fastest plan that fits, from profiles by samples in a micro-batch. Raises DoesNotFit
-    where none does."""
+    where none does, ValueError for profiles of another model."""
     from workbench.model import make_model
 
+    model = make_model(spec.model)
+    check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
+    sizes = ProfiledSizes(profiles, tied=borrowed(model))
     server = server_of(profile, spec)
     costs = ServerCosts(sizes, server, shared_updates=mode == DP)
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     found: list[Plan] = []
     lacking: dict[str, int] = {}
-    for division in divisions(spec, sizes, mode, largest=max(profiles)):
+    least = profile.limits.smallest if profile.limits else 1
+    for division in divisions(spec, sizes, mode, least=least, largest=max(profiles)):
         longest = longest_forward_s(sizes, spec.model.units, division.size)
         schedule, peak = fitted(
             division, sizes, budgets.device, clipped=spec.clip is not None,
@@ -93,20 +101,21 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     return min(found, key=lambda one: one.step_seconds)
 
 
-def divisions(spec: RunSpec, sizes: Sizes, mode: str, *, largest: int) -> Iterator[Division]:
+def divisions(
+    spec: RunSpec, sizes: Sizes, mode: str, *, least: int = 1, largest: int
+) -> Iterator[Division]:
     """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
     size that the spec pins; no unit has a place of its own yet."""
-    most = -(-spec.batch // spec.ranks) if mode == DP else spec.batch
-    size, pinned = 1, spec.forward_size != "auto"
-    while size <= min(most, largest) or pinned:
-        size = spec.forward_size if pinned else size
+    if spec.forward_size != "auto":
+        tried = [spec.forward_size]
+    else:
+        parts = spec.ranks if mode == DP else 1
+        tried = micro_batches(spec.batch, parts, least=least, most=largest)
+    for size in tried:
         yield Division(
             mode=mode, minibatch=spec.batch, size=size, own=(0,) * spec.ranks,
             stages=stages(sizes, spec.model.units, spec.ranks, size, mode),
         )  # fmt: skip
-        if pinned:
-            return
-        size *= 2
 
 
 def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[range, ...]:

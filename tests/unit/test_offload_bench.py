@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import offload_bench, offload_cases
 from benchmarks.offload import table
-from benchmarks.offload_bench import Bench
+from benchmarks.offload_bench import EVENTS, Bench, explained
 from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
 from benchmarks.offload_sheet import COLUMNS, ROOT, Sheet, describe
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
+from workbench.methods.plan import Plan
 from workbench.published.here import read_offload
 from workbench.runs import methods
+from workbench.runs.events import EventLog
 from workbench.runs.record import RunRecord
 from workbench.runs.runner import resolve
 from workbench.runs.store import Store
@@ -238,6 +242,31 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     sheet.csv.write_text("method,layers\n")
     with pytest.raises(ValueError, match="has other columns"):
         Sheet(tmp_path)
+
+
+def test_the_plan_is_the_one_that_ran(tmp_path, monkeypatch):
+    """Also where planning again would choose otherwise; several ranks are not planned again."""
+    entry = paper(only=["78-b4/stronghold"])[0]
+    told = Plan(
+        method="stronghold", fits=True, schedule=None, step_seconds=1.0, peak_bytes={},
+        moved_bytes={}, binding="compute", window=3, settings={"kept_layers": 7}, notes=("so",),
+    )  # fmt: skip
+    again = replace(told, window=5, settings={"kept_layers": 8})
+    monkeypatch.setattr(offload_bench, "answer", lambda *_: SimpleNamespace(plan=again))
+    store = Store(tmp_path)
+    record = record_of(entry.spec, predicted={"step_seconds": 1.0})
+    assert explained(record, store) == (again, {})
+
+    folder = store.folder(record.key)
+    folder.mkdir(parents=True)
+    log = EventLog(folder / EVENTS)
+    for plan in (again, told):  # of an earlier attempt, and of this one
+        log.write("plan", **plan.to_dict())
+    log.close()
+    assert explained(record, store) == (told, {})
+    monkeypatch.setattr(offload_bench, "answer", None)
+    parallel = record_of(entry.spec.with_(ranks=2), predicted={"step_seconds": 1.0})
+    assert explained(parallel, store) == (told, {})
 
 
 # -- the loop --------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ A `ModelSpec` names one by its family. What its numbers mean there:
   is VGG416.
 * ``resnet``: `layers` basic blocks in four groups, the rest alike; n + 2 units. ``layers=512`` is
   ResNet1026.
+* ``package.module:function``: whatever the function takes them for (custom.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.model import bert, vision
+from workbench.model import bert, custom_model, vision
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.keyed import make_keyed
@@ -60,6 +62,8 @@ class Family:
 def make_decomposed(spec: ModelSpec) -> Decomposed:
     """The layered model of a spec; no weights are made. Raises ValueError for sizes that a family
     does not have."""
+    if spec.custom:
+        return custom_model.make_layered(spec)
     family = FAMILIES[spec.family]
     with torch.device("meta"):
         model = make_keyed(family.make(spec))
@@ -84,7 +88,28 @@ def load_data(
     spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
 ) -> Data:
     """The data set of a model's family."""
+    if spec.custom:
+        return custom_model.load_data(spec, source, tokenizer, seed=seed, cache=cache)
     return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
+
+
+def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
+    """Inputs and targets of so many samples of any model: their shapes and dtypes, and zeros."""
+    if spec.custom:
+        return custom_model.blank_rows(spec, samples)
+    if not spec.decomposed:
+        return tuple(torch.zeros(samples, spec.seq, dtype=torch.int64) for _ in range(2))
+    inputs = (
+        torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
+        for part in FAMILIES[spec.family].example(spec)
+    )
+    return *inputs, torch.zeros(samples, dtype=torch.int64)
+
+
+@cache
+def units_of(spec: ModelSpec) -> int:
+    """Units of a model that has to be made to be counted."""
+    return make_decomposed(spec).num_units
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.model.base import Context, LayeredModel, Part
@@ -41,12 +42,13 @@ class Decomposed(LayeredModel):
                     )
 
     def skeleton(self, unit: int) -> nn.Module:
-        module = copy.deepcopy(self._units[unit].module)
-        for part in module.modules():
-            if isinstance(part, OnceNorm) and part.running_mean is not None:
-                part.running_mean = torch.zeros_like(part.running_mean, device="cpu")
-                part.running_var = torch.ones_like(part.running_var, device="cpu")
-                part.num_batches_tracked = torch.tensor(0)
+        with unset_fake_temporarily():  # buffers cannot be copied there
+            module = copy.deepcopy(self._units[unit].module)
+            for part in module.modules():
+                if isinstance(part, OnceNorm) and part.running_mean is not None:
+                    part.running_mean = torch.zeros_like(part.running_mean, device="cpu")
+                    part.running_var = torch.ones_like(part.running_var, device="cpu")
+                    part.num_batches_tracked = torch.tensor(0)
         for name, buffer in module.named_buffers():
             if buffer.is_meta:
                 raise ValueError(

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from workbench.model.custom import is_custom
+
 GPT_FAMILY = "gpt"
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
@@ -23,8 +25,9 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made with `hugging_face`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg`` or ``resnet`` (families.py); or the path of a Hugging Face
-    ``config.json`` (or of the folder that holds it)."""
+    """``gpt``; ``bert``, ``vgg`` or ``resnet`` (families.py); ``package.module:function``, which
+    makes a module (custom.py); or the path of a Hugging Face ``config.json`` (or of the folder that
+    holds it)."""
     layers: int = 16
     """Transformer blocks n; the model has n + 2 units."""
     hidden: int = 2048
@@ -40,7 +43,8 @@ class ModelSpec:
     tied: bool = True
     """Whether the head's matrix is the token embedding."""
     config_digest: str = ""
-    """SHA-256 of the Hugging Face configuration file; empty for GPT."""
+    """SHA-256 of the Hugging Face configuration file, or of the file with the function; empty for
+    GPT."""
 
     def __post_init__(self) -> None:
         if not self.family:
@@ -81,13 +85,23 @@ class ModelSpec:
 
     @property
     def units(self) -> int:
-        """Embedding, blocks, head; the layers of a decomposed module."""
+        """Embedding, blocks, head; the layers of a decomposed module, which a user's own tells only
+        when it is made."""
+        if self.custom:
+            from workbench.model.families import units_of
+
+            return units_of(self)
         return self.layers + MODULES.get(self.family, 2)
 
     @property
     def decomposed(self) -> bool:
         """Whether the model is an ordinary module, cut into layers."""
-        return self.family in MODULES
+        return self.family in MODULES or self.custom
+
+    @property
+    def custom(self) -> bool:
+        """Whether a function of the user's makes the module."""
+        return is_custom(self.family)
 
     @property
     def block_parameters(self) -> int:

@@ -16,15 +16,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from workbench.model.base import Context, LayeredModel, Part
-from workbench.profile.bench import NOISE, WEIGHT_STD
+from workbench.model.base import LayeredModel
+from workbench.profile.alone import Alone
 from workbench.profile.footprint import LOSS_BYTES, library_bytes_of
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
 from workbench.profile.timing import Sample, summarize
-from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, single
-from workbench.runtime.device_budget import DeviceMeter, device_meter
-from workbench.runtime.storage import Flat
+from workbench.runtime.bundle import bytes_of
+from workbench.runtime.device_budget import device_meter
 from workbench.runtime.threads import use_device_threads
 
 SECONDS = 0.15
@@ -62,99 +61,38 @@ def kind_costs(
     costs = {}
     with device_meter(target) as meter:
         for kind, unit in first.items():
-            alone = _Alone(model, unit, inputs, targets, seq, dtype, target, meter)
-            costs[kind] = alone.cost(kind)
+            alone = Alone(
+                model, unit, inputs, targets, seq=seq, dtype=dtype, device=target, meter=meter
+            )
+            costs[kind] = _Costs(alone).cost(kind)
             del alone
         return costs, library_bytes_of(meter)
 
 
-class _Alone:
-    """One unit with random weights and inputs."""
+class _Costs:
+    """What one unit by itself costs."""
 
-    def __init__(
-        self,
-        model: LayeredModel,
-        unit: int,
-        inputs: tuple[Tensor, ...],
-        targets: Tensor,
-        seq: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        meter: DeviceMeter,
-    ) -> None:
-        self.model, self.unit, self.meter, self.device = model, unit, meter, device
-        self.samples, self.seq = len(targets), seq
-        flat = Flat.of(model, unit)
-        noise = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
-        weights = meter.zeros(flat.numel, dtype)
-        for part in weights.split(NOISE):
-            part.copy_(noise[: len(part)])
-        self.module = model.shell(unit, device=device, dtype=dtype)
-        flat.point_weights(self.module, weights)
-        self.parameters = flat.parameters(self.module)
-        for (borrower, local), (owner, name) in model.tied().items():
-            if borrower == unit:
-                shape = model.shapes(owner)[name]
-                lent = meter.zeros(shape.numel(), dtype).view(shape)
-                self.module.get_parameter(local).data = lent
-                self.parameters.append(self.module.get_parameter(local))
-        self.boundary = Boundary(model.boundary(unit, seq), dtype) if unit else None
-        if self.boundary is None:
-            moved = (t.to(device) for t in inputs)
-            self.x = tuple(t.to(dtype) if t.is_floating_point() else t for t in moved)
-        else:
-            parts = zip(self.boundary.parts, self.boundary.dtypes, strict=True)
-            self.x = tuple(self._made_up(part, of) for part, of in parts)
-        self.targets = targets.to(device) if unit == model.head else None
-
-    def _made_up(self, part: Part, dtype: torch.dtype) -> Tensor:
-        shape = part.full_shape(self.samples)
-        if dtype.is_floating_point:
-            return torch.randn(shape, device=self.device).to(dtype)
-        return torch.ones(shape, dtype=dtype, device=self.device)
+    def __init__(self, alone: Alone) -> None:
+        self._alone = alone
 
     def cost(self, kind: str) -> UnitCost:
         """Bytes first, which warms up, then seconds."""
-        self._forward()
-        self._there_and_back()
+        alone = self._alone
+        alone.forward()
+        alone.there_and_back()
         bytes_of_ = self._bytes()
-        forward = self._seconds(self._forward)
-        again = self._seconds(lambda: self._graph() and None)
-        whole = self._seconds(self._there_and_back)
+        forward = self._seconds(alone.forward)
+        again = self._seconds(lambda: alone.graph() and None)
+        whole = self._seconds(alone.there_and_back)
         return UnitCost(
             kind=kind,
-            parameters=self.model.unit_parameters(self.unit),
+            parameters=alone.model.unit_parameters(alone.unit),
             forward_s=forward,
             recompute_s=again,
             backward_s=max(whole - again, 0.1 * forward),
-            flops=self.model.flops(self.unit, self.samples, self.seq),
+            flops=alone.model.flops(alone.unit, alone.samples, alone.seq),
             **bytes_of_,
         )
-
-    def _forward(self) -> Bundle:
-        with torch.no_grad():
-            return self._run(self.x)
-
-    def _graph(self) -> tuple[Bundle, Bundle]:
-        x = self.x
-        if self.boundary is not None:
-            wanted = zip(x, self.boundary.differentiable, strict=True)
-            x = tuple(t.detach().requires_grad_(d) for t, d in wanted)
-        with torch.enable_grad():
-            return x, self._run(x)
-
-    def _backward(self, x: Bundle, y: Bundle) -> None:
-        ends = [t for t in y if t.requires_grad]
-        through = [t for t in x if t.requires_grad]
-        above = None if self.targets is not None else [torch.ones_like(t) for t in ends]
-        torch.autograd.grad(ends, [*through, *self.parameters], above, materialize_grads=True)
-
-    def _there_and_back(self) -> None:
-        self._backward(*self._graph())
-
-    def _run(self, x: Bundle) -> Bundle:
-        ctx = Context(seed=0, step=0, unit=self.unit, samples=tuple(range(self.samples)))
-        return bundled(self.model.forward(self.unit, self.module, single(x), ctx, self.targets))
 
     def _seconds(self, action: Callable[[], object]) -> float:
         """Median of a few, on the device's clock where it has one."""
@@ -169,22 +107,25 @@ class _Alone:
         return summarize([Sample(s, s) for s in found]).seconds if len(found) > 3 else median(found)
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
+        if self._alone.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def _bytes(self) -> dict[str, int]:
         """As UnitCost counts them: see footprint.py."""
+        alone = self._alone
         made: list = []
-        forward = self._marked(lambda: made.append(self._forward()))
-        head = self.targets is not None
+        forward = self._marked(lambda: made.append(alone.forward()))
+        head = alone.targets is not None
         output = LOSS_BYTES if head else bytes_of(made.pop())
         made.clear()
-        graph = self._marked(lambda: made.append(self._graph()))
+        graph = self._marked(lambda: made.append(alone.graph()))
         x, y = made.pop()
-        backward = self._marked(lambda: self._backward(x, y))
-        entering = bytes_of(self.x)
-        returning = 0 if self.boundary is None else self.boundary.gradients().nbytes(self.samples)
-        gradients = sum(p.numel() * p.element_size() for p in self.parameters)
+        backward = self._marked(lambda: alone.backward(x, y))
+        entering = bytes_of(alone.x)
+        returning = (
+            0 if alone.boundary is None else alone.boundary.gradients().nbytes(alone.samples)
+        )
+        gradients = sum(p.numel() * p.element_size() for p in alone.parameters)
         kept = max(0, graph.after - graph.before - output)
         return {
             "input_bytes": entering,
@@ -198,7 +139,7 @@ class _Alone:
         }
 
     def _marked(self, action: Callable[[], object]) -> _Marks:
-        before = self.meter.now
-        self.meter.reset_peak()
+        before = self._alone.meter.now
+        self._alone.meter.reset_peak()
         action()
-        return _Marks(before=before, peak=self.meter.peak, after=self.meter.now)
+        return _Marks(before=before, peak=self._alone.meter.peak, after=self._alone.meter.now)

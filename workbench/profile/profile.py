@@ -76,6 +76,23 @@ class Wires:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How many samples a micro-batch may have: see probe.py."""
+
+    smallest: int
+    """Fewest that the model runs with."""
+    forward: int
+    """Most for which the device has room in every unit's forward pass, as far as was tried."""
+    backward: int
+    """The same in the passes there and back; never more than `forward`."""
+
+    def sizes(self) -> list[int]:
+        """Those to profile: both ends, and one about halfway in ratio."""
+        middle = round((self.smallest * self.backward) ** 0.5)
+        return sorted({self.smallest, middle, self.backward})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCost:
     """One unit of a model at one micro-batch size. Seconds are medians of repeated timings."""
 
@@ -126,6 +143,10 @@ class Profile:
     """Device memory that libraries keep for themselves once they have been used."""
     note: str = ""
     """What a reader of predictions should know, e.g. that times were scaled."""
+    origin: str = ""
+    """The file it was read from; empty where it was made."""
+    limits: Limits | None = None
+    """Of micro-batches on the spec's device, where they were looked for."""
 
     @property
     def state_bytes(self) -> int:
@@ -167,6 +188,7 @@ class Profile:
                 **data,
                 "hardware": Hardware(**data["hardware"]),
                 "units": tuple(UnitCost(**unit) for unit in data["units"]),
+                "limits": Limits(**data["limits"]) if data.get("limits") else None,
             }
         )
 

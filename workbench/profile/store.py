@@ -2,6 +2,7 @@
 
     RESULTS/profiles/<device class>/hardware.json      the ceilings of the machine
     RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
+    RESULTS/profiles/<device class>/limits-<key>.json  sizes of micro-batches (limits.py)
     RESULTS/profiles/<device class>/wires-<ranks>.json links of several ranks, all in use
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
@@ -14,18 +15,15 @@ Nothing here imports torch until something is measured, so a stored profile answ
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
+from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.table import Ceilings, Echo, Figure
 from workbench.runs.spec import RunSpec
@@ -33,13 +31,8 @@ from workbench.runs.spec import RunSpec
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
-T = TypeVar("T")
-
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
-
-FORMAT = 4
-"""Raised when stored measurements mean something else than before."""
 
 
 def silent(line: str) -> None:
@@ -91,17 +84,17 @@ def ceilings(
     """
     machine = this_machine(device)
     path = folder_of(results, machine) / "hardware.json"
-    found = None if fresh else _stored(path, machine, _ceilings_from, echo)
+    found = None if fresh else stored(path, machine, _ceilings_from, echo)
     if found is not None or not measure:
         return found
-    with _measuring(path, echo):
-        found = None if fresh else _stored(path, machine, _ceilings_from, echo)
+    with measuring(path, echo):
+        found = None if fresh else stored(path, machine, _ceilings_from, echo)
         if found is None:  # nobody measured while this process waited
             from workbench.profile.ceilings import measure_ceilings
 
             echo(f"measuring the ceilings of {machine.name}")
             found = measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
-            _write(path, asdict(found))
+            write(path, asdict(found))
     return found
 
 
@@ -119,12 +112,12 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     machine = this_machine(spec.device)
     hardware_ = hardware(results, machine.device, echo)
     path = _costs_path(spec, results, machine)
-    with _measuring(path, echo):
+    with measuring(path, echo):
         found = _stored_costs(spec, results, machine, echo)
         if found is None or _drifted(found, spec, echo):
             found = _measure_costs(spec, machine, hardware_, echo)
-            _write(path, asdict(found))
-    return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found)
+            write(path, asdict(found))
+    return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found, path)
 
 
 def wires_for(
@@ -136,20 +129,22 @@ def wires_for(
         return None
     machine = this_machine(spec.device)
     path = folder_of(results, machine) / f"wires-{spec.ranks}.json"
-    found = _stored(path, machine, _wires_from, echo)
+    found = stored(path, machine, _wires_from, echo)
     if found is not None or not measure:
         return None if found is None else found.wires
-    with _measuring(path, echo):
+    with measuring(path, echo):
         from workbench.profile.wires import measure as measure_wires
 
         echo(f"measuring the links of {spec.ranks} ranks")
         found = MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
-        _write(path, asdict(found))
+        write(path, asdict(found))
     return found.wires
 
 
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:
-    """The profile of the spec's model on this machine, if it is stored; nothing is measured."""
+    """The profile of the spec's model on this machine, if it is stored; nothing is measured.
+
+    Raises ValueError where what is stored under its name is of another model."""
     machine = this_machine(spec.device)
     known = ceilings(results, machine.device, echo, measure=False)
     if known is None:
@@ -158,7 +153,8 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
     if found is None:
         return None
     wires = wires_for(spec, results, echo, measure=False)
-    return _assemble(spec, replace(known.hardware, wires=wires), found)
+    path = _costs_path(spec, results, machine)
+    return _assemble(spec, replace(known.hardware, wires=wires), found, path)
 
 
 # -- the costs of a model's units -----------------------------------------------------------------
@@ -200,7 +196,7 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
         machine=machine,
         costs=costs,
         order=tuple(model.kind(unit) for unit in range(model.num_units)),
-        measured=_now(),
+        measured=now(),
         probe_s=probe_s,
         library_bytes=library_bytes,
         note=note,
@@ -226,12 +222,18 @@ def _measure_kinds(
     )
 
 
-def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts) -> Profile:
-    """The profile of a model of the spec's depth; blocks of the stored one repeat."""
+def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) -> Profile:
+    """The profile of a model of the spec's depth; blocks of the stored one repeat. Raises
+    ValueError, naming the file, where it is not of the spec's model."""
     order = found.order
-    if len(order) != spec.model.units:
+    if len(order) != spec.model.units and not spec.model.decomposed:
         order = ("embedding", *["block"] * spec.model.layers, "head")
-    return Profile(
+    if lacking := sorted({*order} - {*found.costs}):
+        raise ValueError(
+            f"{path} has no costs of {', '.join(lacking)}, which the model has; delete the file, "
+            "and a run measures them again"
+        )
+    profile = Profile(
         hardware=hardware_,
         units=tuple(found.costs[kind] for kind in order),
         microbatch=spec.microbatch,
@@ -239,13 +241,16 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts) -> Profile:
         weight_bytes=4 if spec.dtype == "fp32" else 2,
         library_bytes=found.library_bytes,
         note=found.note,
-    ).with_link(spec.link_bytes_per_s)
+        origin=str(path),
+    )
+    check_profile(profile, spec)
+    return profile.with_link(spec.link_bytes_per_s)
 
 
 def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
     path = _costs_path(spec, results, machine)
-    found = _stored(path, machine, _costs_from, echo)
-    if found is None or len(found.order) == spec.model.units:
+    found = stored(path, machine, _costs_from, echo)
+    if found is None or len(found.order) == spec.model.units or spec.model.decomposed:
         return found
     # Of another depth: its blocks serve if they are all alike.
     return found if set(found.order) == {"embedding", "block", "head"} else None
@@ -255,11 +260,17 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     """Named by what unit costs depend on: the model without its depth, micro-batch, dtype, and
     whether blocks are compiled.
     """
+    return path_of(spec, results, machine, "units", spec.microbatch, spec.dtype, spec.compile)
+
+
+def path_of(spec: RunSpec, results: Path, machine: Machine, what: str, *parts: object) -> Path:
+    """Where `what` was measured of the spec's model lies, named by it without its depth and by
+    `parts`."""
     layers = spec.model.layers if spec.model.decomposed else 1  # kinds may depend on the depth
     shape = replace(spec.model, layers=layers).to_dict()
-    text = json.dumps([FORMAT, shape, spec.microbatch, spec.dtype, spec.compile], sort_keys=True)
+    text = json.dumps([FORMAT, shape, *parts], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return folder_of(results, machine) / f"units-{key}.json"
+    return folder_of(results, machine) / f"{what}-{key}.json"
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -290,60 +301,3 @@ def _costs_from(data: dict[str, Any]) -> UnitCosts:
 
 def _wires_from(data: dict[str, Any]) -> MeasuredWires:
     return MeasuredWires(machine=Machine(**data["machine"]), wires=Wires(**data["wires"]))
-
-
-def _stored(
-    path: Path, machine: Machine, parse: Callable[[dict[str, Any]], T], echo: Echo
-) -> T | None:
-    """What `path` holds, if it was measured on this machine; else says why not."""
-    try:
-        data = json.loads(path.read_text())
-        if data.pop("format") != FORMAT:
-            raise ValueError("it is of another version")
-        found = parse(data)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        echo(f"{path} is not used, it cannot be read: {error}")
-        return None
-    difference = machine.difference(found.machine)
-    if difference is not None:
-        echo(f"{path} is not used, it was measured on another machine: {difference}")
-        return None
-    return found
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    """Rename a whole file into place."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with part.open("w") as file:
-            json.dump({"format": FORMAT, **data}, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _measuring(path: Path, echo: Echo) -> Iterator[None]:
-    """One process at a time; the lock goes with its holder, however that ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = (path.parent / ".lock").open("w")
-    except OSError as error:
-        raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            echo("waiting for another process that is measuring this machine")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

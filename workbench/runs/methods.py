@@ -1,7 +1,8 @@
 """The one table of methods: how a name on the command line becomes code.
 
 Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``,
-and, where planning takes a while, ``fits(spec, profile) -> bool``.
+and, where planning takes a while, ``fits(spec, profile) -> bool``. One that chooses its own
+micro-batches also offers ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
 The modules are imported when used, so that listing methods imports no torch.
 """
 
@@ -13,6 +14,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from workbench.model.spec import ModelSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +36,8 @@ class Method:
     """Whether it runs on several ranks."""
     modules: bool = False
     """Whether it trains ordinary modules, cut into layers, beside decoders."""
+    portable: bool = False
+    """Whether its checkpoints are this project's own, which all such methods continue."""
 
 
 METHODS = {
@@ -49,6 +54,7 @@ METHODS = {
             label="L2L",
             module="baselines.l2l",
             summary="layer outside, micro-batches inside, eager host optimizer",
+            portable=True,
         ),
         Method(
             name="zero-offload",
@@ -69,6 +75,7 @@ METHODS = {
             module="workbench.methods.stronghold",
             summary="a working window of layers on the device, the rest on the host",
             windowed=True,
+            portable=True,
         ),
     )
 }
@@ -111,6 +118,7 @@ PARALLEL = {
             summary="packs of layers dealt out to the devices in turn, everything on the host",
             parallel=True,
             modules=True,
+            portable=True,
         ),
         Method(
             name="harmony-dp",
@@ -119,6 +127,7 @@ PARALLEL = {
             summary="packs of layers on every device, each with its share of the samples",
             parallel=True,
             modules=True,
+            portable=True,
         ),
         Method(
             name="pp-swap",
@@ -127,6 +136,7 @@ PARALLEL = {
             summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
+            portable=True,
         ),
         Method(
             name="dp-swap",
@@ -135,6 +145,7 @@ PARALLEL = {
             summary="all layers on every device, what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
+            portable=True,
         ),
         Method(
             name="data-parallel",
@@ -172,6 +183,16 @@ def find(name: str) -> Method:
     if name not in known():
         raise ValueError(f"unknown method {name!r}; known: {', '.join(known())}")
     return known()[name]
+
+
+def check_model(method: Method, model: ModelSpec) -> None:
+    """Raise ValueError for a model that the method does not train."""
+    if model.decomposed and not method.modules:
+        able = ", ".join(each.name for each in known().values() if each.modules)
+        raise ValueError(
+            f"{method.name} trains decoders only, and the model is a {model.family}; it is for "
+            f"{able}"
+        )
 
 
 def load(name: str) -> ModuleType:

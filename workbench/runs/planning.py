@@ -6,10 +6,12 @@ there is one, else from the constants of published hardware, and the answer says
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.methods.plan import DoesNotFit, Plan
+from workbench.model.spec import GPT_FAMILY
 from workbench.profile.profile import Profile
 from workbench.runs import methods
 from workbench.runs.spec import RunSpec
@@ -47,10 +49,12 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     `machine` names a published one; None is this machine, or a published one where this was not
     measured.
     """
-    module = methods.load(spec.method)
-    profile = choose_profile(spec, store, machine)
+    methods.check_model(methods.find(spec.method), spec.model)
+    profiles = choose_profiles(spec, store, machine)
+    profile = profiles[min(profiles)]
+    hardware = profile.hardware
     try:
-        plan = module.plan(spec, profile)
+        plan = plan_from(spec, profiles)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -62,8 +66,23 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
             binding=str(refusal),
             lacking=refusal.tier,
         )
-    hardware = profile.hardware
+    if hardware.source == "published" and spec.model.family != GPT_FAMILY:
+        plan = replace(plan, notes=(*plan.notes, profile.note))
     return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
+
+
+def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
+    """The plan of the spec's method from profiles by samples in a micro-batch; its notes say where
+    a run would have more of them. Raises ValueError, DoesNotFit where nothing fits."""
+    from workbench.profile.several import in_proportion
+
+    module = methods.load(spec.method)
+    if not hasattr(module, "plan_sizes"):
+        (profile,) = profiles.values()
+        return module.plan(spec, profile)
+    plan = module.plan_sizes(spec, profiles)
+    note = in_proportion(spec, profiles)
+    return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
 def fits(spec: RunSpec, store: Store) -> bool:
@@ -72,6 +91,21 @@ def fits(spec: RunSpec, store: Store) -> bool:
     if hasattr(module, "fits"):
         return module.fits(spec, choose_profile(spec, store, None))
     return answer(spec, store).plan.fits
+
+
+def choose_profiles(spec: RunSpec, store: Store, machine: str | None) -> dict[int, Profile]:
+    """By samples in a micro-batch: `stored_sizes`, else the one of `choose_profile`."""
+    found = stored_sizes(spec, store) if machine is None else {}
+    return found or {spec.microbatch: choose_profile(spec, store, machine)}
+
+
+def stored_sizes(spec: RunSpec, store: Store) -> dict[int, Profile]:
+    """Of a method that chooses its own micro-batches, this machine's profiles that its run would
+    take, as far as they are stored; none of another method."""
+    from workbench.profile.several import stored_profiles
+
+    several = hasattr(methods.load(spec.method), "plan_sizes")
+    return stored_profiles(spec, store.root) if several else {}
 
 
 def choose_profile(spec: RunSpec, store: Store, machine: str | None) -> Profile:

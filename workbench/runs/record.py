@@ -20,6 +20,11 @@ STATUSES = (
 RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_disk", "diverged"})
 """Statuses that say something about the spec: running it again would tell nothing new."""
 
+PARTS = (
+    "weights_in", "gradients_out", "activations_in", "activations_out", "sums_in", "sums_out",
+)  # fmt: skip
+"""What crosses the link between host and device. Sums are of gradients that lack micro-batches."""
+
 Source = Literal["measured", "simulated", "published"]
 SCHEMA = 1
 
@@ -38,10 +43,12 @@ class Outcome:
     """load, store, read, write: bytes per steady step over each link; None where unknown."""
     parameters: int | None
     """None where the run ended before it was known."""
+    moved_parts: dict[str, int] = field(default_factory=dict)
+    """`PARTS`: the bytes over the link by what they are; empty where nobody told them apart."""
     window: int | None = None
     resident: int | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
-    """The plan: step_seconds, peak_bytes, moved_bytes, binding."""
+    """The plan: step_seconds, peak_bytes, moved_bytes, moved_parts, binding."""
     skipped_steps: list[int] = field(default_factory=list)
     """Steps left out because a gradient was not finite."""
     grad_norms: list[float | None] = field(default_factory=list)
@@ -69,6 +76,7 @@ class RunRecord:
     """Batch size over the median step time, the first step left out."""
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
     moved_bytes: dict[str, int | None] = field(default_factory=dict)
+    moved_parts: dict[str, int] = field(default_factory=dict)
     parameters: int | None = None
     window: int | None = None
     resident: int | None = None

@@ -20,11 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from workbench.model.custom import source_digest
 from workbench.runs import machine, methods, provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
@@ -44,9 +46,10 @@ NEAR_ALL_MEMORY = 0.9
 
 
 def resolve(spec: RunSpec) -> RunSpec:
-    """The spec as it would run here: its device and text decided, a window only for who has one.
+    """The spec as it would run here: its device and text decided, a window only for who has one,
+    and of a user's own module what its file says now.
 
-    Raises ValueError for an unknown method, or a device that is not here.
+    Raises ValueError for an unknown method, or a device or module that is not here.
     """
     changes = {"device": machine.resolve_device(spec.device)}
     method = methods.find(spec.method)
@@ -67,6 +70,8 @@ def resolve(spec: RunSpec) -> RunSpec:
         raise ValueError(
             f"ranks is {spec.ranks}; this machine has {len(machine.gpus())} GPUs, a rank needs one"
         )
+    if spec.model.custom and not spec.model.config_digest:
+        changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
     text = Path(spec.text).expanduser()
     if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())

@@ -78,6 +78,9 @@ class RunSpec:
     backward pack are in none."""
     backward_packs: str = "auto"
     """Units of each backward pack there, the embedding and the head among them."""
+    packing: Literal["ours", "faithful"] = "ours"
+    """Who chooses these four where they are ``auto``: our search, within memory, or the rules and
+    the estimate that Harmony's authors published."""
     clip: float | None = 1.0
     """Global gradient-norm clipping, exact in every method; None for no clipping."""
     lr: float = 1.5e-4
@@ -229,6 +232,7 @@ CHOICES = {
     "replay": ("auto", "on", "off"),
     "clipping": ("auto", "speculate", "wait"),
     "optimizer_tier": ("auto", "host", "disk"),
+    "packing": ("ours", "faithful"),
     "lr_schedule": ("constant", "linear", "cosine"),
 }
 """Closed sets of the spec, checked at construction since JSON and widgets pass any string."""

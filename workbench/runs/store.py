@@ -231,6 +231,7 @@ def row(record: RunRecord) -> dict[str, Any]:
         "final_loss": record.losses[-1] if record.losses else None,
         **{f"peak_{tier}_bytes": n for tier, n in record.peak_bytes.items()},
         **{f"moved_{way}_bytes": n for way, n in record.moved_bytes.items()},
+        **{f"moved_{part}_bytes": n for part, n in record.moved_parts.items()},
         **_predicted_columns(predicted),
         "engine": record.engine,
         "notes": "; ".join(record.notes),
@@ -247,8 +248,8 @@ def row(record: RunRecord) -> dict[str, Any]:
 def _predicted_columns(predicted: dict[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, value in predicted.items():
-        if name in ("peak_bytes", "moved_bytes") and isinstance(value, dict):
-            kind = name.removesuffix("_bytes")
+        if name in ("peak_bytes", "moved_bytes", "moved_parts") and isinstance(value, dict):
+            kind = name.partition("_")[0]
             columns |= {f"predicted_{kind}_{part}_bytes": n for part, n in value.items()}
         else:
             columns[f"predicted_{name}"] = value

@@ -83,7 +83,8 @@ class Question:
         default, words = RunSpec(method=""), ["workbench", "plan"]
         words += [] if self.method == ANY else ["-m", self.method]
         if self.spec.model.family != default.model.family:
-            words += ["--hf-config", self.spec.model.family]
+            family, told = self.spec.model.family, self.spec.model.decomposed
+            words += ["--set", f"family={family}"] if told else ["--hf-config", family]
         for name in FLAGS:
             value, usual = _value(self.spec, name), _value(default, name)
             if value != usual:

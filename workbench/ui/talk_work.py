@@ -22,8 +22,9 @@ from functools import lru_cache
 from typing import Any
 
 from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
-from workbench.profile.profile import ProfileCosts
+from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs import methods
+from workbench.runs.planning import plan_from, stored_sizes
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
@@ -175,7 +176,7 @@ class Thinker:
         planner = self._planner(spec.method)
         if planner is None:
             self.check()
-            yield FULL, methods.load(spec.method).plan(spec, self._profile)
+            yield FULL, self._plan_of(spec, self._profile)
             return
         plans = planner.plans(spec, self._profile)
         plan = next(plans)
@@ -184,6 +185,11 @@ class Thinker:
             yield BETTER, plan
             plan = better
         yield FULL, plan
+
+    def _plan_of(self, spec: RunSpec, profile: Profile) -> Plan:
+        """The plan from a profile, or from those of several micro-batches that are stored."""
+        stored = {} if self._question.machine else stored_sizes(spec, self._store)
+        return plan_from(spec, stored or {profile.microbatch: profile})
 
     def _planner(self, method: str) -> Any:
         if method not in self._planners:
@@ -243,7 +249,7 @@ class Thinker:
             planner, module = self._planner(method), methods.load(method)
             quick = getattr(planner, "fits", None) or getattr(module, "fits", None)
             try:
-                found = quick(spec, profile) if quick else module.plan(spec, profile).fits
+                found = quick(spec, profile) if quick else self._plan_of(spec, profile).fits
             except ValueError:
                 found = False
             self._done[key] = found

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from workbench import cli
 from workbench.profile import ceilings as measuring
 from workbench.profile import measure, store
 from workbench.profile.machine import Machine, this_machine
@@ -146,6 +149,54 @@ def test_a_stored_profile_answers_without_torch(
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+
+
+def _without_head(data: dict) -> None:
+    del data["costs"]["head"]
+
+
+def _larger_blocks(data: dict) -> None:
+    data["costs"]["block"]["parameters"] += 1
+
+
+def _wider(data: dict) -> None:
+    data["costs"]["block"]["input_bytes"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_without_head, "has no costs of head, which the model has"),
+        (_larger_blocks, "is of another model: unit 1 (block) has 12,705 parameters there and "),
+        (_wider, "is of another model, dtype or micro-batch: 8,192 bytes enter unit 1"),
+    ],
+)
+def test_what_is_of_another_model_is_one_sentence_with_its_file(
+    tmp_path: Path,
+    measured: list[Path],
+    spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[dict], None],
+    why: str,
+) -> None:
+    """Of a run before its steps, and of a question."""
+    store.profile_for(spec, tmp_path)
+    data = stored_costs(tmp_path)
+    monkeypatch.setattr(measure, "probe", lambda device, dtype: data["probe_s"])
+    spoil(data)
+    (path,) = tmp_path.glob("profiles/*/units-*.json")
+    path.write_text(json.dumps(data))
+    for asked in (store.stored_profile, store.profile_for):
+        with pytest.raises(ValueError, match=re.escape(f"{path.name} {why}")):
+            asked(spec, tmp_path)
+    asked = tmp_path / "spec.json"
+    for method in ("harmony-pp", "stronghold", "gpipe"):
+        asked.write_text(json.dumps(spec.with_(method=method, batch=2, microbatches=1).to_dict()))
+        assert cli.main(["plan", "--spec", str(asked), "--results", str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        assert why in err
+        assert err.count("\n") == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

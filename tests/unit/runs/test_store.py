@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from workbench.runs import store as store_module
-from workbench.runs.record import RunRecord
+from workbench.runs.record import PARTS, RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, row
 
@@ -204,3 +204,18 @@ def test_one_bad_folder_costs_one_record(store: Store) -> None:
     (store.runs / "a file").write_text("")
     assert store.table()["key"].tolist() == ["good"]
     assert {path.parent.name for path in store.problems} == {*broken, "loop", "pipe"}
+
+
+def test_bytes_by_what_they_are_are_columns_and_old_records_have_none() -> None:
+    parts = {part: place for place, part in enumerate(PARTS)}
+    made = record("a", moved_parts=parts, predicted={"moved_parts": parts})
+    assert RunRecord.from_json(made.to_json()) == made
+    columns = row(made)
+    for part, nbytes in parts.items():
+        assert columns[f"moved_{part}_bytes"] == nbytes
+        assert columns[f"predicted_moved_{part}_bytes"] == nbytes
+    old = json.loads(record("b").to_json())
+    del old["moved_parts"]
+    before = RunRecord.from_json(json.dumps(old))
+    assert before.moved_parts == {}
+    assert not [name for name in row(before) if "weights_in" in name]

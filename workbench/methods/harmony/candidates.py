@@ -11,7 +11,7 @@ from statistics import fmean
 
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import DP, PP, Packs
+from workbench.methods.harmony.packs import DP, PP, Packs, micro_batches
 from workbench.methods.harmony.partition import min_max_partitions
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.room import Room, Setting
@@ -53,15 +53,8 @@ class Candidates:
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
-        share = setting.minibatch
-        if setting.mode == DP:
-            share = -(-setting.minibatch // setting.ranks)
-        self._backward_sizes = _micro_batches(
-            min(share, setting.largest_backward or share), setting.backward_size
-        )
-        self._forward_sizes = _micro_batches(
-            min(share, setting.largest_forward or share), setting.forward_size
-        )
+        self._backward_sizes = _sizes(setting, setting.largest_backward, setting.backward_size)
+        self._forward_sizes = _sizes(setting, setting.largest_forward, setting.forward_size)
 
     def ordered(self) -> list[Packs]:
         """All that were found: the fastest of each kind that are near the fastest, then the rest,
@@ -278,11 +271,12 @@ def _shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple
     return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
 
 
-def _micro_batches(share: int, pinned: int | None) -> list[int]:
-    """Sizes worth trying: powers of two, and all samples at once."""
+def _sizes(setting: Setting, largest: int | None, pinned: int | None) -> list[int]:
+    """Of micro-batches in one direction."""
     if pinned is not None:
         return [pinned]
-    return sorted({min(1 << k, share) for k in range(share.bit_length() + 1)})
+    parts = setting.ranks if setting.mode == DP else 1
+    return micro_batches(setting.minibatch, parts, least=setting.smallest, most=largest)
 
 
 def _backward_packs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.methods.harmony import planner
@@ -15,7 +16,13 @@ from workbench.runs.spec import RunSpec
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan from one profile; other micro-batch sizes in proportion."""
-    return planner.plan(spec, {profile.microbatch: profile}, mode=DP)
+    return plan_sizes(spec, {profile.microbatch: profile})
+
+
+def plan_sizes(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
+    """The plan from profiles by samples in a micro-batch, as a run makes it."""
+    planner.check(spec, DP)
+    return planner.plan(spec, profiles, mode=DP)
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

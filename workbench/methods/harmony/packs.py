@@ -177,3 +177,23 @@ def _check_cover(packs: tuple[range, ...], what: str, end: int) -> None:
         at = pack.stop
     if at != end:
         raise ValueError(f"{what} packs end before unit {at}, they should end before unit {end}")
+
+
+def micro_batches(batch: int, parts: int, *, least: int = 1, most: int | None = None) -> list[int]:
+    """Sizes worth trying where ranks that make so many parts of a batch divide each on: powers of
+    two up to the largest part, or to `most`, and that one. A model that needs at least so many
+    samples has them in every micro-batch, also the last; raises ValueError where it cannot."""
+    shares = {batch // parts, -(-batch // parts)}
+    end = min(max(shares), most or batch)
+
+    def enough(size: int) -> bool:
+        return size >= least and all(n % size == 0 or n % size >= least for n in shares)
+
+    powers = sorted({min(1 << k, end) for k in range(end.bit_length() + 1)})
+    found = [*filter(enough, powers)] or [*filter(enough, range(least, end + 1))]
+    if not found:
+        raise ValueError(
+            f"the model needs micro-batches of at least {least} samples; {batch} samples in "
+            f"{parts} parts, at most {end} at once, do not give them: use another batch"
+        )
+    return found

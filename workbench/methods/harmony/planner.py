@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.methods.evaluate import Budgets
+from workbench.methods.harmony import faithful
+from workbench.methods.harmony.faithful import FAITHFUL
 from workbench.methods.harmony.packs import DP, Packs, packs_of
 from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, scheduled, search, settles
 from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.settings import check_settings
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
+from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
 STEPS = 3
+PUBLISHED_RULES = (
+    "micro-batches and packs are those of the published rules, at the costs of this server"
+)
 LANES = {
     COMPUTE: "compute",
     H2D: "the link to the device",
@@ -38,12 +45,16 @@ LANES = {
 
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The plan of a spec, from profiles by samples in a micro-batch. Raises DoesNotFit where no
-    packs keep the budgets, ValueError for pinned packs that cannot be."""
+    packs keep the budgets, ValueError for pinned packs that cannot be and for profiles of another
+    model."""
     from workbench.model import make_model
 
+    model = make_model(spec.model)
+    check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
+    sizes = ProfiledSizes(profiles, tied=borrowed(model))
     server = server_of(profile, spec)
+    limits, known = profile.limits, max(profiles) if len(profiles) > 1 else None
     setting = Setting(
         mode=mode,
         ranks=spec.ranks,
@@ -56,11 +67,14 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         recorded_below_s=recorded_below_s(spec, profile.hardware),
         forward_size=None if spec.forward_size == "auto" else spec.forward_size,
         backward_size=None if spec.backward_size == "auto" else spec.backward_size,
-        largest_forward=max(profiles) if len(profiles) > 1 else None,
-        largest_backward=max(profiles) if len(profiles) > 1 else None,
+        largest_forward=limits.forward if limits else known,
+        largest_backward=limits.backward if limits else known,
+        smallest=limits.smallest if limits else 1,
     )
     pinned = _pinned(spec, mode)
-    if pinned is None:
+    if spec.packing == FAITHFUL:
+        found = faithful.choose(setting, sizes, spec.model.units, server, profiles)
+    elif pinned is None:
         found = search(setting, sizes, spec.model.units, server)
     else:
         schedule = scheduled(pinned, setting, sizes)
@@ -95,6 +109,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         moved_bytes=found.schedule.moved_bytes(),
         binding=binding(simulated, spec.ranks),
         settings=settings,
+        notes=(PUBLISHED_RULES,) if spec.packing == FAITHFUL else (),
     )
 
 
@@ -149,6 +164,7 @@ def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
+    check_settings(spec)
     _pinned(spec, mode)
     check_shares(spec, mode)
 
@@ -162,8 +178,16 @@ def check_shares(spec: RunSpec, mode: str) -> None:
 
 
 def _pinned(spec: RunSpec, mode: str) -> Packs | None:
-    """The packs a spec names; None where it leaves them to the search."""
+    """The packs a spec names; None where it leaves them to a search."""
     words = (spec.forward_packs, spec.backward_packs)
+    if spec.packing == FAITHFUL:
+        pins = (spec.forward_size, spec.backward_size, *words)
+        if pins != ("auto",) * 4:
+            raise ValueError(
+                "packing faithful chooses forward_size, backward_size, forward_packs and "
+                f"backward_packs; they are {', '.join(map(str, pins))}, and must all be auto"
+            )
+        return None
     if words == ("auto", "auto"):
         return None
     if "auto" in words or "auto" in (spec.forward_size, spec.backward_size):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.runs.spec import RunSpec
-from workbench.runtime.board import Failed
+from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_device_threads
@@ -41,6 +41,8 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
     schedule = from_json((folder / "schedule.json").read_text())
     rank: Rank | None = None
     try:
+        board = Board(Path(order["board"]), rank=number, **Board.sizes(schedule))
+        board.come(Stage.HERE)
         device = _device(order["device"], number)
         _meet(folder, device, number, schedule)
         model = make_model(spec.model)
@@ -49,9 +51,8 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             schedule,
             model,
             load_batches(spec, model, folder.parent / "cache"),
-            rank=number,
             folder=folder,
-            board=Path(order["board"]),
+            board=board,
             host=Path(order["host"]),
             device=device,
             dtype=DTYPES[spec.dtype],
@@ -60,10 +61,11 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             origin=order["origin"],
             on_failure=lambda error: _fail(folder, number, error),
         )
+        board.come(Stage.READY)
         for first, end in order["segments"]:
-            rank.board.await_allowed(end)
+            board.await_allowed(end)
             rank.run(first, end - first)
-            rank.board.drain(end)
+            board.drain(end)
         _tell(folder / f"result-{number}.json", _result(rank))
     except Failed as error:
         print(f"rank {number} stops: {error}", file=sys.stderr)
@@ -125,6 +127,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
 def _result(rank: Rank) -> dict:
     return {
         "moved_bytes": rank.engine.traffic.moved,
+        "moved_parts": rank.engine.traffic.parts,
         "settled": rank.engine.settled,
         "steps": len(rank.executor.step_numbers),
         "device_peak": rank.meter.peak,

@@ -33,8 +33,11 @@ class Setting:
     """Samples of a forward micro-batch; None for the search to choose."""
     backward_size: int | None = None
     largest_forward: int | None = None
-    """Samples of the largest forward micro-batch that was profiled."""
+    """Samples of the largest forward micro-batch that the device has room for, as far as was
+    tried."""
     largest_backward: int | None = None
+    smallest: int = 1
+    """Samples of the smallest micro-batch that the model runs with."""
 
 
 class Room:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,16 +13,20 @@ import torch
 
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.planner import server_of
 from workbench.methods.plan import Plan
 from workbench.methods.train import load_batches, told_of, write_timeline
 from workbench.model import make_model
+from workbench.profile.limits import limits_for
 from workbench.profile.profile import Profile
-from workbench.profile.store import profile_for
+from workbench.profile.store import hardware, profile_for
+from workbench.profile.table import Echo
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.shared import host_layout
 from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.traffic import counted_parts, planned_parts
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
 
@@ -55,29 +60,43 @@ def train_planned(
 
 
 def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Profile]:
-    """By samples in a micro-batch: stored ones, or measured now. Where the device has no room for
-    the whole batch at once, the largest is the first half, quarter, ... that it has room for.
+    """By samples in a micro-batch: stored ones, or measured now. Of the pinned sizes; else up to
+    the largest that a device has room for, or to a part of it where timing takes more room than
+    training.
 
-    Raises OutOfMemory where one sample is too much.
+    Raises OutOfMemory where the fewest samples are too many.
     """
+
+    def tell(text: str) -> None:
+        report.event("profile", text=text)
+
     pinned = {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
-    found: dict[int, Profile] = {}
-    for size in sorted(pinned or {1, max(1, round(spec.batch**0.5))}):
-        found[size] = _profile(spec, size, results, report)
-    size = max(spec.batch, *found)
-    while not pinned and size > max(found):
+    if pinned:
+        return {size: _profile(spec, size, results, tell) for size in sorted(pinned)}
+    limits = limits_for(spec, results, _device_bytes(spec, results, tell), tell)
+    *smaller, size = limits.sizes()
+    found = {size: _profile(spec, size, results, tell) for size in smaller}
+    while size > max(found, default=0):
         try:
-            found[size] = _profile(spec, size, results, report)
+            found[size] = _profile(spec, size, results, tell)
         except (OutOfMemory, torch.OutOfMemoryError):
-            text = f"a micro-batch of {size} is more than the device has room for"
-            report.event("profile", text=text)
+            if size == limits.smallest:
+                raise
+            tell(f"a micro-batch of {size} is more than the device has room to time")
             size //= 2
-    return found
+    return {size: replace(profile, limits=limits) for size, profile in found.items()}
 
 
-def _profile(spec: RunSpec, size: int, results: Path, report: Reporter) -> Profile:
+def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
+    """What a rank's device may hold."""
+    there = hardware(results, spec.device, tell)
+    bare = Profile(hardware=there, units=(), microbatch=1, seq=spec.model.seq)
+    return server_of(bare, spec).device_bytes
+
+
+def _profile(spec: RunSpec, size: int, results: Path, tell: Echo) -> Profile:
     alone = spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
-    return profile_for(alone, results, lambda text: report.event("profile", text=text))
+    return profile_for(alone, results, tell)
 
 
 def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
@@ -106,11 +125,13 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
             DISK: 0,
         },
         moved_bytes={way: total // steps if steps else None for way, total in moved.items()},
+        moved_parts=counted_parts((result["moved_parts"] for result in results), steps),
         parameters=crew.model.parameters_count(),
         predicted={
             "step_seconds": made.seconds_of(history.grad_norms[1:], crew.spec.clip),
             "peak_bytes": made.peak_bytes,
             "moved_bytes": made.moved_bytes,
+            "moved_parts": planned_parts(made.schedule),
             "binding": made.binding,
             "settings": made.settings,
         },

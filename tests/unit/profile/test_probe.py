@@ -1,0 +1,157 @@
+"""The largest micro-batch of each direction is found, and finding it costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.methods.plain import MODEL, spec_for
+from workbench.model.spec import ModelSpec
+from workbench.profile import probe
+from workbench.profile.profile import Limits
+from workbench.runs.spec import RunSpec
+from workbench.runtime.tiers import OutOfMemory
+
+RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=32, vocab=10, tied=False)
+ROOT = Path(__file__).resolve().parents[3]
+BUDGET = 600_000
+FRAGILE = """
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if len(x) > 4 and type(x.data) is torch.Tensor:
+            os._exit(9)
+        return self.inner(x)
+
+
+def model(spec):
+    net = nn.Sequential(nn.Linear(4, 4), Fragile(), nn.Linear(4, 3))
+    return net, TensorDataset(torch.randn(8, 4), torch.randint(3, (8,)))
+"""
+
+
+def no_room() -> OutOfMemory:
+    return OutOfMemory(tier="device", what="a tensor", asked=1, in_use=0, budget=1)
+
+
+def attempts(least: int, backward: int, forward: int):
+    """A device and model with these limits; the sizes that were tried."""
+    tried: list[tuple[bool, int]] = []
+
+    def attempt(back: bool, samples: int) -> Exception | None:
+        tried.append((back, samples))
+        if samples < least:
+            return probe.CannotRun("too few")
+        return no_room() if samples > (backward if back else forward) else None
+
+    return attempt, tried
+
+
+@pytest.mark.parametrize("backward", [1, 2, 3, 7, 8, 23, 99, 100])
+@pytest.mark.parametrize("more", [0, 1, 40])
+def test_both_directions_are_exact_and_few_sizes_are_tried(backward, more):
+    attempt, tried = attempts(1, backward, backward + more)
+    found = probe.search(attempt, 100)
+    assert found == Limits(smallest=1, forward=min(100, backward + more), backward=backward)
+    assert len(tried) <= 2 * 10
+    assert len(tried) == len(set(tried))
+
+
+def test_where_there_is_room_for_all_two_attempts_do():
+    attempt, tried = attempts(1, 1000, 1000)
+    assert probe.search(attempt, 1000) == Limits(smallest=1, forward=1000, backward=1000)
+    assert tried == [(True, 1), (True, 1000)]
+
+
+@pytest.mark.parametrize(("least", "found"), [(2, 2), (3, 4), (6, 6)])
+def test_a_model_that_needs_several_samples_gets_them(least, found):
+    assert probe.search(attempts(least, 6, 6)[0], 6).smallest == found
+
+
+def test_a_model_that_never_runs_is_refused_in_its_own_words():
+    with pytest.raises(probe.CannotRun, match="no micro-batch of up to 6 samples .*too few"):
+        probe.search(attempts(7, 9, 9)[0], 6)
+
+
+def test_too_little_room_for_the_fewest_samples_is_out_of_memory():
+    with pytest.raises(OutOfMemory):
+        probe.search(attempts(2, 1, 1)[0], 6)
+
+
+@pytest.mark.parametrize("model", [MODEL, RESNET], ids=lambda model: model.family)
+def test_without_a_gpu_the_limits_are_those_of_real_tensors(model):
+    spec = spec_for(model=model, batch=64)
+    found = probe.limits(spec, "cpu", BUDGET, 64)
+    assert found.smallest == (2 if model is RESNET else 1)
+    assert found.smallest <= found.backward < found.forward < 64
+    real = probe.Layers(spec, "cpu", BUDGET)
+    for backward, most in ((True, found.backward), (False, found.forward)):
+        assert real.attempt(backward, most) is None
+        assert isinstance(real.attempt(backward, most + 1), OutOfMemory)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"), [(MODEL, [1, 2]), (RESNET, [1, 2, 4])], ids=["gpt", "resnet"]
+)
+def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, monkeypatch):
+    """On fake tensors, without a process."""
+    tried = []
+    attempt = probe.Layers.attempt
+
+    def watched(self, backward, samples, *, fake=False):
+        assert fake
+        tried.append(samples)
+        return attempt(self, backward, samples, fake=fake)
+
+    monkeypatch.setattr(probe.Layers, "attempt", watched)
+    monkeypatch.setattr(probe.Processes, "_start", None)
+    found = probe.limits(spec_for(model=model, batch=500), "cpu", 1 << 30, 500)
+    assert found == Limits(smallest=sizes[-1] // 2, forward=500, backward=500)
+    assert tried == sizes
+
+
+def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
+    """One that dies, and one without room, are replaced, and the next attempt is right again."""
+    (tmp_path / "fragile_module.py").write_text(FRAGILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    model = ModelSpec(family="fragile_module:model", heads=1)
+    spec = RunSpec(method="harmony-pp", model=model, batch=8, device="cpu")
+    with probe.Processes(spec, "cpu", 1 << 20) as processes:
+        wrong = processes.attempt(True, 5)
+        assert isinstance(wrong, probe.CannotRun)
+        assert "exit status 9" in str(wrong)
+        assert processes.attempt(True, 2) is None
+        first = processes._process.pid
+        assert processes.attempt(False, 4) is None
+        assert processes._process.pid == first, "while all is well, one process goes on"
+    with probe.Processes(spec, "cpu", 100) as processes:
+        wrong = processes.attempt(True, 2)
+    assert isinstance(wrong, OutOfMemory)
+    assert wrong.budget == 100
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_limits_are_those_of_its_allocator():
+    """Under a cap: this process' own device is not touched."""
+    model = ModelSpec(layers=2, hidden=256, heads=4, seq=128, vocab=256)
+    spec = RunSpec(method="harmony-pp", model=model, batch=4096, device="cuda")
+    budget = 256 << 20
+    found = probe.limits(spec, "cuda", budget, 4096)
+    assert found.smallest == 1
+    assert 16 <= found.backward < found.forward < 4096
+    with probe.Processes(spec, "cuda", budget) as processes:
+        for backward, most in ((True, found.backward), (False, found.forward)):
+            assert processes.attempt(backward, most) is None
+            assert isinstance(processes.attempt(backward, 2 * most), OutOfMemory)

@@ -1,0 +1,102 @@
+"""Models of the user's own: the family ``package.module:function`` is what that function makes.
+
+It is called with the `ModelSpec`, whose numbers mean there what it takes them for, and gives an
+`nn.Module`, or a list of modules that are called one after another. Weights begin as it left them
+after ``torch.manual_seed(seed of the run)``. Alone, the module takes token ids [B, seq] of the
+run's text and puts out logits [B, seq, vocab]. Given as ``(module, samples)`` it takes what the
+samples hold, each a tuple of what the module takes and, last, the target: a `TensorDataset`, or
+anything else with a length and an index. The loss is the mean cross entropy, or for targets that
+are no whole numbers the mean squared error.
+
+Modules are looked for in the current folder, then where Python looks. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WORD = r"[^\W\d]\w*"
+NAME = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
+
+
+def is_custom(family: str) -> bool:
+    """Whether a family names a function."""
+    return NAME.fullmatch(family) is not None
+
+
+def source_digest(family: str) -> str:
+    """SHA-256 of the file that the function is in. Raises ValueError where there is no such file;
+    runs nothing of it."""
+    name, _ = _parts(family)
+    with importing():
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if not _is_part(error.name, name):
+                raise _failed(family, error) from error
+            found = None
+        except Exception as error:
+            raise _failed(family, error) from error
+    if found is None or not found.has_location:
+        raise ValueError(
+            f"the family {family!r} is not there: no module {name!r} in {Path.cwd()}, nor where "
+            "Python looks"
+        )
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+
+
+def function_of(family: str, digest: str = "") -> Callable[..., Any]:
+    """The function. Raises ValueError where there is none, where its file fails to be imported, and
+    where that is no longer of this digest."""
+    now = source_digest(family)
+    if digest and now != digest:
+        raise ValueError(
+            f"the file of {family!r} changed: its SHA-256 begins with {now[:12]}, and with "
+            f"{digest[:12]} when the spec was made"
+        )
+    name, function = _parts(family)
+    with importing():
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            raise _failed(family, error) from error
+    made = getattr(module, function, None)
+    if not callable(made):
+        raise ValueError(f"the family {family!r} is not there: {name!r} has no function {function}")
+    return made
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """With the current folder first where Python looks, whatever started this process."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _parts(family: str) -> tuple[str, str]:
+    match = NAME.fullmatch(family)
+    assert match is not None
+    return match[1], match[2]
+
+
+def _is_part(missing: str | None, name: str) -> bool:
+    """Whether what is missing is the module itself or a package it is in."""
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _failed(family: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"the family {family!r} cannot be imported: {type(error).__name__}: {error}".split("\n")[0]
+    )

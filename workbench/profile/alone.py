@@ -1,0 +1,99 @@
+"""One unit of a model by itself, on made-up values, run as a rank of Harmony runs it.
+
+Forward without autograd, forward again with it, and backward to its inputs and parameters. Used to
+time and weigh a unit (kinds.py), and to see whether a device has room for it (probe.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workbench.model.base import Context, LayeredModel, Part
+from workbench.profile.bench import NOISE, WEIGHT_STD
+from workbench.runtime.bundle import Boundary, Bundle, bundled, single
+from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.storage import Flat
+
+
+class Alone:
+    """A unit with weights, and a micro-batch of what flows into it."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        unit: int,
+        inputs: tuple[Tensor, ...],
+        targets: Tensor,
+        *,
+        seq: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        meter: DeviceMeter,
+        noise: bool = True,
+    ) -> None:
+        """`inputs` and `targets` are one micro-batch of the data. Weights and what other units put
+        out are random numbers, or zeros without `noise`."""
+        self.model, self.unit, self.meter, self.device = model, unit, meter, device
+        self.samples, self.seq = len(targets), seq
+        self._noise = noise
+        flat = Flat.of(model, unit)
+        weights = meter.zeros(flat.numel, dtype)
+        if noise:
+            values = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
+            for part in weights.split(NOISE):
+                part.copy_(values[: len(part)])
+        self.module = model.shell(unit, device=device, dtype=dtype)
+        flat.point_weights(self.module, weights)
+        self.parameters = flat.parameters(self.module)
+        for (borrower, local), (owner, name) in model.tied().items():
+            if borrower == unit:
+                shape = model.shapes(owner)[name]
+                lent = meter.zeros(shape.numel(), dtype).view(shape)
+                self.module.get_parameter(local).data = lent
+                self.parameters.append(self.module.get_parameter(local))
+        self.boundary = Boundary(model.boundary(unit, seq), dtype) if unit else None
+        if self.boundary is None:
+            moved = (t.to(device) for t in inputs)
+            self.x = tuple(t.to(dtype) if t.is_floating_point() else t for t in moved)
+        else:
+            parts = zip(self.boundary.parts, self.boundary.dtypes, strict=True)
+            self.x = tuple(self._made_up(part, of) for part, of in parts)
+        self.targets = targets.to(device) if unit == model.head else None
+
+    def forward(self) -> Bundle:
+        """Without autograd."""
+        with torch.no_grad():
+            return self._run(self.x)
+
+    def graph(self) -> tuple[Bundle, Bundle]:
+        """Inputs and outputs of a forward pass with autograd."""
+        x = self.x
+        if self.boundary is not None:
+            wanted = zip(x, self.boundary.differentiable, strict=True)
+            x = tuple(t.detach().requires_grad_(d) for t, d in wanted)
+        with torch.enable_grad():
+            return x, self._run(x)
+
+    def backward(self, x: Bundle, y: Bundle) -> None:
+        """Of what `graph` gave."""
+        ends = [t for t in y if t.requires_grad]
+        through = [t for t in x if t.requires_grad]
+        above = None if self.targets is not None else [torch.ones_like(t) for t in ends]
+        torch.autograd.grad(ends, [*through, *self.parameters], above, materialize_grads=True)
+
+    def there_and_back(self) -> None:
+        """Forward with autograd, and backward."""
+        self.backward(*self.graph())
+
+    def _made_up(self, part: Part, dtype: torch.dtype) -> Tensor:
+        shape = part.full_shape(self.samples)
+        if not dtype.is_floating_point:
+            return torch.ones(shape, dtype=dtype, device=self.device)
+        if not self._noise:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return torch.randn(shape, device=self.device).to(dtype)
+
+    def _run(self, x: Bundle) -> Bundle:
+        ctx = Context(seed=0, step=0, unit=self.unit, samples=tuple(range(self.samples)))
+        return bundled(self.model.forward(self.unit, self.module, single(x), ctx, self.targets))

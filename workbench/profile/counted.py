@@ -1,0 +1,152 @@
+"""Costs of models that no closed formula describes: counted, not measured.
+
+Parameters and operations come from the model itself, which is made without weights. So does what
+autograd keeps of a layer of a decomposed module: it runs on the meta device, where tensors have
+shapes and no values, and what is saved for the backward pass is added up. A Hugging Face decoder
+keeps what a GPT of the same shape does. Times are operations at the rates that GPTs reached, so
+convolutions may be faster or slower; masks of dropout are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from workbench.model import make_model
+from workbench.model.base import Context, LayeredModel
+from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
+from workbench.model.modules import Decomposed
+from workbench.model.spec import ModelSpec
+from workbench.profile.profile import UnitCost
+
+FP32_BYTES = 4
+SCRATCH = 2
+"""Tensors as large as the largest that is kept, beside those that are, in either pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Floating-point operations per second."""
+
+    forward: float
+    backward: float
+
+
+def unit_costs(spec: ModelSpec, microbatch: int, rates: Rates, like: UnitCost) -> list[UnitCost]:
+    """Costs of every unit in fp32. `like` is a GPT's block of the same shape, of which a decoder's
+    activations are. Raises ValueError for a model that cannot be made."""
+    if spec.decomposed:
+        module = make_decomposed(spec)
+        return _costs(module, spec, microbatch, rates, lambda unit: _kept(module, spec, unit))
+    decoder = make_model(spec)
+    logits = spec.seq * spec.vocab * FP32_BYTES
+
+    def kept(unit: int) -> _Kept:
+        if unit == 0:
+            return _Kept()
+        if unit == decoder.head:
+            return _Kept(nbytes=2 * logits, backward_scratch=logits)
+        return _Kept(
+            nbytes=like.kept_bytes // microbatch,
+            forward_scratch=like.forward_scratch_bytes // microbatch,
+            backward_scratch=like.backward_scratch_bytes // microbatch,
+        )
+
+    return _costs(decoder, spec, microbatch, rates, kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """Bytes of one sample."""
+
+    nbytes: int = 0
+    """That autograd keeps beside weights, input and output."""
+    forward_scratch: int = 0
+    backward_scratch: int = 0
+
+
+def _costs(
+    model: LayeredModel,
+    spec: ModelSpec,
+    microbatch: int,
+    rates: Rates,
+    kept_of: Callable[[int], _Kept],
+) -> list[UnitCost]:
+    """One object a kind of unit."""
+    found: dict[str, UnitCost] = {}
+    for unit in range(model.num_units):
+        if (kind := model.kind(unit)) in found:
+            continue
+        flops, kept = model.flops(unit, microbatch, spec.seq), kept_of(unit)
+        timed = flops if unit or spec.decomposed else 0.0  # a decoder's first unit looks up
+        found[kind] = UnitCost(
+            kind=kind,
+            parameters=model.unit_parameters(unit),
+            forward_s=timed / rates.forward,
+            recompute_s=timed / rates.backward,
+            backward_s=2 * timed / rates.backward,
+            input_bytes=_entering(model, spec, unit, microbatch),
+            output_bytes=0 if unit == model.head else _bytes(model, spec, unit + 1, microbatch),
+            kept_bytes=microbatch * kept.nbytes,
+            forward_scratch_bytes=microbatch * kept.forward_scratch,
+            backward_scratch_bytes=microbatch * kept.backward_scratch,
+            flops=timed,
+        )
+    return [found[model.kind(unit)] for unit in range(model.num_units)]
+
+
+def _entering(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int:
+    """Bytes of a unit's input; of the first one's, what the data set gives."""
+    if unit:
+        return _bytes(model, spec, unit, samples)
+    *inputs, _ = blank_rows(spec, 1)
+    return samples * sum(tensor.nbytes for tensor in inputs)
+
+
+def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int:
+    return sum(
+        prod(part.full_shape(samples)) * (FP32_BYTES if part.dtype is None else part.dtype.itemsize)
+        for part in model.boundary(unit, spec.seq)
+    )
+
+
+def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
+    """What the backward pass of a unit needs of its forward pass, counted on the meta device."""
+    module = model.build(unit, seed=0, device="meta")
+    inputs, targets = _taken(model, spec, unit)
+    given = {t.untyped_storage()._cdata for t in (*inputs, *module.parameters())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in given:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    ctx = Context(seed=0, step=0, unit=unit, samples=tuple(range(EXAMPLE)), training=False)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = model.forward(unit, module, inputs, ctx, targets if unit == model.head else None)
+    for tensor in made if isinstance(made, tuple) else (made,):
+        saved.pop(tensor.untyped_storage()._cdata, None)
+    scratch = SCRATCH * max(saved.values(), default=0) // EXAMPLE
+    return _Kept(
+        nbytes=sum(saved.values()) // EXAMPLE, forward_scratch=scratch, backward_scratch=scratch
+    )
+
+
+def _taken(model: Decomposed, spec: ModelSpec, unit: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """A unit's inputs and the model's targets, without values."""
+    *first, targets = (tensor.to("meta") for tensor in blank_rows(spec, EXAMPLE))
+    if unit == 0:
+        return tuple(first), targets
+    later = (
+        torch.empty(
+            part.full_shape(EXAMPLE), dtype=part.dtype or torch.float32, device="meta"
+        ).requires_grad_(part.differentiable)
+        for part in model.boundary(unit, spec.seq)
+    )
+    return tuple(later), targets

@@ -1,0 +1,78 @@
+"""The sizes of micro-batches that a model and its device allow, looked for once and kept.
+
+    RESULTS/profiles/<device class>/limits-<key>.json
+
+They are of one budget and of one most that was asked for; a larger batch is looked at anew where
+there was room for all of the smaller one. Imports no torch until something is tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.profile.files import measuring, stored, write
+from workbench.profile.machine import Machine, this_machine
+from workbench.profile.profile import Limits
+from workbench.profile.store import path_of, silent
+from workbench.profile.table import Echo
+from workbench.runs.spec import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLimits:
+    """Micro-batches that a device has room for."""
+
+    machine: Machine
+    limits: Limits
+    tried: int
+    """Samples up to which they were looked for."""
+    budget: int
+    """Bytes of the device."""
+
+    def up_to(self, most: int) -> Limits | None:
+        """The limits among sizes up to `most`; None where they may lie beyond what was tried."""
+        found = self.limits
+        if most < found.smallest or (most > self.tried and found.forward == self.tried):
+            return None
+        return replace(found, forward=min(found.forward, most), backward=min(found.backward, most))
+
+
+def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -> Limits:
+    """How many samples of the spec's batch a micro-batch may have on a device of `budget` bytes:
+    stored, or looked for now.
+
+    Raises OutOfMemory where the device has no room for the fewest, ValueError where none runs.
+    """
+    machine = this_machine(spec.device)
+    path = _path(spec, results, machine)
+    with measuring(path, echo):
+        found = stored(path, machine, _from, echo)
+        known = found.up_to(spec.batch) if found and found.budget == budget else None
+        if known is None:
+            from workbench.profile.probe import limits
+
+            echo("looking for the largest micro-batch that the device has room for")
+            known = limits(spec, machine.device, budget, spec.batch)
+            found = FoundLimits(machine=machine, limits=known, tried=spec.batch, budget=budget)
+            write(path, asdict(found))
+    return known
+
+
+def stored_limits(spec: RunSpec, results: Path, echo: Echo = silent) -> Limits | None:
+    """The same, if they are stored; nothing is tried."""
+    machine = this_machine(spec.device)
+    found = stored(_path(spec, results, machine), machine, _from, echo)
+    return None if found is None else found.up_to(spec.batch)
+
+
+def _path(spec: RunSpec, results: Path, machine: Machine) -> Path:
+    """Named by the model without its depth, dtype, and what the device's budget depends on."""
+    return path_of(spec, results, machine, "limits", spec.dtype, spec.device_memory, spec.ranks)
+
+
+def _from(data: dict[str, Any]) -> FoundLimits:
+    return FoundLimits(
+        **{**data, "machine": Machine(**data["machine"]), "limits": Limits(**data["limits"])}
+    )

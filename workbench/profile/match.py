@@ -1,0 +1,100 @@
+"""Whether a profile is of the model, and of the kind of numbers, that a plan is asked for.
+
+A plan from another model's costs is wrong in ways that show late: in a traceback, or in memory that
+runs out. So every planner of several ranks asks here first, and whoever reads a stored profile.
+Imports no torch: the model comes from whoever has one, and of GPT closed formulas say enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.profile.profile import Profile
+from workbench.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
+
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2}
+
+
+def check_profiles(
+    profiles: Mapping[int, Profile], spec: RunSpec, model: LayeredModel | None = None
+) -> None:
+    """`check_profile` for profiles by samples in a micro-batch, which they must be of."""
+    if not profiles:
+        raise ValueError("a plan needs a profile of at least one micro-batch size")
+    for size, profile in profiles.items():
+        if profile.microbatch != size:
+            raise ValueError(
+                f"{_name(profile)} is of micro-batches of {profile.microbatch} samples, and was "
+                f"given for {size}"
+            )
+        check_profile(profile, spec, model)
+
+
+def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = None) -> None:
+    """Raise ValueError, in a sentence that names the file of a stored one, where a profile is not
+    of the spec's model and dtype. Of families without a formula `model` tells the parameters."""
+    shape, name = spec.model, _name(profile)
+    if len(profile.units) != shape.units:
+        raise ValueError(
+            f"{name} has costs of {len(profile.units)} units, the model has {shape.units}: "
+            f"{shape.layers} layers and what comes before and after them"
+        )
+    if profile.seq != shape.seq:
+        raise ValueError(f"{name} is of sequences of {profile.seq}, the model's are of {shape.seq}")
+    if profile.weight_bytes != WEIGHT_BYTES[spec.dtype]:
+        raise ValueError(
+            f"{name} is of weights of {profile.weight_bytes} bytes, {spec.dtype} has "
+            f"{WEIGHT_BYTES[spec.dtype]}"
+        )
+    for unit, cost in enumerate(profile.units):
+        parameters = _parameters(shape, unit, model)
+        if parameters not in (None, cost.parameters):
+            raise ValueError(
+                f"{name} is of another model: unit {unit} ({cost.kind}) has "
+                f"{cost.parameters:,} parameters there and {parameters:,} in this one"
+            )
+        entering = _input_bytes(shape, unit, profile, model)
+        if entering not in (None, cost.input_bytes):
+            raise ValueError(
+                f"{name} is of another model, dtype or micro-batch: {cost.input_bytes:,} bytes "
+                f"enter unit {unit} ({cost.kind}) there and {entering:,} here, in a micro-batch "
+                f"of {profile.microbatch}"
+            )
+
+
+def _name(profile: Profile) -> str:
+    return f"the profile {profile.origin}" if profile.origin else "the profile"
+
+
+def _parameters(shape: ModelSpec, unit: int, model: LayeredModel | None) -> int | None:
+    """That the unit owns; None where nobody knows."""
+    if model is not None:
+        return model.unit_parameters(unit)
+    if shape.family != GPT_FAMILY:
+        return None
+    if unit == 0:
+        return (shape.vocab + shape.seq) * shape.hidden
+    if unit < shape.units - 1:
+        return shape.block_parameters
+    return 2 * shape.hidden + (0 if shape.tied else shape.vocab * shape.hidden)
+
+
+def _input_bytes(
+    shape: ModelSpec, unit: int, profile: Profile, model: LayeredModel | None
+) -> int | None:
+    """That flow into the unit from the one before; None where nobody knows, and of the first."""
+    if unit == 0 or (model is None and shape.family != GPT_FAMILY):
+        return None
+    if model is None:
+        return profile.microbatch * shape.seq * shape.hidden * profile.weight_bytes
+    return sum(
+        prod(part.full_shape(profile.microbatch))
+        * (profile.weight_bytes if part.dtype is None else part.dtype.itemsize)
+        for part in model.boundary(unit, shape.seq)
+    )

@@ -1,0 +1,58 @@
+"""Profiles of one model at several micro-batch sizes: which a run takes, and which are stored.
+
+A method that chooses its own micro-batches measures several before it plans (harmony/train.py). A
+question before a run measures nothing: it takes of the same sizes those that are stored, so that
+its answer is the run's plan where all of them are, and says so where they are not. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.profile.limits import stored_limits
+from workbench.profile.profile import Limits, Profile
+from workbench.profile.store import stored_profile
+from workbench.runs.spec import RunSpec
+
+
+def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
+    """Samples of the micro-batches that a run profiles: the pinned ones, or the ends and the middle
+    of what its device has room for; where nobody looked for that, it is taken to be any number."""
+    pinned = {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
+    anything = Limits(smallest=1, forward=spec.batch, backward=spec.batch)
+    return sorted(pinned) or (limits or anything).sizes()
+
+
+def stored_profiles(spec: RunSpec, results: Path) -> dict[int, Profile]:
+    """Those of a run's profiles that are stored, by samples in a micro-batch. Where the largest is
+    not, its first half, quarter, ... that is takes its place, as where timing has no room for it.
+    """
+    pinned = (spec.forward_size, spec.backward_size) != ("auto", "auto")
+    limits = None if pinned else stored_limits(spec, results)
+    *smaller, largest = sizes_of(spec, limits)
+    parts = [largest] if pinned else [largest >> times for times in range(largest.bit_length())]
+    halves = [part for part in parts if part > max(smaller, default=0)]
+    found = [_stored(spec, size, results) for size in smaller]
+    found.append(next(filter(None, (_stored(spec, size, results) for size in halves)), None))
+    return {known.microbatch: replace(known, limits=limits) for known in found if known is not None}
+
+
+def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
+    """What to know of a plan from these profiles; empty where they are a run's."""
+    limits = next(iter(profiles.values())).limits
+    lacking = [size for size in sizes_of(spec, limits) if size not in profiles]
+    if not lacking:
+        return ""
+    known, more = (", ".join(map(str, some)) for some in (sorted(profiles), lacking))
+    return (
+        f"known are the costs of micro-batches of {known} samples, those of other sizes are in "
+        f"proportion; a run measures {more} as well, where there is room, and may plan otherwise"
+    )
+
+
+def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:
+    alone = spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
+    return stored_profile(alone, results)
