@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from workbench.figures.harmony import sizes
+from workbench.figures.harmony import own_text, sizes
 from workbench.figures.harmony.exhibit import HarmonyExhibit
 from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
 from workbench.figures.style import PAGE_IN, styled
 from workbench.figures.verdict import RATIOS, as_table
+from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
 from workbench.runs.events import Event
@@ -47,8 +48,13 @@ class HarmonySession(Session):
 
     exhibit: HarmonyExhibit
 
-    def __init__(self, exhibit: HarmonyExhibit, size: str, store: Store) -> None:
-        super().__init__(exhibit, sizes.named(size), store)
+    def __init__(
+        self, exhibit: HarmonyExhibit, size: str, store: Store, text: str = STDLIB
+    ) -> None:
+        """`text`: what figures 13 and 21 train on (`own_text.found`)."""
+        dials = own_text.trained_on(sizes.named(size), exhibit.FIGURE, text)
+        super().__init__(exhibit, dials, store)
+        self.text = text
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -170,6 +176,8 @@ class HarmonySession(Session):
             "reference": "estimates of the authors' own model, in workbench/published/harmony.csv",
             "plans": f"on the published profiles, {days}",
         }
+        if self.exhibit.FIGURE in own_text.READS:
+            more["text"] = own_text.described(self.size, self.exhibit.FIGURE, self.text)
         facts = super().provenance()
         return Shown([*more.items(), *facts.itertuples(index=False)], columns=["what", "is"])
 

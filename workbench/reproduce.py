@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from workbench.figures import sizes
 from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
+from workbench.figures.harmony import own_text
+from workbench.model.corpus import STDLIB
 from workbench.report import (
     OUTCOMES,
     Outcome,
@@ -70,8 +72,8 @@ def reproduce(
 ) -> Reproduced:
     """Run the exhibits (`only` some of them) at a size and write the report.
 
-    Raises ValueError for an unknown exhibit, size or parameter, StoreError for a results folder
-    that cannot be written, all before anything runs.
+    Raises ValueError for an unknown exhibit, size, parameter or text, StoreError for a results
+    folder that cannot be written, all before anything runs.
     """
     figures = [find(name).FIGURE for name in only or EXHIBITS]
     store = Store(results)
@@ -80,6 +82,8 @@ def reproduce(
     notebooks = {figure: read_notebook(figure) for figure in figures}
     for figure, notebook in notebooks.items():
         check_parameters(notebook, values, figure)
+        if "text" in values:
+            values["text"] = own_text.found(figure, values["size"], values["text"], Path.cwd())
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     ran = {}
@@ -167,6 +171,7 @@ def run_notebook(
         seconds=time.monotonic() - begun_s,
         started=started,
         notebook=name,
+        text=values.get("text", STDLIB),
     )
 
 

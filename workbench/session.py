@@ -29,6 +29,7 @@ from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
 from workbench.figures.verdict import as_table, series_to_judge
+from workbench.model.corpus import STDLIB
 from workbench.published.here import OffloadRun, offload_runs
 from workbench.runs import machine
 from workbench.runs.events import Event
@@ -53,16 +54,25 @@ PLOT_HEIGHT_IN = 2.1
 
 
 def open_exhibit(
-    figure: str, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS
+    figure: str,
+    size: str = "smoke",
+    results: str | Path = REPOSITORY_RESULTS,
+    text: str = STDLIB,
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
     This project's own (``here_offload``) are the same at every size: they show what is committed.
-    `results` is the folder of the run records; a relative one lies in the repository. Raises
-    ValueError for an unknown exhibit or size, and for ``small`` without a GPU.
+    `results` is the folder of the run records, `text` one that Harmony's figures 13 and 21 train on
+    (`own_text`); a relative one lies in the repository. Raises ValueError for an unknown exhibit,
+    size or text, and for ``small`` without a GPU.
     """
-    folder = REPOSITORY_RESULTS.parent / Path(results).expanduser()
+    repository = REPOSITORY_RESULTS.parent
+    folder = repository / Path(results).expanduser()
     exhibit = find(figure)
+    if text != STDLIB:
+        from workbench.figures.harmony import own_text
+
+        text = own_text.found(exhibit.FIGURE, size, text, repository)
     if exhibit.FIGURE in HERE:
         from workbench.here_session import SESSIONS
 
@@ -70,7 +80,7 @@ def open_exhibit(
     if exhibit.FIGURE in HARMONY:
         from workbench.harmony_session import HarmonySession
 
-        return HarmonySession(exhibit, size, Store(folder))
+        return HarmonySession(exhibit, size, Store(folder), text)
     return Session(exhibit, sizes.named(size), Store(folder))
 
 

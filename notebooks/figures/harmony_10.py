@@ -15,17 +15,19 @@
 # %% [markdown]
 # # Harmony, figure 10: throughput of four models
 # **Claim** (VLDB'22, figure 10: four models on 4 GPUs). Harmony-PP trains models larger than the
-# devices at least as fast as Harmony-DP, most of all where the minibatch is small.
+# devices at least as fast as Harmony-DP, most of all where the minibatch is small, and faster than
+# either kind of parallelism that swaps without packs.
 #
 # **How it is tested.** Plans of the published models and minibatches on the published profiles,
 # ours under our simulator and the authors' own by their estimate. Here Harmony-PP and Harmony-DP
-# train a model of each family on the same devices; without GPUs speeds are shown, not judged.
+# train a model of each family on the same devices, and DP Swap and PP Swap, which have as much
+# memory and no packs, beside them; without GPUs speeds are shown, not judged.
 # Reference estimates stand in for published values, which are not known; they are no measurements.
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | a BERT, a GPT, a VGG and a ResNet, reduced, on 2 processes | about a minute |
-# | small | larger ones on the GPUs there are, baselines beside | many minutes |
+# | smoke | a BERT, a GPT, a VGG and a ResNet, reduced, on 2 processes; GPT swaps too | a minute |
+# | small | larger ones on the GPUs there are, swapping beside each, peers beside GPT | long |
 # | paper | the published models on 4 GPUs capped at 11 GiB | long; simulated without GPUs |
 
 # %% tags=["parameters"]

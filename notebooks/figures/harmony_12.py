@@ -18,11 +18,11 @@
 # once the gradients out whatever the number of devices; Harmony-DP brings the weights to every
 # device.
 #
-# **How it is tested.** The runtime counts every byte that crosses the link between host and device.
-# Runs with pinned packs on 1, 2 and more devices are held against the formula of those packs,
-# against the plan, and against the bound of three times the weights. Beside them stand the volumes
-# of the authors' stored schedules. Reference estimates stand in for published values, which are not
-# known; they are no measurements.
+# **How it is tested.** The runtime counts every byte that crosses the link between host and device,
+# weights, gradients and activations apart. Runs on 1, 2 and more devices are held against the plan
+# and against the bounds of three and 2 N + 1 times the weights, and where packs are pinned against
+# the formula of those packs. Beside them stand the volumes of the authors' stored schedules.
+# Reference estimates stand in for published values, which are not known; they are no measurements.
 #
 # | size | what runs | takes |
 # |---|---|---|

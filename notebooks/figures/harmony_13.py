@@ -32,13 +32,14 @@
 size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
 results: str = "results"  # folder of the run records; a relative one lies in the repository
 force: bool = False  # run again what has a record, and plan again where the published profiles are
+text: str = "stdlib"  # or a folder in MRPC's format, msr_paraphrase_train.txt or train.tsv
 
 # %%
 from IPython.display import display
 
 from workbench.session import open_exhibit
 
-exhibit = open_exhibit("harmony_13", size, results)
+exhibit = open_exhibit("harmony_13", size, results, text)
 exhibit.preview()
 
 # %%

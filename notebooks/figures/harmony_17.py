@@ -20,8 +20,8 @@
 #
 # **How it is tested.** Plans on the published profiles for 1, 2, 4 and 8 cards, ours under our
 # simulator and the authors' own by their estimate. Here a smaller GPT trains on as many devices as
-# there are. Reference estimates stand in for published values, which are not known; they are no
-# measurements.
+# there are, on GPUs under ZeRO-Infinity too. Reference estimates stand in for published values,
+# which are not known; they are no measurements.
 #
 # | size | what runs | takes |
 # |---|---|---|

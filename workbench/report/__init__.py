@@ -26,6 +26,7 @@ from workbench.figures.exhibit import (
 )
 from workbench.figures.style import name_of
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
+from workbench.model.corpus import STDLIB
 from workbench.preview import origin
 from workbench.report.evidence import (
     draw_losses,
@@ -61,6 +62,8 @@ class Outcome:
     """ISO 8601, UTC."""
     notebook: str
     """File name of the executed notebook, beside the report."""
+    text: str = STDLIB
+    """What it trained on, where that can be chosen."""
 
 
 def folder_of(store: Store, size: str) -> Path:

@@ -11,6 +11,7 @@ import pandas as pd
 from workbench.figures.exhibit import HARMONY, find, words_of
 from workbench.figures.harmony.looks import ESTIMATES
 from workbench.harmony_session import HarmonySession
+from workbench.model.corpus import STDLIB
 from workbench.report.page import Html, drawing, table, tag
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
@@ -46,8 +47,10 @@ def harmony_sections(
         tag("p", about),
     ]
     for figure in HARMONY:
-        session = HarmonySession(find(figure), size, Store(results))
-        out += _section(session, outcomes.get(figure), cell)
+        outcome = outcomes.get(figure)
+        text = outcome.text if outcome else STDLIB
+        session = HarmonySession(find(figure), size, Store(results), text)
+        out += _section(session, outcome, cell)
     return out
 
 

@@ -297,7 +297,7 @@ class PackEngine:
         for loan in layout.loans:
             lent = self._host.view(name.host_weights(loan.owner), self.dtype)
             place[loan.place].copy_(lent[loan.lent], non_blocking=True)
-        self.traffic.count("load", layout.numel * self.dtype.itemsize)
+        self.traffic.count("load", layout.numel * self.dtype.itemsize, action.kind)
 
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
@@ -305,19 +305,19 @@ class PackEngine:
         source = self._memory.share(links.gradients, layout, len(target))
         self._updates.see(action.unit, source)
         target[: len(source)].copy_(source, non_blocking=True)
-        self.traffic.count("store", target.nbytes)
+        self.traffic.count("store", target.nbytes, action.kind)
 
     def _sum(self, action: Action, links: Links, step: int) -> None:
         """A sum of gradients that lacks micro-batches, away from the device or back to it."""
         here = self._memory.place(links.gradients, self._layouts[action.unit].numel)
         there, out = self._host.view(links.host, self.dtype), action.kind is Kind.SUM_OUT
         ends = (there, here) if out else (here, there)
-        self.traffic.copy("store" if out else "load", *ends)
+        self.traffic.copy("store" if out else "load", *ends, action.kind)
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._flow.read(links.source, action.span)
         copy_into(self._host_rows(action, links.host), source)
-        self.traffic.count("store", bytes_of(source))
+        self.traffic.count("store", bytes_of(source), action.kind)
         self._flow.drop(action.frees)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
@@ -326,7 +326,7 @@ class PackEngine:
             self._flow[links.target] = tuple(
                 t.to(self.device, non_blocking=True, copy=True) for t in source
             )
-        self.traffic.count("load", bytes_of(source))
+        self.traffic.count("load", bytes_of(source), action.kind)
 
     def _host_rows(self, action: Action, label: str) -> Bundle:
         """An action's samples in a stash, of all samples or of those that pass this rank."""

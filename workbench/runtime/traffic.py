@@ -4,9 +4,43 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+
+from workbench.runs.record import PARTS
+from workbench.schedule.action import Kind
+from workbench.schedule.schedule import Schedule
+
+_PARTS = {
+    Kind.LOAD: "weights_in",
+    Kind.GRAD_OUT: "gradients_out",
+    Kind.FETCH: "activations_in",
+    Kind.STASH: "activations_out",
+    Kind.SUM_IN: "sums_in",
+    Kind.SUM_OUT: "sums_out",
+}
+"""What each action moves over the link."""
+
+
+def planned_parts(schedule: Schedule) -> dict[str, int]:
+    """What a step of several ranks should move over the link, in bytes by what they are."""
+    moved = dict.fromkeys(PARTS, 0)
+    for action in schedule.actions:
+        if action.kind in _PARTS:
+            moved[_PARTS[action.kind]] += action.nbytes
+    return moved
+
+
+def counted_parts(ranks: Iterable[Mapping[str, int]], steps: int) -> dict[str, int]:
+    """The same of what ranks counted in so many steps (`Traffic.parts`); {} where there were
+    none."""
+    total = Counter()
+    for parts in ranks:
+        total.update(parts)
+    return {part: total[part] // steps for part in PARTS} if steps else {}
 
 
 class Traffic:
@@ -22,17 +56,21 @@ class Traffic:
                 "link_bytes_per_s out, or use the cpu"
             )
         self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
+        self.parts = Counter()
+        """Of these, the bytes whose action was told, by what they are."""
         self._rate, self._lock = link_bytes_per_s, threading.Lock()
 
-    def copy(self, way: str, target: Tensor, source: Tensor) -> None:
-        """One transfer, on the current stream."""
+    def copy(self, way: str, target: Tensor, source: Tensor, kind: Kind | None = None) -> None:
+        """One transfer, on the current stream, of an action of a kind."""
         start = time.perf_counter()
         target.copy_(source, non_blocking=True)
         if self._rate:
             time.sleep(max(0.0, start + source.nbytes / self._rate - time.perf_counter()))
-        self.count(way, source.nbytes)
+        self.count(way, source.nbytes, kind)
 
-    def count(self, way: str, nbytes: int) -> None:
+    def count(self, way: str, nbytes: int, kind: Kind | None = None) -> None:
         """Of what was moved by other means."""
         with self._lock:
             self.moved[way] += nbytes
+            if kind is not None:
+                self.parts[_PARTS[kind]] += nbytes

@@ -14,7 +14,7 @@ from workbench.figures.exhibit import HARMONY, find
 from workbench.figures.harmony import sizes, volumes
 from workbench.figures.harmony.table import join
 from workbench.published import harmony_plans
-from workbench.runs.record import RunRecord
+from workbench.runs.record import PARTS, RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
@@ -25,27 +25,44 @@ EXHIBITS = tuple(HARMONY)
 def run(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
     """A run that moved what the formula says, if there is one, and lost as every run does; what
     swaps moves all weights for each micro-batch."""
-    told = volumes.formula(spec) if spec.method.startswith("harmony") else None
-    moved = {"load": 10, "store": 5} if told is None else {"load": told.load, "store": told.store}
-    parameters = 1000
-    if spec.model.family == "gpt":
-        parameters = spec.model.parameters
-    if spec.method in sizes.SWAPPED:
-        visits = 4 * parameters * spec.batch // spec.forward_size
-        moved = {"load": 3 * visits, "store": visits}
+    parameters = spec.model.parameters if spec.model.family == "gpt" else 1000
+    parts = moved_parts(spec, 4 * parameters)
+    moved = {
+        way: sum(nbytes for part, nbytes in parts.items() if part.endswith(end))
+        for way, end in (("load", "_in"), ("store", "_out"))
+    }
     losses = [5.0 - 0.1 * step for step in range(spec.steps)]
     values = {
         "key": f"{spec.method}-{spec.model.family}-{spec.ranks}-{spec.backward_packs}-{spec.batch}",
         "parameters": parameters,
         "losses": losses,
         "moved_bytes": moved,
-        "predicted": {"step_seconds": 0.9 * seconds, "moved_bytes": moved},
+        "moved_parts": parts,
+        "predicted": {
+            "step_seconds": 0.9 * seconds,
+            "moved_bytes": moved,
+            "moved_parts": parts,
+        },
     }
     if changes.get("status", "ok") != "ok":
-        values |= {"losses": [], "moved_bytes": {}, "predicted": {}}
+        values |= {"losses": [], "moved_bytes": {}, "moved_parts": {}, "predicted": {}}
     values |= {"method": spec.method, "spec": spec.to_dict()}
     gpt = SMOKE.spec("plain", SMOKE.text)  # whose parameters a formula counts
     return record(gpt, seconds, **{**values, **changes})
+
+
+def moved_parts(spec: RunSpec, weights: int) -> dict[str, int]:
+    """Bytes over the link by what they are, as our runtime counts them and libraries do not."""
+    none = dict.fromkeys(PARTS, 0)
+    if spec.method in sizes.SWAPPED:
+        visits = weights * (spec.batch // (1 if spec.forward_size == "auto" else spec.forward_size))
+        return none | {"weights_in": 2 * visits, "sums_in": visits, "gradients_out": visits}
+    if spec.method not in sizes.HARMONY:
+        return {}
+    told = volumes.formula(spec)
+    if told is None:  # nobody says what a planner chooses
+        return none | {"weights_in": 2 * weights, "gradients_out": weights}
+    return {part: told.to_dict().get(part, 0) for part in PARTS}
 
 
 def runs(name: str, size: sizes.HarmonySize = SMOKE) -> list[RunRecord]:

@@ -14,6 +14,7 @@ from tests.unit.figures.harmony_runs import EXHIBITS, run
 from workbench import harmony_session
 from workbench.figures.exhibit import find, notebook_of
 from workbench.figures.harmony import table
+from workbench.figures.harmony.own_text import READS
 from workbench.figures.sizes import SIZES
 from workbench.harmony_session import HarmonySession
 from workbench.published import harmony_plans
@@ -168,9 +169,12 @@ def test_its_notebook_has_six_cells_like_the_others(name: str) -> None:
     ):
         assert f"exhibit.{call}(" in cell.source
     known = inspect_notebook(source)
+    reads = {"text": "str"} if name in READS else {}
     assert {key: p["inferred_type_name"] for key, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool",
+        "size": "str", "results": "str", "force": "bool", **reads,
     }  # fmt: skip
+    names = ", ".join(["size", "results", *reads])
+    assert f'open_exhibit("{name}", {names})' in plan.source
     assert all(p["help"] for p in known.values())
     for cell in source.cells[2:]:
         nodes = list(ast.walk(ast.parse(cell.source)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from workbench.figures.harmony.table import (
 )
 from workbench.figures.style import GREY
 from workbench.figures.verdict import Verdict, at_least
+from workbench.model.corpus import STDLIB
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 
@@ -29,6 +31,7 @@ order."""
 EQUAL = 1e-9
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""
 HALF_UNIT = 2**-24
+DEFAULT_TEXT = "the sources of Python's standard library"
 
 
 def specs(size: HarmonySize, trained: Trained) -> list[RunSpec]:
@@ -44,6 +47,7 @@ def rows(records: list[RunRecord], trained: Trained) -> pd.DataFrame:
         row = measured(record, "iteration_s", trained.name)
         row |= {"quantity": "loss", "unit": "nats", "value": None, "low": None, "high": None}
         row["how"] = f"mean loss of the step; {record.engine}"
+        row["text"] = record.spec["text"]
         if record.status != "ok":
             out.append(row)
         out += [
@@ -93,7 +97,13 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
         "weights, samples, clipping and schedule. Measured; no number of the original is known for "
         "this figure.",
+        f"Trained on {', '.join(map(_named, sorted(set(shown['text']))))}.",
     )
+
+
+def _named(text: str) -> str:
+    """A text in print, where the folders above it are nobody's business."""
+    return DEFAULT_TEXT if text in ("", STDLIB) else f"{Path(text).name!r}, a text of the user's"
 
 
 def _difference_axes(axes: Any, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Harmony figure 10: throughput of four models by minibatch, Harmony-PP beside Harmony-DP."""
+"""Harmony figure 10: throughput of four models by minibatch, beside what swaps without packs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.judge import cannot_tell
-from workbench.figures.harmony.sizes import DP, HARMONY, PP, HarmonySize
+from workbench.figures.harmony.sizes import DP, PP, HarmonySize
 from workbench.figures.harmony.table import (
     MEASURED,
     OURS,
@@ -38,7 +38,8 @@ FIGURE, SECTION = "harmony_10", "VLDB'22, figure 10: four models on 4 GPUs"
 TITLE = "Throughput of four models"
 CLAIM = (
     "Harmony-PP trains models larger than the devices at least as fast as Harmony-DP, most of all "
-    "where the minibatch is small."
+    "where the minibatch is small, and faster than either kind of parallelism that swaps without "
+    "packs."
 )
 PLANS = ("10",)
 """Of the kept plans, by their figure."""
@@ -50,16 +51,14 @@ WHY_DP = (
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
-    """Both modes on the most devices, for every model and minibatch; baselines where they can."""
+    """Both modes and the baselines on the most devices, for every model and minibatch."""
     ranks = size.most_here()
-    runs = []
-    for trained in size.four:
-        for minibatch in size.minibatches.get(trained.name, (trained.minibatch,)):
-            names = [*trained.modes]
-            if trained.model.family == "gpt":
-                names += size.known_peers()
-            runs += [size.spec(name, trained, ranks, minibatch=minibatch) for name in names]
-    return runs
+    return [
+        size.spec(name, trained, ranks, minibatch=minibatch)
+        for trained in size.four
+        for minibatch in size.minibatches.get(trained.name, (trained.minibatch,))
+        for name in (*trained.modes, *size.baselines(trained))
+    ]
 
 
 def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
@@ -88,7 +87,7 @@ def absent(size: HarmonySize, why: str) -> pd.DataFrame:
         [
             missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)
             for trained in size.four
-            for method in trained.modes
+            for method in (*trained.modes, *size.baselines(trained))
         ]
     )
 
@@ -100,9 +99,8 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     axes = figure.subplot_mosaic([list(FOUR), ["here"] * len(FOUR)])
     drawn = []
     for place, model in enumerate(FOUR):
-        part = pick(rows, model=model)
-        part = part[part["variant"].isin(("", OURS)) & part["method"].isin(HARMONY)]
-        drawn.append(part)
+        part = pick(rows, model=model, variant=("", OURS))
+        drawn.append(part.dropna(subset=["value"]))
         words = "throughput (samples/s)" if place == 0 else ""
         looks.lines(axes[model], part, "minibatch (samples)", words, log="x")
         looks.title(axes[model], f"{model_label(model)}, {GPUS} GPUs")
@@ -112,8 +110,7 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         ranks = ", ".join(f"{n:g}" for n in sorted(set(other["ranks"].dropna())))
         looks.title(axes["here"], f"here, reduced models, {ranks} devices")
     else:
-        note = next(iter(pick(rows, source=MEASURED)["note"]), "nothing was run at this size")
-        looks.empty(axes["here"], f"measured here: {note}")
+        looks.nothing_reduced(axes["here"], rows)
     shown = join(*drawn, other.dropna(subset=["value"]))
     looks.legend(figure, shown, as_lines=True)
     looks.small_print(

@@ -6,16 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.figures.exhibit import quotient
-from workbench.figures.harmony import looks, volumes
-from workbench.figures.harmony.judge import within
+from workbench.figures.harmony import claims12, looks, volumes
+from workbench.figures.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
 from workbench.figures.harmony.sizes import (
     DP,
-    DP_SWAP,
     HARMONY,
-    ONE,
     PP,
-    PP_SWAP,
     SWAPPED,
     HarmonySize,
 )
@@ -37,8 +33,8 @@ from workbench.figures.harmony.table import (
     predicted,
     table,
 )
-from workbench.figures.style import lighter
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.style import GREY, lighter
+from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
 from workbench.runs.record import RunRecord
@@ -53,7 +49,6 @@ CLAIM = (
 )
 PLANS = ("10",)
 """Of the kept plans, by their figure."""
-MODEL, GPUS = "gpt2_xl", 4
 PARTS = {
     "weights_in": ("weights in", "#0072B2"),
     "gradients_out": ("gradients out", "#D55E00"),
@@ -62,11 +57,9 @@ PARTS = {
     "p2p": ("device to device, not over the host's link", "#999999"),
 }
 """Label and colour."""
-LINK = tuple(name for name in PARTS if name != "p2p")
-OWN = ("load", "store")
-"""What the runtime counts."""
-EQUAL = 0.01
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
+ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
+"""What was counted of weights and gradients, under the mark of all bytes."""
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
@@ -84,11 +77,12 @@ def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFr
         model, x = size.moved.name, record.spec["ranks"]
         spec = RunSpec.from_dict(record.spec)
         told = volumes.formula(spec) if record.method in HARMONY else None
-        for way in OWN:
-            row = measured(record, way, model, x=x)
-            out += [row, *predicted(record, way, model, x=x)]
-            if told is not None and record.status == "ok":
-                out.append(row | _by_formula(getattr(told, way)))
+        by_formula = told.to_dict() if told is not None and record.status == "ok" else {}
+        for quantity in (*OWN, *record.moved_parts):
+            row = measured(record, quantity, model, x=x)
+            out += [row, *predicted(record, quantity, model, x=x)]
+            if quantity in by_formula:
+                out.append(row | _by_formula(by_formula[quantity]))
         if record.parameters:
             weights = record.parameters * volumes.VALUE_BYTES[spec.dtype]
             out.append(row | _by_formula(weights) | {"quantity": "weights"})
@@ -149,8 +143,8 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
         "without activations; hollow and half-filled marks at 4 GPUs are those of the left at a "
         "minibatch of 64. Swap: data parallel and pipeline without packs, on as much memory. "
-        "Measured: bytes counted by the runtime, activations included; what was "
-        "simulated before the run lies under it.",
+        "Measured: bytes counted by the runtime, activations included, and as a stroke weights and "
+        "gradients alone; what was simulated before the run lies under it.",
     )
 
 
@@ -195,6 +189,8 @@ def _over_ranks(axes: Any, rows: pd.DataFrame) -> None:
         looks.empty(axes, "no bytes are known")
         return
     looks.lines(axes, shown, "devices", "host bytes / bytes of weights", ticks=ticks)
+    for row in weights_alone(rows).itertuples():
+        axes.plot(row.x, row.value, **ALONE | {"color": looks.LOOKS[row.method].color})
 
 
 def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
@@ -220,6 +216,17 @@ def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
     return table(out).assign(quantity="host_traffic", unit="sizes of the weights")
 
 
+def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of what runs of Harmony counted, weights in and gradients out, in sizes of the weights."""
+    out = []
+    counted = pick(rows, source=MEASURED, method=HARMONY, quantity=WEIGHTS)
+    for key, own in counted.dropna(subset=["value"]).groupby("key", sort=False):
+        weights = one(pick(rows, key=key), quantity="weights")
+        if len(own) == len(WEIGHTS) and weights:
+            out.append(own.iloc[0].to_dict() | {"value": own["value"].sum() / weights})
+    return table(out).assign(quantity="weight_traffic", unit="sizes of the weights")
+
+
 WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
 """Weights and buffers of the published model, which the authors swap together."""
 
@@ -237,133 +244,13 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
         for method, look in looks.LOOKS.items()
         if method in set(per_weights(rows)["method"])
     ]
+    if len(weights_alone(rows)):
+        marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
     marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
     looks.legend(figure, rows[rows["source"] != FORMULA], methods=False)
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:
-    """Fewer bytes than DP, as many on any number of devices, at most three times the weights, and
-    those of the formula and of the plan."""
-    told = {
-        method: sum(
-            pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method, source=REFERENCE,
-                 quantity=LINK)["value"]
-        )
-        for method in HARMONY
-    }  # fmt: skip
-    ours = {
-        method: sum(
-            pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method, variant=OURS,
-                 quantity=LINK)["value"]
-        )
-        for method in HARMONY
-    }  # fmt: skip
-    found = [
-        at_least(
-            "GPT2-XL on 4 GPUs, minibatch 64: Harmony-PP moves fewer bytes over the host's link "
-            "than Harmony-DP (DP over PP)",
-            quotient(told[DP], told[PP]),
-            quotient(ours[DP], ours[PP]),
-            1.0,
-            (SIMULATED, OURS),
-        )
-    ]
-    own = {
-        (method, ranks): _total(rows, method=method, ranks=ranks)
-        for method in HARMONY + SWAPPED
-        for ranks in sorted(set(pick(rows, source=MEASURED)["ranks"].dropna()))
-    }
-    several = sorted(ranks for (method, ranks), total in own.items() if method == PP and total)
-    most = several[-1] if several else None
-    both = max((ranks for ranks in several if own.get((DP, ranks))), default=None)
-    series = (MEASURED, "")
-    found.append(
-        at_least(
-            "Harmony-PP moves fewer bytes than Harmony-DP on the most devices that both ran on (DP "
-            "over PP)",
-            quotient(told[DP], told[PP]),
-            quotient(own.get((DP, both)), own.get((PP, both))),
-            1.0,
-            series,
-        )
-    )
-    found.append(
-        at_least(
-            "Harmony-PP moves no more bytes on the most devices that ran than one device does (one "
-            "over most, within 1 %)",
-            None,
-            quotient(own.get((ONE, 1)), own.get((PP, most))),
-            1 - EQUAL,
-            series,
-        )
-    )
-    for method, swapped in ((PP, PP_SWAP), (DP, DP_SWAP)):
-        ranks = max(
-            (ranks for name, ranks in own if name == swapped and own[name, ranks]), default=0
-        )
-        found.append(
-            at_least(
-                f"{label_of(method)} moves fewer bytes than {label_of(swapped)}, on as many "
-                "devices of as much memory (the latter over the former)",
-                None,
-                quotient(own.get((swapped, ranks)), own.get((method, ranks))),
-                1.0,
-                series,
-            )
-        )
-    pinned = pick(rows, source=FORMULA, quantity=OWN)
-    weights = one(pick(rows, method=PP, quantity="weights"))
-    activations = _activations(rows)
-    if weights and activations is not None and most is not None:
-        found.append(
-            at_least(
-                "Harmony-PP's weights and gradients are at most three times the weights (the bound "
-                "over what was counted, activations taken off by the formula)",
-                None,
-                3 * weights / (own[PP, most] - activations),
-                1.0,
-                series,
-            )
-        )
-    for words, source, variant in (
-        ("the formula of its packs", FORMULA, ""), ("its plan", SIMULATED, HERE),
-    ):  # fmt: skip
-        if source != FORMULA or len(pinned):
-            worst = _worst(rows, source, variant)
-            found.append(
-                within(
-                    f"what every run counted is what {words} says, within 1 % (the worst one)",
-                    worst,
-                    1.0 if worst else None,
-                    EQUAL,
-                    series,
-                )  # fmt: skip
-            )
-    return found
-
-
-def _total(rows: pd.DataFrame, **where: Any) -> float | None:
-    part = pick(rows, source=MEASURED, quantity=OWN, **where).dropna(subset=["value"])
-    return float(part["value"].sum()) if len(part) == len(OWN) else None
-
-
-def _activations(rows: pd.DataFrame) -> float | None:
-    """Of a step of Harmony-PP, both ways, by the formula: what leaves beyond the gradients."""
-    part = pick(rows, method=PP)
-    store, weights = (
-        one(pick(part, source=FORMULA, quantity=name)) for name in ("store", "weights")
-    )
-    return None if store is None or weights is None else 2 * (store - weights)
-
-
-def _worst(rows: pd.DataFrame, source: str, variant: str) -> float | None:
-    """The largest factor between counted bytes and expected ones, of any run and way."""
-    factors = []
-    for row in pick(rows, source=MEASURED, method=HARMONY + SWAPPED, quantity=OWN).itertuples():
-        expected = one(
-            pick(rows, key=row.key, quantity=row.quantity), source=source, variant=variant
-        )
-        if expected and row.value == row.value:
-            factors.append(max(row.value, expected) / min(row.value, expected))
-    return max(factors, default=None)
+    """Fewer bytes than DP and than swapping, weights within their bounds, and all as planned."""
+    return claims12.verdicts(rows)

@@ -16,6 +16,7 @@ from workbench.figures.harmony.table import (
     REFERENCE,
     SIMULATED,
     THEIRS,
+    label_of,
     model_label,
     pick,
 )
@@ -41,7 +42,7 @@ WHY_DP = (
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
-    """Both modes on every number of devices."""
+    """Both modes on every number of devices, and ZeRO-Infinity."""
     return scaling.specs(size)
 
 
@@ -79,8 +80,7 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         looks.lines(axes["here"], own, "devices", "time per iteration (s)")
         looks.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
     else:
-        note = next(iter(pick(rows, source=MEASURED)["note"]), "nothing was run at this size")
-        looks.empty(axes["here"], f"measured here: {note}")
+        looks.nothing_reduced(axes["here"], rows)
     shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
     looks.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
     looks.small_print(figure, looks.ESTIMATES, looks.OTHER_END + " On one device both are the same."
@@ -92,9 +92,7 @@ def _plain_ticks(axes: Any, rows: pd.DataFrame) -> None:
     values = pd.concat([rows["value"], rows["high"]]).dropna()
     if values.empty:
         return
-    ticks = [
-        n for n in (25, 50, 100, 200, 400, 800, 1600) if values.min() / 2 < n < 2 * values.max()
-    ]
+    ticks = [n for n in SECONDS if values.min() / 2 < n < 2 * values.max()]
     axes.set_yticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
 
@@ -131,22 +129,28 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     own = pick(scaling.here(rows), source=MEASURED)
     for model in dict.fromkeys(own["model"]):
         part = pick(own, model=model)
-        done = pick(part, method=DP).dropna(subset=["value"])["ranks"].max()
-        ratio = None
-        if done > 1:
-            ratio = quotient(*(scaling.seconds(part, model, method, done) for method in (DP, PP)))
-        found.append(
-            at_least(
-                f"{model_label(model)}: Harmony-PP takes no longer than Harmony-DP on the most "
-                "devices that both ran on",
-                None,
-                ratio,
-                NOT_SLOWER,
-                (MEASURED, ""),
-                cannot=cannot_tell(part),
+        for method in [name for name in dict.fromkeys(part["method"]) if name != PP]:
+            found.append(
+                at_least(
+                    f"{model_label(model)}: Harmony-PP takes no longer than {label_of(method)} on "
+                    "the most devices that both ran on",
+                    None,
+                    _on_the_most(part, model, method),
+                    NOT_SLOWER,
+                    (MEASURED, ""),
+                    cannot=cannot_tell(part),
+                )
             )
-        )
     return found
+
+
+def _on_the_most(rows: pd.DataFrame, model: str, method: str) -> float | None:
+    """A method's time over Harmony-PP's; None where they have no several devices in common."""
+    both = (set(pick(rows, method=name).dropna(subset=["value"])["ranks"]) for name in (method, PP))
+    most = max(set.intersection(*both), default=1)
+    if most == 1:
+        return None
+    return quotient(*(scaling.seconds(rows, model, name, most) for name in (method, PP)))
 
 
 def _worst(rows: pd.DataFrame, model: str, **of: Any) -> float | None:

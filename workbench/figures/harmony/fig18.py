@@ -38,7 +38,7 @@ SATURATED = 1.5
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
-    """Both modes on every number of devices."""
+    """Both modes on every number of devices, and ZeRO-Infinity."""
     return scaling.specs(size)
 
 
@@ -71,8 +71,7 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         _panel(axes[2], own, tuple(sorted(set(own["x"]))))
         looks.title(axes[2], f"here: {own['model'].iloc[0]}, reduced size")
     else:
-        note = next(iter(pick(rows, source=MEASURED)["note"]), "nothing was run at this size")
-        looks.empty(axes[2], f"measured here: {note}")
+        looks.nothing_reduced(axes[2], rows)
     drawn = pd.concat([pick(theirs, model=scaling.MODELS), own])
     looks.legend(figure, drawn.dropna(subset=["value"]), as_lines=True)
     looks.small_print(figure, looks.ESTIMATES, "Grey: as many times as devices.")

@@ -190,6 +190,15 @@ def empty(axes: Any, words: str) -> None:
     )  # fmt: skip
 
 
+def nothing_reduced(axes: Any, rows: pd.DataFrame) -> None:
+    """The panel of reduced models where none ran: why, or where the published ones are."""
+    own = rows[rows["source"] == MEASURED]
+    words = next(iter(own["note"]), "nothing was run at this size")
+    if own["value"].notna().any():
+        words = "the published models, in the panels beside"
+    empty(axes, f"measured here: {words}")
+
+
 def title(axes: Any, words: str) -> None:
     """Above a panel, left."""
     axes.set_title(words, loc="left", fontsize=7.5)

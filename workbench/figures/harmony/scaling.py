@@ -1,4 +1,5 @@
-"""What figures 17 and 18 share: GPT-2 of 10 to 40 billion parameters on 1, 2, 4 and 8 devices."""
+"""What figures 17 and 18 share: GPT-2 of 10 to 40 billion parameters on 1, 2, 4 and 8 devices, and
+ZeRO-Infinity beside Harmony where peers run."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.figures.harmony.sizes import HARMONY, HarmonySize
+from workbench.figures.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
 from workbench.figures.harmony.table import (
     MEASURED,
     estimated,
@@ -29,12 +30,26 @@ DEVICES = (1, 2, 4, 8)
 
 
 def specs(size: HarmonySize) -> list[RunSpec]:
-    """Both modes on every number of devices; on one they are the same."""
-    return [
+    """Both modes on every number of devices, on one they are the same; ZeRO-Infinity where peers
+    run."""
+    runs = [
         size.spec(method, trained, ranks)
         for trained in size.grown
         for method, ranks in size.on_several()
     ]
+    if ZERO in methods(size):
+        runs += [_zero(size, each, ranks) for each in size.grown for ranks in size.ranks_here()]
+    return runs
+
+
+def _zero(size: HarmonySize, trained: Trained, ranks: int) -> RunSpec:
+    at_once = ranks * size.zero_samples
+    return size.spec(ZERO, trained, ranks, microbatches=trained.minibatch // at_once)
+
+
+def methods(size: HarmonySize) -> tuple[str, ...]:
+    """What runs at this size."""
+    return HARMONY + tuple(name for name in size.known_peers() if name == ZERO)
 
 
 def rows(records: list[RunRecord], size: HarmonySize) -> pd.DataFrame:
@@ -52,8 +67,8 @@ def rows(records: list[RunRecord], size: HarmonySize) -> pd.DataFrame:
 
 
 def with_both(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """On one device a row stands for both modes: lines of both begin there."""
-    if row["ranks"] > 1:
+    """On one device a row of Harmony stands for both modes: lines of both begin there."""
+    if row["ranks"] > 1 or row["method"] not in HARMONY:
         return [row]
     return [row | {"method": method} for method in HARMONY]
 
@@ -71,7 +86,7 @@ def absent(size: HarmonySize, why: str) -> pd.DataFrame:
         [
             missing(method, trained.name, "iteration_s", why)
             for trained in size.grown
-            for method in HARMONY
+            for method in methods(size)
         ]
     )
 

@@ -26,8 +26,9 @@ PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP
 """On one device both modes are one; the paper calls it data parallel."""
 SWAPPED = PP_SWAP, DP_SWAP = ("pp-swap", "dp-swap")
-"""What Harmony's modes are without packs: figure 12 shows their bytes beside."""
-PEERS = ("data-parallel", "gpipe", "1f1b", "zero-infinity")
+"""What Harmony's modes are without packs: figure 10 shows their speed beside, 12 their bytes."""
+ZERO = "zero-infinity"
+PEERS = ("data-parallel", "gpipe", "1f1b", ZERO)
 """Baselines, as far as there are such methods."""
 
 
@@ -90,7 +91,10 @@ class HarmonySize:
     curve_steps: int
     """Of the runs whose losses are drawn."""
     peers: bool = True
-    """Whether baselines run beside."""
+    """Whether baselines run beside; where not, swapping alone does, beside figure 12's model."""
+    zero_samples: int = 1
+    """What each device of ZeRO-Infinity computes at once in figures 17 and 18; the published packs
+    compute one sample at once."""
     most_replicas: int = 8
     """Harmony-DP runs on no more devices than these."""
     device_memory: int | None = None
@@ -144,6 +148,11 @@ class HarmonySize:
     def known_peers(self) -> tuple[str, ...]:
         """The baselines that run at this size."""
         return tuple(name for name in PEERS if self.peers and name in known())
+
+    def baselines(self, trained: Trained) -> tuple[str, ...]:
+        """What a model of figure 10 is trained by beside Harmony; libraries train decoders only."""
+        swapped = SWAPPED if self.peers or trained == self.moved else ()
+        return swapped + (self.known_peers() if trained.model.family == "gpt" else ())
 
 
 def _gpt(layers: int, hidden: int, heads: int, seq: int, vocab: int) -> ModelSpec:
@@ -228,6 +237,7 @@ def small() -> HarmonySize:
         grown=(text,),
         ranks=(1, 2, 4, 8),
         most=4,
+        zero_samples=2,
         steps=6,
         curve_steps=20,
         device_memory=parse_bytes("4GiB"),

@@ -16,15 +16,16 @@ from workbench.figures import rows as tidy
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
 from workbench.runs.methods import known
-from workbench.runs.record import RunRecord
+from workbench.runs.record import PARTS, RunRecord
 from workbench.units import format_bytes
 
 COLUMNS = (
     "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",
     "value", "low", "high", "unit", "source", "variant", "hardware", "device", "how", "status",
-    "note", "key",
+    "note", "key", "text",
 )  # fmt: skip
-"""`x`: what a line is drawn over. `low`, `high`: a spread, or the other end of an estimate."""
+"""`x`: what a line is drawn over. `low`, `high`: a spread, or the other end of an estimate. `text`:
+what was trained on, where that matters."""
 
 REFERENCE, FORMULA, SIMULATED, MEASURED = SOURCES = (
     "reference estimate", "formula", "simulated", "measured",
@@ -36,7 +37,7 @@ HERE = "before the run"
 SERVER = "GTX 1080Ti server, as published"
 UNITS = {
     "iteration_s": "s", "search_s": "s", "busy": "share", "load": "bytes", "store": "bytes",
-    "loss": "nats", "samples_per_s": "samples/s",
+    "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS, "bytes"),
 }  # fmt: skip
 NUMBERS = ("ranks", "minibatch", "x", "value", "low", "high")
 PLAIN = "plain"
@@ -150,13 +151,13 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
 
 def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[str, Any]:
     """A record's value: ``iteration_s`` or ``samples_per_s`` with quartiles, or bytes it counted
-    (``load``, ``store``). A run that gave none keeps its reason."""
+    (``load``, ``store``, `PARTS`). A run that gave none keeps its reason."""
     unit = UNITS[quantity]
     value = low = high = None
     how = "no value"
     if record.status == "ok":
-        if quantity in ("load", "store"):
-            value = record.moved_bytes.get(quantity)
+        if UNITS[quantity] == "bytes":
+            value = _moved(vars(record), quantity)
             how = "bytes per step counted by the runtime, all ranks together"
         else:
             value, low, high = _times(record)
@@ -174,8 +175,8 @@ def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list
     """What the plan said of the run before it ran; nothing where there was none."""
     plan = record.predicted
     value = plan.get("step_seconds")
-    if quantity in ("load", "store"):
-        value = plan.get("moved_bytes", {}).get(quantity)
+    if UNITS[quantity] == "bytes":
+        value = _moved(plan, quantity)
     elif quantity == "samples_per_s":
         value = record.spec["batch"] / value if value else None
     if value is None or record.status != "ok":
@@ -185,6 +186,11 @@ def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list
         "variant": HERE, "how": plan.get("how", "the schedule that ran, before it ran"), **more,
     }  # fmt: skip
     return [row]
+
+
+def _moved(told: dict[str, Any], quantity: str) -> int | None:
+    """Bytes of a way or a part, of a record or of what was predicted."""
+    return told.get("moved_parts" if quantity in PARTS else "moved_bytes", {}).get(quantity)
 
 
 def recomputed(plans: pd.DataFrame) -> pd.DataFrame:

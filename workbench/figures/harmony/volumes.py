@@ -28,13 +28,16 @@ class Formula:
     activations: int
     """Each way."""
 
-    @property
-    def load(self) -> int:
-        return self.weights_in + self.activations
-
-    @property
-    def store(self) -> int:
-        return self.gradients_out + self.activations
+    def to_dict(self) -> dict[str, int]:
+        """Bytes by ways and by what they are."""
+        return {
+            "load": self.weights_in + self.activations,
+            "store": self.gradients_out + self.activations,
+            "weights_in": self.weights_in,
+            "gradients_out": self.gradients_out,
+            "activations_in": self.activations,
+            "activations_out": self.activations,
+        }
 
 
 def formula(spec: RunSpec) -> Formula | None:
