@@ -36,6 +36,7 @@ def spec_for(**changes) -> RunSpec:
         "weight_decay": 0.1,
         "clip": 0.5,
         "activations": "recompute",
+        "clipping": "speculate",  # of small models a planner would rather wait
     }
     return RunSpec(**{**values, **changes})
 
