@@ -159,9 +159,10 @@ def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
     """Start and end of every node, in seconds."""
     n, total = len(graph.schedule.actions), graph.num_nodes
     lane_of, followers, missing = graph.lane_of, graph.followers, graph.missing()
-    alone = [_seconds(action, costs) for action in graph.schedule.actions]
+    alone = _durations(graph.schedule, costs)
     rank_of = [rank for rank, _ in graph.lane_keys]
     slowdowns = _Slowdowns(graph, costs)
+    known = slowdowns.known  # asked at every event
     start, end = [0.0] * total, [0.0] * total
     running = [0] * len(rank_of)  # lane -> its node
     left = [0.0] * len(rank_of)  # lane -> seconds of work left at `since`, were there no slowdown
@@ -181,7 +182,7 @@ def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
             busy[rank_of[lane]] |= 1 << lane
             changed.add(rank_of[lane])
         for rank in changed:
-            for lane, slowdown in slowdowns.of(busy[rank]):
+            for lane, slowdown in known.get(busy[rank]) or slowdowns.of(busy[rank]):
                 if slowdown != factor[lane]:
                     if factor[lane]:
                         left[lane] = max(0.0, left[lane] - (now - since[lane]) / factor[lane])
@@ -212,11 +213,15 @@ def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
     return start, end
 
 
-def _seconds(action: Action, costs: Costs) -> float:
-    seconds = costs.seconds(action)
-    if not (isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{action.name} costs {seconds} s; a duration is finite and not negative")
-    return seconds
+def _durations(schedule: Schedule, costs: Costs) -> list[float]:
+    found = [costs.seconds(action) for action in schedule.actions]
+    if not (all(map(isfinite, found)) and min(found, default=0.0) >= 0):
+        for action, seconds in zip(schedule.actions, found, strict=True):
+            if not (isfinite(seconds) and seconds >= 0):
+                raise ValueError(
+                    f"{action.name} costs {seconds} s; a duration is finite and not negative"
+                )
+    return found
 
 
 class _Slowdowns:
@@ -225,17 +230,18 @@ class _Slowdowns:
     def __init__(self, graph: Graph, costs: Costs) -> None:
         self._kinds = [lane_kind(lane) for _, lane in graph.lane_keys]
         self._costs = costs
-        self._known: dict[int, list[tuple[int, float]]] = {}
+        self.known: dict[int, list[tuple[int, float]]] = {}
+        """What `of` gave: set of busy lanes -> (lane, factor) of each."""
 
     def of(self, busy: int) -> list[tuple[int, float]]:
         """(lane, factor) of each lane in a set of busy lanes of one rank."""
-        if busy not in self._known:
+        if busy not in self.known:
             lanes = [lane for lane in range(len(self._kinds)) if busy >> lane & 1]
-            self._known[busy] = [
+            self.known[busy] = [
                 (lane, self._ask(lane, [other for other in lanes if other != lane]))
                 for lane in lanes
             ]
-        return self._known[busy]
+        return self.known[busy]
 
     def _ask(self, lane: int, others: list[int]) -> float:
         kind, beside = self._kinds[lane], [self._kinds[other] for other in others]
