@@ -8,6 +8,7 @@ something answers is marked `quiet` and waits until no other test runs.
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib.util
 import json
 import shutil
@@ -66,6 +67,16 @@ def measured(examined: SimpleNamespace) -> Path:
     are about something else.
     """
     return examined.results / "profiles"
+
+
+@pytest.fixture
+def own_heap() -> Iterator[None]:
+    """The garbage collector passes over what other tests left, which whoever has a process of their
+    own does not have."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @cache

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -238,17 +236,9 @@ def test_the_number_of_simulations_is_limited():
     assert 5 < len(trials.known(search.steps)) <= search.simulations < 20
 
 
-@pytest.fixture
-def own_heap() -> Iterator[None]:
-    """The collector passes over what other tests left: the page plans in a process of its own."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.quiet
-def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second(own_heap):
+@pytest.mark.usefixtures("own_heap")
+def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
     """Processor time of the first answer, the least of some moves, and of the better one after."""
     planner = stronghold.Planner()
     first, better = [], []
