@@ -85,7 +85,11 @@ class Graph:
         return [tuple(d) for d in distances]
 
     def missing(self) -> list[int]:
-        """Node -> how many nodes it waits for, as `followers` count them."""
+        """Node -> how many nodes it waits for, as `followers` count them; the caller's own."""
+        return self._missing.copy()
+
+    @cached_property
+    def _missing(self) -> list[int]:
         first = {actions[0] for actions in self.lane_actions}
         depth = max((-back for refs in self.crossing for back, _ in refs), default=0)
         counts: list[int] = []
