@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter
@@ -74,8 +74,7 @@ def live_elements(spec: RunSpec, block_elements: int) -> int:
     """Bound on fetched parameters: the published one, or less where the device budget is small."""
     if spec.device_memory is None:
         return LIVE_ELEMENTS
-    weight_bytes = 4 if spec.dtype == "fp32" else 2
-    affordable = spec.device_memory // (LIVE_SHARE * weight_bytes)
+    affordable = spec.device_memory // (LIVE_SHARE * VALUE_BYTES[spec.dtype])
     return min(LIVE_ELEMENTS, max(block_elements, affordable))
 
 

@@ -16,7 +16,7 @@ from baselines.zero_infinity.run import BUCKET_ELEMENTS, persistent_elements
 from workbench.model.spec import ModelSpec
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter
@@ -40,11 +40,11 @@ def offloaded_share(spec: RunSpec) -> float:
     model, budget = spec.model, spec.device_memory
     if budget is None:
         raise ValueError(f"{LABEL} divides a device budget: device_memory is none, give one")
-    weight_bytes = 4 if spec.dtype == "fp32" else 2
     vectors = spec.microbatch * model.seq * (model.layers + KEPT_OF_A_BLOCK)
     if spec.activations == "keep":
         vectors = spec.microbatch * model.seq * model.layers * KEPT_OF_A_BLOCK
-    needed = weight_bytes * (model.parameters + vectors * model.hidden) + _reserve(model, budget)
+    values = model.parameters + vectors * model.hidden
+    needed = VALUE_BYTES[spec.dtype] * values + _reserve(model, budget)
     left = (budget - needed) / (STATE_BYTES * model.parameters)
     return min(1.0, max(0.01, math.ceil(100 * (1 - left)) / 100))
 

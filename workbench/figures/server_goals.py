@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from workbench.figures.goals import Goal, did_not_train, judged, left_open, variant_of
+from workbench.figures.goals import Goal, apart, did_not_train, judged, left_open, variant_of
 from workbench.figures.here_table import mean_deviation, own_ratios, preferred
 from workbench.figures.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
 from workbench.published.servers import LABELS
@@ -100,6 +100,8 @@ def _share(rows: pd.DataFrame) -> Goal:
         f"{run['samples_per_second']:.4g} of {run['roof']:.4g} samples/s of {run['roof_label']}"
         f"{variant_of(run)}"
     )
+    if run["round"] != run["roof_round"]:
+        return apart(goal, f"{run['share']:.1%}", why, run["round"], run["roof_round"])
     return judged(goal, f"{run['share']:.1%}", run["share"] >= SHARE, why)
 
 
@@ -117,7 +119,10 @@ def _over_dp(rows: pd.DataFrame, batch: int) -> Goal:
         return left_open(goal, f"{other['label']} ended with status {other['status']}")
     speeds = run["samples_per_second"], other["samples_per_second"]
     why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(run)}"
-    return judged(goal, f"{speeds[0] / speeds[1]:.2f} times", speeds[0] >= speeds[1], why)
+    ratio = f"{speeds[0] / speeds[1]:.2f} times"
+    if run["round"] != other["round"]:
+        return apart(goal, ratio, why, run["round"], other["round"])
+    return judged(goal, ratio, speeds[0] >= speeds[1], why)
 
 
 def missing(rows: pd.DataFrame) -> list[str]:

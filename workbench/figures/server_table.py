@@ -16,10 +16,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.figures.exhibit import quotient
-from workbench.figures.here_table import GIB, PLAIN, best_uncapped
+from workbench.figures.here_table import GIB, PLAIN, best_uncapped, round_of
 from workbench.figures.here_table import MODEL as SAME
 from workbench.figures.measured_here import how
 from workbench.published.servers import FILE, LABELS, ServerRun
+from workbench.runs.spec import VALUE_BYTES
 
 ROOF = "data-parallel"
 OWN_RUNTIME = ("dp-swap", "pp-swap", "harmony-dp", "harmony-pp")
@@ -27,7 +28,7 @@ OWN_RUNTIME = ("dp-swap", "pp-swap", "harmony-dp", "harmony-pp")
 HARMONY = ("harmony-dp", "harmony-pp")
 MODEL = ("layers", "hidden", "heads", "seq", "dtype")
 """What makes two models one."""
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+WEIGHT_BYTES = {**VALUE_BYTES, "fp16": 2}
 """Of a parameter."""
 STATE_BYTES = {"fp32": 16, "bf16": 14, "fp16": 16}
 """Of a parameter with AdamW: weight, gradient, two moments; of bf16 also the 16 bits that make the
@@ -36,19 +37,21 @@ weight an fp32 master, of fp16 a whole one."""
 COLUMNS = (
     "method", "variant", "label", "ranks", "layers", "hidden", "heads", "seq", "batch", "dtype",
     "clip", "device_cap_gib", "host_cap_gib", "parameters", "status", "samples_per_second", "roof",
-    "share", "roof_label", "step_seconds", "spread_seconds", "predicted_step_seconds",
-    "step_ratio", "peak_device_gib", "predicted_peak_device_gib", "peak_ratio", "host_gib",
-    "load_gib", "store_gib", "planned_load_gib", "planned_store_gib", "moved", "planned_moved",
+    "share", "roof_label", "roof_round", "round", "step_seconds", "spread_seconds",
+    "predicted_step_seconds", "step_ratio", "peak_device_gib", "predicted_peak_device_gib",
+    "peak_ratio", "host_gib", "load_gib", "store_gib", "planned_load_gib", "planned_store_gib",
+    "moved", "planned_moved",
     "weights_gib", "states_gib", "final_loss", "source", "hardware", "device", "date", "commit",
     "how",
 )  # fmt: skip
 """`batch`: the minibatch, of all ranks. `roof`: samples/s of data parallelism without a cap, of the
-same model and minibatch on as many GPUs. `share`: this run's over it. `step_ratio`, `peak_ratio`:
+same model and minibatch on as many GPUs. `share`: this run's over it. `round`, `roof_round`: in
+which round of measurements either was made. `step_ratio`, `peak_ratio`:
 predicted over measured. `moved`, `planned_moved`: loads and stores of a step in multiples of
 `weights_gib`. `device`: the machine's folder."""
 _TEXTS = (
-    "method", "variant", "label", "dtype", "status", "roof_label", "source", "hardware", "device",
-    "date", "commit", "how",
+    "method", "variant", "label", "dtype", "status", "roof_label", "roof_round", "round", "source",
+    "hardware", "device", "date", "commit", "how",
 )  # fmt: skip
 
 
@@ -76,6 +79,8 @@ def _row(run: ServerRun, runs: Sequence[ServerRun]) -> dict[str, Any]:
         "label": run.label,
         "roof": base,
         "roof_label": roof.label if roof else "",
+        "roof_round": round_of(roof) if roof else "",
+        "round": round_of(run),
         "share": quotient(run.samples_per_second, base),
         "step_seconds": run.step_seconds_median,
         "spread_seconds": run.step_seconds_spread,

@@ -22,8 +22,9 @@ from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
 from workbench.model.spec import ModelSpec
 from workbench.profile.profile import UnitCost
+from workbench.runs.spec import VALUE_BYTES
 
-FP32_BYTES = 4
+FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2
 """Tensors as large as the largest that is kept, beside those that are, in either pass."""
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
-
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2}
 
 
 def check_profiles(
@@ -47,10 +45,10 @@ def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = 
         )
     if profile.seq != shape.seq:
         raise ValueError(f"{name} is of sequences of {profile.seq}, the model's are of {shape.seq}")
-    if profile.weight_bytes != WEIGHT_BYTES[spec.dtype]:
+    if profile.weight_bytes != VALUE_BYTES[spec.dtype]:
         raise ValueError(
             f"{name} is of weights of {profile.weight_bytes} bytes, {spec.dtype} has "
-            f"{WEIGHT_BYTES[spec.dtype]}"
+            f"{VALUE_BYTES[spec.dtype]}"
         )
     for unit, cost in enumerate(profile.units):
         parameters = _parameters(shape, unit, model)

@@ -18,10 +18,15 @@ from workbench.profile.store import stored_profile
 from workbench.runs.spec import RunSpec
 
 
+def pinned_sizes(spec: RunSpec) -> set[int]:
+    """Micro-batches that the spec names."""
+    return {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
+
+
 def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
     """Samples of the micro-batches that a run profiles: the pinned ones, or the ends and the middle
     of what its device has room for; where nobody looked for that, it is taken to be any number."""
-    pinned = {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
+    pinned = pinned_sizes(spec)
     anything = Limits(smallest=1, forward=spec.batch, backward=spec.batch)
     return sorted(pinned) or (limits or anything).sizes()
 
@@ -30,7 +35,7 @@ def stored_profiles(spec: RunSpec, results: Path) -> dict[int, Profile]:
     """Those of a run's profiles that are stored, by samples in a micro-batch. Where the largest is
     not, its first half, quarter, ... that is takes its place, as where timing has no room for it.
     """
-    pinned = (spec.forward_size, spec.backward_size) != ("auto", "auto")
+    pinned = pinned_sizes(spec)
     limits = None if pinned else stored_limits(spec, results)
     *smaller, largest = sizes_of(spec, limits)
     parts = [largest] if pinned else [largest >> times for times in range(largest.bit_length())]
@@ -53,6 +58,10 @@ def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
     )
 
 
+def of_size(spec: RunSpec, size: int) -> RunSpec:
+    """The spec whose profile is that of micro-batches of a size."""
+    return spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
+
+
 def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:
-    alone = spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
-    return stored_profile(alone, results)
+    return stored_profile(of_size(spec, size), results)

@@ -26,7 +26,7 @@ from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.table import Ceilings, Echo, Figure
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
@@ -238,7 +238,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
         units=tuple(found.costs[kind] for kind in order),
         microbatch=spec.microbatch,
         seq=spec.model.seq,
-        weight_bytes=4 if spec.dtype == "fp32" else 2,
+        weight_bytes=VALUE_BYTES[spec.dtype],
         library_bytes=found.library_bytes,
         note=found.note,
         origin=str(path),

@@ -18,6 +18,7 @@ from time import process_time
 from typing import Any
 
 from workbench.methods.harmony import search as ours
+from workbench.methods.harmony.faithful import packs_of
 from workbench.methods.harmony.packs import DP, Packs
 from workbench.methods.harmony.published import search as theirs
 from workbench.methods.harmony.published.build import build
@@ -111,15 +112,7 @@ def _published(question: Question, profile: ModelProfile) -> Row:
     serial, overlapped = (
         estimate(graph, profile, Server(), prefetch=prefetch).seconds for prefetch in (False, True)
     )
-    packs = Packs(
-        mode=question.mode,
-        ranks=question.ranks,
-        minibatch=question.minibatch,
-        forward_size=chosen.u_forward,
-        backward_size=chosen.u_backward,
-        forward=chosen.forward,
-        backward=chosen.backward,
-    )
+    packs = packs_of(chosen)
     told = {
         "search_s": search_s,
         "candidates": found,

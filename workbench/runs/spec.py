@@ -224,9 +224,11 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+VALUE_BYTES = {"fp32": 4, "bf16": 2}
+"""Of a weight, an activation or a gradient, by dtype."""
 CHOICES = {
     "device": ("cpu", "cuda", "auto"),
-    "dtype": ("fp32", "bf16"),
+    "dtype": tuple(VALUE_BYTES),
     "activations": ("auto", "keep", "host", "recompute"),
     "compile": ("auto", "on", "off"),
     "replay": ("auto", "on", "off"),

@@ -293,6 +293,8 @@ class Executor:
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
         start = now(stream) if recorded else None
         self._work(action, step)
+        if self._board is not None:
+            self._board.end(index, step)
         if self._perturb is not None:
             self._perturb(action, step)
         end = now(stream)

@@ -26,7 +26,7 @@ from workbench.runtime.statistics import statistics_file
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import available_cores
 from workbench.runtime.visits import VisitLayout
-from workbench.schedule.action import GUESS, Action, Kind
+from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 
 
@@ -89,7 +89,6 @@ class Rank:
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
         still wait for a message that never comes."""
         self.board, self._folder, rank = board, folder, board.rank
-        self._numbers = {action.name: i for i, action in enumerate(schedule.actions)}
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
@@ -123,7 +122,7 @@ class Rank:
             )
             self.executor = Executor(
                 schedule,
-                self._perform,
+                self.engine.perform,
                 device,
                 perturb=perturb,
                 on_step_end=lambda step, _: self.engine.end_step(step),
@@ -148,10 +147,6 @@ class Rank:
             self.executor.run(first, steps)
         self.engine.give_back(first + steps - 1)
         self.engine.statistics.write(self._folder / statistics_file(self.board.rank))
-
-    def _perform(self, action: Action, step: int) -> None:
-        self.engine.perform(action, step)
-        self.board.end(self._numbers[action.name], step)
 
     def close(self) -> None:
         """Give all memory back."""

@@ -87,6 +87,15 @@ def test_pp_against_dp(tmp_path: Path) -> None:
     assert judge(tmp_path, [line("harmony-pp", status="error"), dp], OVER_DP)[1] == MISSING
 
 
+def test_what_two_rounds_measured_is_told_and_judges_nothing(tmp_path: Path) -> None:
+    own = line("harmony-pp", speed=60.0)
+    lines = [line("data-parallel", cap=None, speed=100.0), line("harmony-dp", speed=50.0)]
+    for change in ({"commit": "another"}, {"measured_on": "2026-11-22 Made-up GPU"}):
+        apart = [own, *(row | change for row in lines)]
+        assert judge(tmp_path, apart, SHARE)[:2] == ("60.0%", MISSING)
+        assert judge(tmp_path, apart, OVER_DP)[:2] == ("1.20 times", MISSING)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"hidden": 2048, "heads": 16}, {"dtype": "fp32"}, {"seq": 512}, {"ranks": 2}, {"layers": 40}],

@@ -37,20 +37,11 @@ EQUAL = 0.01
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     """Fewer bytes than DP and than swapping, as many on any number of devices, weights within their
     bounds, and all of it as the formula and the plan say."""
-    told = {
-        method: sum(
-            pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method, source=REFERENCE,
-                 quantity=LINK)["value"]
-        )
-        for method in HARMONY
-    }  # fmt: skip
-    ours = {
-        method: sum(
-            pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method, variant=OURS,
-                 quantity=LINK)["value"]
-        )
-        for method in HARMONY
-    }  # fmt: skip
+    place = {"model": MODEL, "ranks": GPUS, "minibatch": 64, "quantity": LINK}
+    told, ours = (
+        {method: sum(pick(rows, method=method, **place, **whose)["value"]) for method in HARMONY}
+        for whose in ({"source": REFERENCE}, {"variant": OURS})
+    )
     found = [
         at_least(
             "GPT2-XL on 4 GPUs, minibatch 64: Harmony-PP moves fewer bytes over the host's link "

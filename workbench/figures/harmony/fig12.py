@@ -38,7 +38,7 @@ from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
 from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 from workbench.runs.store import Store
 
 FIGURE, SECTION = "harmony_12", "VLDB'22, figure 12: GPT2-XL on 4 GPUs"
@@ -84,7 +84,7 @@ def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFr
             if quantity in by_formula:
                 out.append(row | _by_formula(by_formula[quantity]))
         if record.parameters:
-            weights = record.parameters * volumes.VALUE_BYTES[spec.dtype]
+            weights = record.parameters * VALUE_BYTES[spec.dtype]
             out.append(row | _by_formula(weights) | {"quantity": "weights"})
     return table(out)
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 from workbench.methods.harmony.packs import DP, Packs, packs_of
 from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
-
-VALUE_BYTES = {"fp32": 4, "bf16": 2}
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from workbench.methods.train import load_batches, told_of, write_timeline
 from workbench.model import make_model
 from workbench.profile.limits import limits_for
 from workbench.profile.profile import Profile
+from workbench.profile.several import of_size, pinned_sizes, sizes_of
 from workbench.profile.store import hardware, profile_for
 from workbench.profile.table import Echo
 from workbench.runs.record import Outcome
@@ -70,15 +71,17 @@ def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Pr
     def tell(text: str) -> None:
         report.event("profile", text=text)
 
-    pinned = {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
-    if pinned:
-        return {size: _profile(spec, size, results, tell) for size in sorted(pinned)}
+    def profiled(size: int) -> Profile:
+        return profile_for(of_size(spec, size), results, tell)
+
+    if pinned_sizes(spec):
+        return {size: profiled(size) for size in sizes_of(spec, None)}
     limits = limits_for(spec, results, _device_bytes(spec, results, tell), tell)
-    *smaller, size = limits.sizes()
-    found = {size: _profile(spec, size, results, tell) for size in smaller}
+    *smaller, size = sizes_of(spec, limits)
+    found = {size: profiled(size) for size in smaller}
     while size > max(found, default=0):
         try:
-            found[size] = _profile(spec, size, results, tell)
+            found[size] = profiled(size)
         except (OutOfMemory, torch.OutOfMemoryError):
             if size == limits.smallest:
                 raise
@@ -92,11 +95,6 @@ def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
     there = hardware(results, spec.device, tell)
     bare = Profile(hardware=there, units=(), microbatch=1, seq=spec.model.seq)
     return server_of(bare, spec).device_bytes
-
-
-def _profile(spec: RunSpec, size: int, results: Path, tell: Echo) -> Profile:
-    alone = spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
-    return profile_for(alone, results, tell)
 
 
 def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
