@@ -10,13 +10,12 @@ device.
 
 from __future__ import annotations
 
-from statistics import quantiles
 from typing import Any
 
 import pandas as pd
 
 from workbench.runs.methods import METHODS
-from workbench.runs.record import RunRecord, steady_step_seconds
+from workbench.runs.record import RunRecord, steady_quartiles
 
 COLUMNS = (
     "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",
@@ -197,9 +196,7 @@ def _quantity(record: RunRecord, quantity: str) -> tuple[float | None, float | N
         return None, None, None
     if quantity == "parameters":
         return record.parameters / 1e6, None, None
-    seconds = steady_step_seconds(record.step_seconds)
-    steady = record.step_seconds[1:] or record.step_seconds
-    first, _, third = quantiles(steady, n=4) if len(steady) > 1 else (seconds,) * 3
+    first, seconds, third = steady_quartiles(record.step_seconds)
     if quantity == "ms":
         return seconds * 1e3, first * 1e3, third * 1e3
     batch = record.spec["batch"]

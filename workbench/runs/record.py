@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Literal
 
 Status = Literal[
@@ -132,6 +132,22 @@ def steady_step_seconds(step_seconds: list[float]) -> float | None:
     """Median step time without the first, which warms caches and allocators up."""
     steady = step_seconds[1:] or step_seconds
     return median(steady) if steady else None
+
+
+def steady_quartiles(step_seconds: list[float]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile of the steady steps, of which there is one.
+
+    Quartiles within the samples: a run may have two steady steps, and what is extrapolated beyond
+    those can be below zero.
+
+    >>> steady_quartiles([9.0, 1.0, 21.0])
+    (6.0, 11.0, 16.0)
+    """
+    steady = step_seconds[1:] or step_seconds
+    if len(steady) < 2:
+        return (steady[0],) * 3
+    first, middle, third = quantiles(steady, n=4, method="inclusive")
+    return first, middle, third
 
 
 def strict(value: Any) -> Any:

@@ -25,6 +25,18 @@ def test_the_first_step_does_not_count_and_the_spread_is_the_quartiles() -> None
     assert "median of 3 steady steps" in speed["how"]
 
 
+@pytest.mark.parametrize("hang", [1.0, 60.0])
+def test_a_hang_in_one_of_two_steady_steps_stays_within_what_was_seen(hang: float) -> None:
+    ran = record(SPEC, step_seconds=[9.0, 0.01, hang])
+
+    for quantity, slow, fast in (
+        ("ms", hang * 1e3, 10.0),
+        ("samples/s", SPEC.batch / hang, SPEC.batch / 0.01),
+    ):
+        row = tidy.measured(ran, quantity)
+        assert min(slow, fast) <= row["low"] <= row["value"] <= row["high"] <= max(slow, fast)
+
+
 def test_out_of_memory_is_a_row_without_a_value_but_with_a_reason() -> None:
     row = tidy.measured(out_of_memory(SPEC), "ms")
     assert row["value"] is None

@@ -7,7 +7,6 @@ model, which stands in for published values that nobody has; a *formula* of byte
 
 from __future__ import annotations
 
-from statistics import quantiles
 from typing import Any
 
 import pandas as pd
@@ -16,7 +15,7 @@ from workbench.figures import rows as tidy
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
 from workbench.runs.methods import known
-from workbench.runs.record import PARTS, RunRecord
+from workbench.runs.record import PARTS, RunRecord, steady_quartiles
 from workbench.units import format_bytes
 
 COLUMNS = (
@@ -160,7 +159,7 @@ def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[
             value = _moved(vars(record), quantity)
             how = "bytes per step counted by the runtime, all ranks together"
         else:
-            value, low, high = _times(record)
+            low, value, high = steady_quartiles(record.step_seconds)
             if quantity == "samples_per_s":
                 value, low, high = (record.spec["batch"] / x for x in (value, high, low))
             steady = max(1, len(record.step_seconds) - 1)
@@ -236,15 +235,6 @@ def missing(method: str, model: str, quantity: str, why: str, **more: Any) -> di
         "unit": UNITS[quantity], "source": MEASURED, "how": "no value", "status": "not run",
         "note": why, **more,
     }  # fmt: skip
-
-
-def _times(record: RunRecord) -> tuple[float, float, float]:
-    """Median and quartiles of the steady steps, in seconds."""
-    steady = record.step_seconds[1:] or record.step_seconds
-    if len(steady) < 2:
-        return (steady[0],) * 3
-    first, middle, third = quantiles(steady, n=4, method="inclusive")
-    return middle, first, third
 
 
 def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
