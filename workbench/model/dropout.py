@@ -65,7 +65,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@torch.compiler.disable
 def causal_attention_dropout(q: Tensor, k: Tensor, v: Tensor, p: float, ctx: Context) -> Tensor:
     """As `causal_attention`, the attention weights dropped with probability p."""
     seeds = _seeds(len(q), ctx, "attention")
@@ -77,7 +76,6 @@ def causal_attention_dropout(q: Tensor, k: Tensor, v: Tensor, p: float, ctx: Con
     return torch.cat(rows)
 
 
-@torch.compiler.disable
 def _kept(x: Tensor, p: float, ctx: Context, site: str) -> Tensor:
     """True where an element of x stays; one byte an element is what the backward pass keeps."""
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)

@@ -100,13 +100,18 @@ class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.p = spec.dropout
-        self.wte = nn.Embedding(spec.vocab, spec.hidden)
-        self.wpe = nn.Embedding(spec.seq, spec.hidden)
+        self.wte = _table(spec.vocab, spec.hidden)
+        self.wpe = _table(spec.seq, spec.hidden)
 
     def forward(self, tokens: Tensor, ctx: Context | None = None) -> Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.wte(tokens) + self.wpe(positions)
         return x if ctx is None else dropout(x, self.p, ctx, "embedding")
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """Not drawn, which on the meta device makes torch import its compiler, for a second."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class Block(nn.Module):

@@ -233,6 +233,12 @@ class _Storage(weakref.ref):
 class _Counting(TorchDispatchMode):
     """Shows every storage that operations of one thread return to ``see``."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No graph is made where this counts; asked whether to skip one, torch would import its
+        compiler for a second, and ask with every operation."""
+        return False
+
     def __init__(self, see: Callable[[torch.UntypedStorage, bool], OutOfMemory | None]) -> None:
         super().__init__()
         self.counted = True

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import config
 
 from workbench.model.base import Context, LayeredModel
 
@@ -39,6 +38,9 @@ class Template:
         self._model = model
         self._block: Callable[[nn.Module, Tensor], Tensor] | None = None
         if compiled and model.compilable:
+            # A second of imports, which only who compiles has to wait for.
+            from torch._dynamo import config
+
             config.recompile_limit = max(config.recompile_limit, GRAPHS)
             # Shapes are few in a run, and a graph for general ones would be slower.
             self._block = torch.compile(_call, dynamic=False)

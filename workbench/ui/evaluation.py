@@ -19,19 +19,9 @@ from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.aside import Answer, Aside
+from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation_work"
-TIRES = {
-    "name": "kick-the-tires",
-    "base": {
-        "layers": 6, "hidden": 128, "heads": 4, "seq": 64, "vocab": 256, "batch": 4, "steps": 20,
-        "device": "cpu",
-    },
-    "runs": [{"method": "plain"}, {"method": "stronghold", "window": 2, "resident": 1}],
-}  # fmt: skip
-"""The one-minute run: a small model, whole and through a window. Its losses must agree."""
-AGREE = 1e-6
-"""Relative difference of losses in fp32."""
 LOG_BYTES, LOG_LINES = 8192, 12
 
 
@@ -77,6 +67,7 @@ class Evaluation:
             for figure in EXHIBITS
         ]
         self.tires = Campaign(self.store, TIRES["name"])
+        self._compared: Answer | None = None
         self.doctor: Answer | None = None
         self.report: Answer | None = None
 
@@ -103,23 +94,20 @@ class Evaluation:
     def kicked(self) -> str:
         """What came of it, in a sentence; empty while there is nothing to say."""
         status = self.tires.status()
+        if status.state != "done":
+            self._compared = None
         if status.state in LIVE:
             return f"running: {_counted(status)}"
         if status.state == "failed":
             return f"it could not run: {status.text}"
         if status.state != "done":
             return status.text
-        records = {p.method: p for p in map(self._record, self.tires.file.specs) if p is not None}
-        if any(record.status != "ok" for record in records.values()) or len(records) < 2:
-            told = "; ".join(f"{r.method}: {r.status}: {r.message}" for r in records.values())
-            return f"it did not end well: {told or 'no record was left'}"
-        whole, window = records["plain"].losses, records["stronghold"].losses
-        apart = max(abs(a - b) / abs(a) for a, b in zip(whole, window, strict=True))
-        words = "agree" if apart <= AGREE else "do NOT agree"
-        return (
-            f"{len(whole)} steps whole and through a window of 2 layers: the losses {words} "
-            f"(largest relative difference {apart:.1e}; from {whole[0]:.3f} to {whole[-1]:.3f})"
-        )
+        if self._compared is None:
+            where = {"results": str(self.store.root)}
+            self._compared = self.aside.ask("workbench.ui.tires:compare", **where)
+        if not self._compared.done:
+            return "done; comparing the losses ..."
+        return self._compared.error or self._compared.value
 
     # -- a claim --------------------------------------------------------------------------------
 
@@ -185,11 +173,6 @@ class Evaluation:
     def _ask(self, function: str, *, figure: str) -> Answer:
         where = {"size": self.size, "results": str(self.store.root)}
         return self.aside.ask(f"{WORK}:{function}", figure=figure, **where)
-
-    def _record(self, spec: Any) -> Any:
-        from workbench.runs.runner import key_of
-
-        return self.store.find(key_of(spec))
 
     def _tail(self, key: str) -> str:
         try:
