@@ -49,6 +49,11 @@ class ClippedAdamW:
         )
         self._clip = spec.clip
 
+    @staticmethod
+    def counted(steps: int, master: Tensor) -> Tensor:
+        """A number of steps as torch's fused kernel keeps it: on the parameter's device."""
+        return torch.full((), float(steps), device=master.device)
+
     def step(self, lr: float, norm: Tensor) -> None:
         """Update, and let go of the gradients. `norm` is theirs, all of them taken together; if it
         is not finite, moments, weights and step number stay as they are."""

@@ -31,10 +31,10 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 from baselines import ranks
 from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
-from baselines.common import Progress, latest_checkpoint
 from baselines.plain import run as plain
-from baselines.rank_parts import checkpoint
 from baselines.stages import cut
+from baselines.states import StageHolder, masters_by_unit
+from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
@@ -154,7 +154,10 @@ class Training(plain.Training):
         report.phase(f"training with {self.blocks}")
         self.loss = torch.zeros((), device=self.device)
         self.schedule = self._schedule(schedule)
-        self.progress = Progress()
+        self.holder = StageHolder(
+            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
+        )
+        self.history = History(spec, folder, self.batches)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -246,31 +249,18 @@ class Training(plain.Training):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        """A file of each stage."""
-        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
-        with checkpoint(self.folder, self.progress) as path:
-            torch.save(state, path / self._state_file)
-        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+    def _save(self, next_step: int) -> None:
+        """A file of each unit, by the rank that has it."""
+        if self.rank == 0:
+            super()._save(next_step)
+        else:
+            self.holder.follow()
 
-    @torch.no_grad()
-    def _resume(self) -> None:
-        path = latest_checkpoint(self.folder) if self.spec.save_every else None
-        if path is not None:
-            state = torch.load(path / self._state_file, weights_only=True, map_location=self.device)
-            for (weight, master), saved in zip(self.masters.items(), state["masters"], strict=True):
-                master.copy_(saved)
-                if weight is not master:
-                    weight.copy_(saved)
-            self.optimizer.inner.load_state_dict(state["inner"])
-            self.progress = Progress.load(path)
-            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+    def _resume(self) -> int:
+        first = super()._resume()
         for tie in self.ties:
             tie.send_weight()
-
-    @property
-    def _state_file(self) -> str:
-        return f"stage-{self.rank}.pt"
+        return first
 
 
 @dataclass(frozen=True)
@@ -298,7 +288,7 @@ class OfAllStages:
     """The optimizer of a stage, clipping by the norm of all stages' gradients."""
 
     def __init__(self, own: ClippedAdamW) -> None:
-        self.inner, self._own = own.inner, own
+        self.inner, self.counted, self._own = own.inner, own.counted, own
         self._loss: Tensor | None = None
         self._sums: Tensor | None = None
         """Of all stages: loss, and square of the norm."""

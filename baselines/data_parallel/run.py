@@ -28,6 +28,7 @@ from baselines.common import micro_batches
 from baselines.plain import run as plain
 from baselines.rank_parts import share
 from baselines.stages import check_shares, share_of
+from workbench.methods.history import History
 from workbench.model.text import Batches
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
@@ -68,6 +69,7 @@ class Training(plain.Training):
         )
         self.spec = spec
         self.batches = Batches(self.batches.tokens, spec.model.seq, spec.batch, spec.seed)
+        self.history = History(spec, folder, self.batches)
         with self.meter, warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", FutureWarning
@@ -112,6 +114,6 @@ class Training(plain.Training):
         torch._foreach_zero_(list(places.values()))
         return norm
 
-    def _save(self) -> None:
+    def _save(self, next_step: int) -> None:
         if self.rank == 0:  # all have the same
-            super()._save()
+            super()._save(next_step)

@@ -28,18 +28,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from baselines.adamw import global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import (
-    Progress,
-    cap_device,
-    decay_groups,
-    latest_checkpoint,
-    micro_batches,
-    named_units,
-    new_checkpoint,
-    now_s,
-)
+from baselines.common import cap_device, decay_groups, micro_batches, named_units, now_s
 from baselines.fsdp.update import fastest
 from baselines.ledger import Ledger
+from baselines.states import ModuleHolder, masters_by_unit
+from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, Whole, set_parameter
@@ -51,7 +44,6 @@ from workbench.runtime.tiers import OutOfMemory
 from workbench.units import format_bytes
 
 LABEL = "FSDP2"
-STATE_FILE = "state.pt"
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -126,26 +118,25 @@ class Training:
         for group in groups:
             group["params"] = [self.masters[parameter] for parameter in group["params"]]
         self.optimizer = maker(groups, spec)
-        self.progress = Progress()
+        self.holder = ModuleHolder(
+            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
+        )
+        self.history = History(spec, folder, self.batches)
         self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
 
     def run(self) -> None:
         """All steps that are left."""
-        self._resume()
-        spec, progress = self.spec, self.progress
-        counted_step = progress.next_step + 1  # the first one also compiles and pins
-        for step in range(progress.next_step, spec.steps):
+        spec, first = self.spec, self._resume()
+        counted_step = first + 1  # the first one also compiles and pins
+        for step in range(first, spec.steps):
             begun_s = now_s(self.device)
             with self._counting() if self.on_gpu and step == counted_step else nullcontext():
                 loss, norm = self._step(step)
             seconds = now_s(self.device) - begun_s
             skipped = not math.isfinite(norm)
-            progress.done(loss, seconds, norm, skipped=skipped)
-            if skipped:
-                self.report.event("skipped", step=step, grad_norm=str(norm))
-            self.report.step(step, loss, seconds)
-            if spec.save_every and progress.next_step % spec.save_every == 0:
-                self._save()
+            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+            if spec.save_every and (step + 1) % spec.save_every == 0:
+                self._save(step + 1)
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""
@@ -156,18 +147,22 @@ class Training:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        progress, rss = self.progress, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
         return Outcome(
-            losses=progress.losses,
-            step_seconds=progress.step_seconds,
+            losses=history.losses,
+            step_seconds=history.step_seconds,
             peak_bytes={"device": peak, "host": self.host_bytes, "disk": 0},
             moved_bytes={**self.moved, "read": 0, "write": 0},
             parameters=self.model.parameters_count(),
-            skipped_steps=progress.skipped,
-            grad_norms=progress.grad_norms,
+            skipped_steps=history.skipped,
+            grad_norms=history.grad_norms,
             engine=f"FSDP2 of torch {torch.__version__}, {self.blocks}, update by {self.update}",
-            notes=[*self._notes(), f"the process's resident memory peaked at {format_bytes(rss)}"],
+            notes=[
+                *history.notes,
+                *self._notes(),
+                f"the process's resident memory peaked at {format_bytes(rss)}",
+            ],
         )
 
     def _notes(self) -> list[str]:
@@ -211,24 +206,16 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        path = new_checkpoint(self.folder, self.progress.next_step)
-        state = {"masters": list(self.masters.values()), "inner": self.optimizer.inner.state_dict()}
-        torch.save(state, path / STATE_FILE)
-        self.progress.save(path)
-        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+    def _save(self, next_step: int) -> None:
+        done = next_step - len(self.history.skipped)
+        self.history.save(next_step, done, self.holder, self.report)
 
-    @torch.no_grad()
-    def _resume(self) -> None:
-        path = latest_checkpoint(self.folder) if self.spec.save_every else None
-        if path is None:
-            return
-        state = torch.load(path / STATE_FILE, weights_only=True)
-        for master, saved in zip(self.masters.values(), state["masters"], strict=True):
-            master.copy_(saved)
-        self.optimizer.inner.load_state_dict(state["inner"])
-        self.progress = Progress.load(path)
-        self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+    def _resume(self) -> int:
+        """Returns the first step to do. The masters are the weights."""
+        first = self.history.resume(self.holder, self.report)
+        if first:
+            self.holder.set_steps(self.history.updates_done)
+        return first
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:

@@ -29,6 +29,9 @@ class HostAdamW(Protocol):
 
     inner: torch.optim.Optimizer
 
+    @staticmethod
+    def counted(steps: int, master: Tensor) -> Tensor | int: ...
+
     def step(self, lr: float, norm: Tensor) -> None: ...
 
 
@@ -45,6 +48,11 @@ class DeepSpeedAdamW:
             groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, adamw_mode=True
         )
         self._clip = spec.clip
+
+    @staticmethod
+    def counted(steps: int, master: Tensor) -> int:
+        """A number of steps as DeepSpeed keeps it."""
+        return steps
 
     def step(self, lr: float, norm: Tensor) -> None:
         """As `ClippedAdamW.step`."""

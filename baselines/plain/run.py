@@ -20,25 +20,19 @@ from torch import Tensor
 
 from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import (
-    Progress,
-    decay_groups,
-    latest_checkpoint,
-    micro_batches,
-    named_units,
-    new_checkpoint,
-    now_s,
-)
+from baselines.common import decay_groups, micro_batches, named_units, now_s
+from baselines.states import ModuleHolder, masters_by_unit
+from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.statistics import undivided
 from workbench.runtime.threads import use_device_threads
 from workbench.units import format_bytes
 
-STATE_FILE = "state.pt"
 WIDENED_ELEMENTS = 1 << 28
 """Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
 
@@ -77,24 +71,23 @@ class Training:
             self.optimizer = self._optimizer()
         self.blocks = compile_blocks(self.whole, spec, self.device)
         report.phase(f"training with {self.blocks}")
-        self.progress = Progress()
+        self.holder = ModuleHolder(
+            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
+        )
+        self.history = History(spec, folder, self.batches)
 
     def run(self) -> None:
         """All steps that are left."""
-        self._resume()
-        spec, progress = self.spec, self.progress
-        for step in range(progress.next_step, spec.steps):
+        spec = self.spec
+        for step in range(self._resume(), spec.steps):
             begun_s = now_s(self.device)
             with self.meter:
                 loss, norm = self._step(step)
             seconds = now_s(self.device) - begun_s
             skipped = not math.isfinite(norm)
-            progress.done(loss, seconds, norm, skipped=skipped)
-            if skipped:
-                self.report.event("skipped", step=step, grad_norm=str(norm))
-            self.report.step(step, loss, seconds)
-            if spec.save_every and progress.next_step % spec.save_every == 0:
-                self._save()
+            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+            if spec.save_every and (step + 1) % spec.save_every == 0:
+                self._save(step + 1)
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""
@@ -105,22 +98,23 @@ class Training:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        progress, notes = self.progress, []
+        history, notes = self.history, []
         if self.device.type == "cuda":
             reserved = format_bytes(self.meter.reserved_peak)
             notes.append(f"device peak: torch's allocator, which had reserved {reserved}")
         else:
             notes.append("device peak: storages alive at once")
         return Outcome(
-            losses=progress.losses,
-            step_seconds=progress.step_seconds,
+            losses=history.losses,
+            step_seconds=history.step_seconds,
             peak_bytes={"device": self.meter.peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
             parameters=self.model.parameters_count(),
-            skipped_steps=progress.skipped,
-            grad_norms=progress.grad_norms,
+            skipped_steps=history.skipped,
+            grad_norms=history.grad_norms,
             engine=f"torch {torch.__version__}, {self.blocks}",
             notes=[
+                *history.notes,
                 *notes,
                 "nothing of size is on the host or crosses the link: tokens and losses only",
             ],
@@ -178,32 +172,23 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        path = new_checkpoint(self.folder, self.progress.next_step)
-        state = {
-            "masters": list(self.masters.values()),
-            "buffers": dict(self.whole.named_buffers()),
-            "inner": self.optimizer.inner.state_dict(),
-        }
-        torch.save(state, path / STATE_FILE)
-        self.progress.save(path)
-        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+    def _save(self, next_step: int) -> None:
+        history, statistics = self.history, undivided(self.model, self.whole.units)
+        done = next_step - len(history.skipped)
+        history.save(next_step, done, self.holder, self.report, statistics)
 
     @torch.no_grad()
-    def _resume(self) -> None:
-        path = latest_checkpoint(self.folder) if self.spec.save_every else None
-        if path is None:
-            return
-        state = torch.load(path / STATE_FILE, weights_only=True, map_location=self.device)
-        for (weight, master), saved in zip(self.masters.items(), state["masters"], strict=True):
-            master.copy_(saved)
-            if weight is not master:
-                weight.copy_(saved)
-        for name, buffer in self.whole.named_buffers():
-            buffer.copy_(state["buffers"][name])
-        self.optimizer.inner.load_state_dict(state["inner"])
-        self.progress = Progress.load(path)
-        self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+    def _resume(self) -> int:
+        """Returns the first step to do."""
+        first = self.history.resume(self.holder, self.report)
+        if first:
+            self.holder.set_steps(self.history.updates_done)
+            for weight, master in self.masters.items():
+                if weight is not master:
+                    weight.copy_(master)
+            for name, value in undivided(self.model, self.whole.units).items():
+                value.copy_(self.history.statistics[name])
+        return first
 
 
 def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
 
 from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity
 from baselines.pipeline import stages_of
@@ -29,6 +29,7 @@ from workbench.runs import runner
 from workbench.runs.record import Outcome
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
+from workbench.runtime import checkpoint
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
@@ -58,28 +59,20 @@ def assert_losses(spec: RunSpec, outcome: Outcome, tolerance: float = LOSS_TOLER
         assert abs(ours - theirs) <= tolerance * abs(theirs), (step, ours, theirs)
 
 
-def assert_masters(spec: RunSpec, masters: list[Tensor]) -> None:
-    """In the order of the units, as plain training has them."""
-    model, (_, expected) = make_model(spec.model), plain.judge(spec.with_(ranks=1, method="plain"))
-    names = [
-        model.state_name(unit, name)
-        for unit in range(model.num_units)
-        for name in model.shapes(unit)
-    ]
-    for name, value in zip(names, masters, strict=True):
+def assert_masters(spec: RunSpec, folder: Path) -> None:
+    """Those of the newest checkpoint of a run."""
+    _, expected = plain.judge(spec.with_(ranks=1, method="plain"))
+    newest, manifest = next(checkpoint.whole(folder / "checkpoints"))
+    assert manifest["next_step"] == spec.steps
+    found = {
+        label.removeprefix("weight/"): value
+        for file in newest.glob("unit-*.safetensors")
+        for label, value in load_file(file).items()
+        if label.startswith("weight/")
+    }
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
         assert float((value - expected[name]).abs().max()) <= PARAMETER_TOLERANCE, name
-
-
-def masters_in(folder: Path, pattern: str) -> list[Tensor]:
-    """Of the newest checkpoint, rank by rank."""
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    files = sorted(newest.glob(pattern))
-    assert files
-    return [
-        master.detach()
-        for file in files
-        for master in torch.load(file, weights_only=True)["masters"]
-    ]
 
 
 def children() -> list[psutil.Process]:
@@ -122,7 +115,7 @@ def test_data_parallelism_divides_unevenly_and_is_exact(tmp_path):
     record = runner.run(spec, store)
     assert record.status == "ok", record.message
     assert_losses(spec, record)
-    assert_masters(spec, masters_in(store.folder(record.key), "state.pt"))
+    assert_masters(spec, store.folder(record.key))
     assert all(norm > 0 for norm in record.grad_norms)
     assert max(record.grad_norms) > spec.clip
     weights = 4 * PARAMETERS
@@ -215,7 +208,7 @@ def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
     assert "resumed" in kinds
     assert 0 < kinds.count("step") < spec.steps
     assert_losses(spec, outcome)
-    assert_masters(spec, masters_in(tmp_path, "stage-*.pt"))
+    assert_masters(spec, tmp_path)
 
 
 def test_a_rank_out_of_memory_is_named(tmp_path):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from baselines import l2l
+from baselines import data_parallel, fsdp, gpipe, l2l, one_f_one_b
+from baselines import plain as torch_plain
 from tests.methods import plain
+from tests.methods.harness import Silent
 from tests.methods.harness import run as train
 from workbench.methods import stronghold
 from workbench.runs import runner
@@ -50,6 +52,31 @@ def test_one_training_under_three_methods(store: Store) -> None:
     assert len(third.step_seconds) == 2, "those of this method"
 
 
+@pytest.mark.slow
+def test_torchs_own_training_goes_on_from_ours_and_back(tmp_path: Path) -> None:
+    """Each takes one step or two more, from the checkpoint of the one before."""
+    methods = (stronghold, torch_plain, one_f_one_b, data_parallel, fsdp, gpipe, stronghold)
+    last, seen = "", []
+    for end, method in enumerate(methods, start=2):
+        name = f"{end}-{method.__name__}"
+        ranks = 2 if method in (one_f_one_b, data_parallel, gpipe) else 1
+        spec = spec_for(
+            "plain", steps=end, lr_decay_steps=20, save_every=1, start_from=last, ranks=ranks,
+            microbatches=2, activations="recompute",
+        )  # fmt: skip
+        if method is stronghold:
+            training, _ = train(stronghold, spec, tmp_path / name)
+            losses, steps = training.history.losses, training.history.step_seconds
+        else:
+            outcome = method.train(spec, Silent(), tmp_path / name)
+            losses, steps = outcome.losses, outcome.step_seconds
+        assert losses[: len(seen)] == seen
+        assert len(steps) == len(losses) - len(seen)
+        last, seen = name, losses
+    expected, _ = plain.train(spec.with_(start_from="", save_every=0))
+    assert seen == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -66,5 +93,5 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path, changes, wo
 
 
 def test_an_engine_with_checkpoints_of_its_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="fsdp has checkpoints of its engine's own form; it is"):
-        runner.resolve(spec_for("fsdp", start_from="0123456789abcdef"))
+    with pytest.raises(ValueError, match="zero-offload has checkpoints of its engine's own form"):
+        runner.resolve(spec_for("zero-offload", start_from="0123456789abcdef"))

@@ -12,14 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
-from workbench.runtime.memory import Memory
-from workbench.runtime.storage import Flat
+from workbench.runtime.checkpoint import Holder
 
 
 class History:
@@ -62,9 +60,7 @@ class History:
         self,
         next_step: int,
         updates_done: int,
-        model: LayeredModel,
-        memory: Memory,
-        flats: list[Flat],
+        holder: Holder,
         report: Reporter,
         statistics: dict[str, Tensor] | None = None,
     ) -> None:
@@ -79,16 +75,14 @@ class History:
             "continues": self._continues,
         }
         try:
-            path = checkpoint.save(self._folder, model, memory, flats, manifest, statistics)
+            path = checkpoint.save(self._folder, holder, manifest, statistics)
         except OSError as error:
             self.notes.append(str(error))
             report.event("not_saved", next_step=next_step, reason=str(error))
         else:
             report.event("saved", path=path.name, next_step=next_step)
 
-    def resume(
-        self, model: LayeredModel, memory: Memory, flats: list[Flat], report: Reporter
-    ) -> int:
+    def resume(self, holder: Holder, report: Reporter) -> int:
         """Continue from the newest checkpoint in the run's folder, else in that of the run it is to
         start from; returns the first step to do.
 
@@ -99,7 +93,7 @@ class History:
         for path, manifest in self._whole():
             self._check_continues(path, manifest["continues"])
             try:
-                checkpoint.restore(path, model, memory, flats)
+                holder.restore(path)
                 self.statistics = checkpoint.statistics(path)
             except OSError as error:
                 damage = error

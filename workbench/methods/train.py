@@ -25,6 +25,7 @@ from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
@@ -104,13 +105,14 @@ class Training:
             self.memory.close()
             raise
         self.history = History(spec, folder, self.batches)
+        self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter | None = None
         self._last = 0.0
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
         self._report = report
-        first = self.history.resume(self.model, self.memory, self.flats, report)
+        first = self.history.resume(self._holder, report)
         self.engine.optimizer.resume(self.history.updates_done, self.history.grad_norms)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         while first < total:
@@ -121,7 +123,7 @@ class Training:
             first += count
             if self.spec.save_every:
                 done = self.engine.optimizer.done
-                self.history.save(first, done, self.model, self.memory, self.flats, report)
+                self.history.save(first, done, self._holder, report)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """fp32 weights by their names in the whole model."""

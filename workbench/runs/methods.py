@@ -91,12 +91,14 @@ PEERS = {
             module="baselines.plain",
             summary="everything on the device, in torch alone",
             modules=True,
+            portable=True,
         ),
         Method(
             name="fsdp",
             label="FSDP2",
             module="baselines.fsdp",
             summary="weights and optimizer on the host (torch's FSDP2)",
+            portable=True,
         ),
         Method(
             name="zero-twin-flow",
@@ -153,6 +155,7 @@ PARALLEL = {
             module="baselines.data_parallel",
             summary="the whole model on every device (torch's DistributedDataParallel)",
             parallel=True,
+            portable=True,
         ),
         Method(
             name="gpipe",
@@ -160,6 +163,7 @@ PARALLEL = {
             module="baselines.gpipe",
             summary="a stage on every device, all forward passes first (torch)",
             parallel=True,
+            portable=True,
         ),
         Method(
             name="1f1b",
@@ -167,6 +171,7 @@ PARALLEL = {
             module="baselines.one_f_one_b",
             summary="a stage on every device, forward and backward passes in turn (torch)",
             parallel=True,
+            portable=True,
         ),
     )
 }

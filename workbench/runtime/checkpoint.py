@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from workbench.model.base import LayeredModel
 from workbench.runtime.memory import Memory
-from workbench.runtime.storage import Flat
+from workbench.runtime.storage import Flat, States
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 KEEP = 2
@@ -29,15 +31,72 @@ KEEP = 2
 MANIFEST, STATISTICS = "manifest.json", "statistics.safetensors"
 
 
+class Holder(Protocol):
+    """Who has a run's weights and moments, wherever they lie."""
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """Make the folder, and in it a file for every unit; returns the bytes of each by its name.
+        Raises OSError or SafetensorError if the disk refuses."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Take up what the files say. Raises as `reader` does."""
+        ...
+
+
+class MemoryHolder:
+    """A runtime's memory, with its layouts of the units."""
+
+    def __init__(self, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
+        self._model, self._memory, self._flats = model, memory, flats
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """As `Holder.write`. All lanes must be drained."""
+        folder.mkdir(parents=True)
+        return dict(
+            write_unit(folder, unit, self._tensors(unit, flat))
+            for unit, flat in enumerate(self._flats)
+        )
+
+    def restore(self, folder: Path) -> None:
+        """As `Holder.restore`."""
+        for unit, flat in enumerate(self._flats):
+            states = self._memory.states(unit)
+            narrow = states.rest is not None
+            master = torch.empty(flat.numel) if narrow else states.weights
+            with reader(folder, unit) as read:
+                for label, view in self._views(unit, flat, (master, *_moments(states))):
+                    read(label, view)
+            if narrow:
+                states.set_master(master)
+            if self._memory.on_disk(unit):
+                self._memory.write_states(unit)
+
+    def _tensors(self, unit: int, flat: Flat) -> Iterator[tuple[str, Tensor]]:
+        if self._memory.on_disk(unit):
+            self._memory.read_states(unit)
+        states = self._memory.states(unit)
+        return self._views(unit, flat, (states.master(), *_moments(states)))
+
+    def _views(
+        self, unit: int, flat: Flat, slabs: tuple[Tensor, ...]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for kind, slab in zip(KINDS, slabs, strict=True):
+            for local, view in flat.views(slab):
+                yield label_of(kind, self._model, unit, local), view
+
+
+def _moments(states: States) -> tuple[Tensor, Tensor]:
+    return states.exp_avg, states.exp_avg_sq
+
+
 def save(
     folder: Path,
-    model: LayeredModel,
-    memory: Memory,
-    flats: list[Flat],
+    holder: Holder,
     manifest: dict[str, Any],
-    statistics: dict[str, torch.Tensor] | None = None,
+    statistics: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write ``folder/step-N`` where N is ``manifest["next_step"]``. All lanes must be drained.
+    """Write ``folder/step-N`` where N is ``manifest["next_step"]``.
     `statistics` are running ones, by their names in the whole model's `state_dict`.
 
     Raises OSError, one sentence, if the disk refuses; older checkpoints stay.
@@ -47,12 +106,7 @@ def save(
     for left in folder.glob(".step-*"):  # of a process that was killed while it saved
         shutil.rmtree(left, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        files = {}
-        for unit, flat in enumerate(flats):
-            path = temporary / f"unit-{unit:05d}.safetensors"
-            _write_unit(path, model, memory, unit, flat)
-            files[path.name] = path.stat().st_size
+        files = holder.write(temporary)
         if statistics:
             save_file(statistics, temporary / STATISTICS)
             files[STATISTICS] = (temporary / STATISTICS).stat().st_size
@@ -76,17 +130,46 @@ def save(
     return target
 
 
-def _write_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
-    if memory.on_disk(unit):
-        memory.read_states(unit)
-    states = memory.states(unit)
-    slabs = (states.master(), states.exp_avg, states.exp_avg_sq)
-    tensors = {
-        f"{kind}/{model.state_name(unit, local)}": view.cpu().contiguous()
-        for kind, slab in zip(KINDS, slabs, strict=True)
-        for local, view in flat.views(slab)
-    }
-    save_file(tensors, path)
+def label_of(kind: str, model: LayeredModel, unit: int, local: str) -> str:
+    """What a tensor is called in a file: one of `KINDS`, and its parameter."""
+    return f"{kind}/{model.state_name(unit, local)}"
+
+
+def write_unit(folder: Path, unit: int, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, int]:
+    """A unit's file, from tensors by their labels; returns its name and bytes."""
+    path = folder / _file_of(unit)
+    save_file({label: tensor.cpu().contiguous() for label, tensor in tensors}, path)
+    return path.name, path.stat().st_size
+
+
+@contextmanager
+def reader(folder: Path, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
+    """What copies a unit's tensor, by its label, into another one.
+
+    Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
+    """
+    try:
+        with safe_open(folder / _file_of(unit), framework="pt") as file:
+            names = set(file.keys())
+
+            def read(label: str, into: Tensor) -> None:
+                if label not in names:
+                    raise ValueError(f"the checkpoint {folder} has no {label}")
+                saved = file.get_tensor(label)
+                if saved.shape != into.shape:
+                    raise ValueError(
+                        f"{label} in the checkpoint {folder} has shape {tuple(saved.shape)}, "
+                        f"the model's is {tuple(into.shape)}"
+                    )
+                into.copy_(saved)
+
+            yield read
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"the checkpoint {folder.name} cannot be read: {error}") from error
+
+
+def _file_of(unit: int) -> str:
+    return f"unit-{unit:05d}.safetensors"
 
 
 def _flush(path: Path) -> None:
@@ -110,21 +193,7 @@ def whole(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, manifest
 
 
-def restore(path: Path, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
-    """Read weights and moments into this run's memory, whatever its layout.
-
-    Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
-    """
-    for unit, flat in enumerate(flats):
-        try:
-            _read_unit(path / f"unit-{unit:05d}.safetensors", model, memory, unit, flat)
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
-        if memory.on_disk(unit):
-            memory.write_states(unit)
-
-
-def statistics(path: Path) -> dict[str, torch.Tensor]:
+def statistics(path: Path) -> dict[str, Tensor]:
     """The running statistics of a checkpoint; none where its model has none. Raises OSError where
     they cannot be read."""
     file = path / STATISTICS
@@ -134,30 +203,7 @@ def statistics(path: Path) -> dict[str, torch.Tensor]:
         raise OSError(f"the checkpoint {path.name} cannot be read: {error}") from error
 
 
-def _read_unit(path: Path, model: LayeredModel, memory: Memory, unit: int, flat: Flat) -> None:
-    states = memory.states(unit)
-    narrow = states.rest is not None
-    master = torch.empty(flat.numel) if narrow else states.weights
-    slabs = (master, states.exp_avg, states.exp_avg_sq)
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        for kind, slab in zip(KINDS, slabs, strict=True):
-            for local, view in flat.views(slab):
-                label = f"{kind}/{model.state_name(unit, local)}"
-                if label not in names:
-                    raise ValueError(f"the checkpoint {path.parent} has no {label}")
-                saved = file.get_tensor(label)
-                if saved.shape != view.shape:
-                    raise ValueError(
-                        f"{label} in the checkpoint {path.parent} has shape {tuple(saved.shape)}, "
-                        f"the model's is {tuple(view.shape)}"
-                    )
-                view.copy_(saved)
-    if narrow:
-        states.set_master(master)
-
-
-def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, torch.Tensor]:
+def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:
     """Copies of all fp32 weights by their names in the whole model's `state_dict`."""
     result = {}
     for unit, flat in enumerate(flats):

@@ -25,11 +25,36 @@ from workbench.schedule.buffers import keeps
 from workbench.schedule.schedule import Schedule
 
 COUNT = "num_batches_tracked"
+KINDS = ("running_mean", "running_var", COUNT)
 
 
 def statistics_file(whose: int | str) -> str:
     """The name of the file of a rank's, or of all, in the folder of a run's ranks."""
     return f"statistics-{whose}.safetensors"
+
+
+def norms_in(module: nn.Module) -> dict[str, OnceNorm]:
+    """Those that have running statistics, by their paths."""
+    return {
+        path: part
+        for path, part in module.named_modules()
+        if isinstance(part, OnceNorm) and part.running_mean is not None
+    }
+
+
+def name_of(model: LayeredModel, unit: int, path: str, what: str) -> str:
+    """A statistic's name in the whole model's `state_dict`."""
+    return model.state_name(unit, f"{path}.{what}" if path else what)
+
+
+def undivided(model: LayeredModel, units: Iterable[nn.Module]) -> dict[str, Tensor]:
+    """The statistics of a model that one process has whole, by their names: they themselves."""
+    return {
+        name_of(model, unit, path, what): getattr(norm, what)
+        for unit, module in enumerate(units)
+        for path, norm in norms_in(module).items()
+        for what in KINDS
+    }
 
 
 class Statistics:
@@ -45,18 +70,13 @@ class Statistics:
         """`modules`: unit -> the module of its passes that are differentiated on this rank."""
         self._norms: dict[int, dict[str, OnceNorm]] = {}
         for unit, module in modules.items():
-            norms = {
-                path: part
-                for path, part in module.named_modules()
-                if isinstance(part, OnceNorm) and part.running_mean is not None
-            }
-            if norms:
+            if norms := norms_in(module):
                 self._norms[unit] = norms
         self._names = {
-            (unit, path, what): model.state_name(unit, f"{path}.{what}" if path else what)
+            (unit, path, what): name_of(model, unit, path, what)
             for unit, norms in self._norms.items()
             for path in norms
-            for what in ("running_mean", "running_var", COUNT)
+            for what in KINDS
         }
         passes = [
             (action.unit, action.rank, action.span)

@@ -44,7 +44,7 @@ def test_it_trains_as_plain_training_does(tmp_path, changes):
     spec = BASE.with_(**changes)
     training = trained(spec, tmp_path)
     losses, expected = judge(spec)
-    for step, (ours, plain) in enumerate(zip(training.progress.losses, losses, strict=True)):
+    for step, (ours, plain) in enumerate(zip(training.history.losses, losses, strict=True)):
         assert abs(ours - plain) <= LOSS_TOLERANCE * abs(plain), (step, ours, plain)
     assert training.final.keys() == expected.keys()
     for name, value in expected.items():
@@ -57,16 +57,16 @@ def test_losses_and_norms_are_those_of_the_plain_baseline(tmp_path, dtype):
     ours = trained(spec, tmp_path / "fsdp")
     plain = PlainTraining(spec, Silent(), tmp_path / "plain")
     plain.run()
-    assert ours.progress.losses == pytest.approx(plain.progress.losses, rel=1e-6)
-    assert ours.progress.grad_norms == pytest.approx(plain.progress.grad_norms, rel=1e-5)
-    assert max(ours.progress.grad_norms) > spec.clip
+    assert ours.history.losses == pytest.approx(plain.history.losses, rel=1e-6)
+    assert ours.history.grad_norms == pytest.approx(plain.history.grad_norms, rel=1e-5)
+    assert max(ours.history.grad_norms) > spec.clip
 
 
 def test_an_untied_head_is_trained_too(tmp_path):
     untied = ModelSpec(layers=2, hidden=32, heads=4, seq=16, vocab=256, tied=False)
     spec = BASE.with_(model=untied, steps=4)
     training = trained(spec, tmp_path)
-    assert training.progress.losses == pytest.approx(judge(spec)[0], rel=LOSS_TOLERANCE)
+    assert training.history.losses == pytest.approx(judge(spec)[0], rel=LOSS_TOLERANCE)
 
 
 def test_blocks_can_be_compiled_inside_it(tmp_path):
@@ -77,7 +77,7 @@ def test_blocks_can_be_compiled_inside_it(tmp_path):
         body = body_of(training.whole)
         install(training.whole, torch.compile(body, fullgraph=True, backend="aot_eager"))
         training.run()
-    assert training.progress.losses == pytest.approx(judge(spec)[0], rel=LOSS_TOLERANCE)
+    assert training.history.losses == pytest.approx(judge(spec)[0], rel=LOSS_TOLERANCE)
 
 
 def test_the_process_group_goes_with_the_run(tmp_path):
@@ -104,7 +104,7 @@ def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path):
     trained(spec.with_(steps=4), tmp_path / "run")
     resumed = trained(spec, tmp_path / "run")
     assert ("resumed", {"path": "step-00000004", "next_step": 4}) in resumed.report.events
-    assert resumed.progress.losses == whole.progress.losses
+    assert resumed.history.losses == whole.history.losses
     assert all((value == whole.final[name]).all() for name, value in resumed.final.items())
 
 
@@ -197,4 +197,4 @@ def test_on_a_gpu_weights_come_twice_and_gradients_leave_once(tmp_path):
     assert "compiled blocks" in outcome.engine
     plain = PlainTraining(spec.with_(method="plain"), Silent(), tmp_path / "plain")
     plain.run()
-    assert outcome.losses == pytest.approx(plain.progress.losses, rel=2e-3)
+    assert outcome.losses == pytest.approx(plain.history.losses, rel=2e-3)

@@ -50,7 +50,7 @@ def test_it_trains_as_the_textbook_does(tmp_path, changes):
     spec = BASE.with_(**changes)
     training = trained(spec, tmp_path)
     losses, expected = judge(spec)
-    assert_equal_losses(training.progress.losses, losses)
+    assert_equal_losses(training.history.losses, losses)
     for name, value in training.parameters().items():
         assert float((value - expected[name]).abs().max()) <= PARAMETER_TOLERANCE, name
 
@@ -59,15 +59,15 @@ def test_it_equals_our_own_runtime(tmp_path):
     """What stands in Megatron-LM's place on a CPU; the norms tell that clipping is the same."""
     ours, _ = run(resident, BASE.with_(method="megatron-lm"), tmp_path / "ours")
     training = trained(BASE, tmp_path / "plain")
-    assert_equal_losses(training.progress.losses, ours.history.losses)
-    assert training.progress.grad_norms == pytest.approx(ours.history.grad_norms, rel=1e-5)
-    assert max(training.progress.grad_norms) > BASE.clip
+    assert_equal_losses(training.history.losses, ours.history.losses)
+    assert training.history.grad_norms == pytest.approx(ours.history.grad_norms, rel=1e-5)
+    assert max(training.history.grad_norms) > BASE.clip
 
 
 def test_bf16_has_fp32_masters(tmp_path):
     training = trained(BASE.with_(dtype="bf16"), tmp_path)
     expected = judge(BASE)[0]
-    assert training.progress.losses == pytest.approx(expected, rel=0.01)
+    assert training.history.losses == pytest.approx(expected, rel=0.01)
     assert {weight.dtype for weight in training.masters} == {torch.bfloat16}
     for weight, master in training.masters.items():
         assert master.dtype == torch.float32
@@ -83,7 +83,7 @@ def test_widening_in_parts_changes_nothing(tmp_path, monkeypatch):
     whole = trained(spec, tmp_path / "whole")
     monkeypatch.setattr(plain_run, "WIDENED_ELEMENTS", 1000)
     parts = trained(spec, tmp_path / "parts")
-    assert parts.progress.losses == whole.progress.losses
+    assert parts.history.losses == whole.history.losses
     assert parts.meter.peak <= whole.meter.peak
 
 
@@ -111,7 +111,7 @@ def test_a_step_with_a_gradient_that_is_no_number_is_left_out(tmp_path):
 
     training._step = poisoned
     training.run()
-    assert training.progress.skipped == [2]
+    assert training.history.skipped == [2]
     assert all((seen["after"][name] == value).all() for name, value in seen["before"].items())
     states = training.optimizer.inner.state.values()
     assert {float(state["step"]) for state in states} == {3.0}
@@ -136,7 +136,7 @@ def test_a_resumed_run_ends_where_the_whole_one_does(tmp_path):
     trained(spec.with_(steps=4), tmp_path / "run")
     resumed = trained(spec, tmp_path / "run")
     assert ("resumed", {"path": "step-00000004", "next_step": 4}) in resumed.report.events
-    assert resumed.progress.losses == whole.progress.losses
+    assert resumed.history.losses == whole.history.losses
     after = whole.parameters()
     assert all((value == after[name]).all() for name, value in resumed.parameters().items())
 
@@ -208,7 +208,7 @@ def test_one_graph_runs_all_blocks_and_gives_the_same(tmp_path, activations):
     install(compiled.whole, torch.compile(body, fullgraph=True, backend="aot_eager"))
     compiled.run()
     assert counters["stats"]["unique_graphs"] == 1
-    assert compiled.progress.losses == pytest.approx(eager.progress.losses, rel=1e-6)
+    assert compiled.history.losses == pytest.approx(eager.history.losses, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -237,5 +237,5 @@ def test_on_a_gpu_blocks_are_compiled_and_losses_stay(tmp_path, activations):
     eager = trained(spec.with_(compile="off"), tmp_path / "eager")
     assert compiled.blocks == "compiled blocks"
     assert eager.blocks.startswith("eager blocks")
-    assert compiled.progress.losses == pytest.approx(eager.progress.losses, rel=2e-3)
+    assert compiled.history.losses == pytest.approx(eager.history.losses, rel=2e-3)
     assert compiled.outcome().peak_bytes["device"] > 14 * make_model(model).parameters_count()

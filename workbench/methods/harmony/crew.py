@@ -28,6 +28,7 @@ from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.adam_step import Diverged
 from workbench.runtime.board import Board
+from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
@@ -100,7 +101,8 @@ class Crew:
             master = torch.empty(flat.numel)
             flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
             self.states.states(unit).set_master(master)
-        first = self.history.resume(self.model, self.states, self.flats, report)
+        holder = MemoryHolder(self.model, self.states, self.flats)
+        first = self.history.resume(holder, report)
         if self.history.statistics:
             save_file(self.history.statistics, self.folder / statistics_file("all"))
         norms = self.history.grad_norms
@@ -121,9 +123,7 @@ class Crew:
                 time.sleep(POLL_S)
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
-                self.history.save(
-                    end, done, self.model, self.states, self.flats, report, self.statistics()
-                )
+                self.history.save(end, done, holder, report, self.statistics())
         while running := [r for r, process in enumerate(self._ranks) if process.poll() is None]:
             self._check(total)
             if late := self._watch.still_there(running):
