@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from baselines.plain.run import Training
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.methods.harmony import planner
@@ -25,10 +26,12 @@ from workbench.model.spec import ModelSpec
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.runtime import checkpoint
+from workbench.runtime.statistics import undivided
 from workbench.schedule import validate
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)
 VGG = ModelSpec(family="vgg", layers=7, hidden=4, heads=1, seq=32, vocab=10, tied=False)
+OWN = ModelSpec(family="tests.methods.dropping:net", layers=4, hidden=16, vocab=3, tied=False)
 RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=64, vocab=10, tied=False)
 
 
@@ -150,15 +153,50 @@ def test_a_module_trains_as_it_does_undivided(model, mode, pairs, tmp_path):
         assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps
 
 
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [(replace(BERT, dropout=0.2), "pp"), (replace(VGG, dropout=0.2), "dp"), (OWN, "pp")],
+    ids=lambda value: getattr(value, "family", value),
+)
+def test_what_is_drawn_is_the_same_undivided(model, mode, pairs, tmp_path):
+    """Dropout by modules belongs to samples, whatever their micro-batch; what else a block draws
+    belongs to the micro-batch. Layers run twice, on either rank."""
+    spec = spec_for(model=model, text=text_for(model, pairs), batch=4, steps=3, clip=0.5)
+    parts = 2 if model is OWN else 1
+    whole = Training(spec.with_(method="plain", microbatches=parts), Silent(), tmp_path / "whole")
+    whole.run()
+    with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    for name, value in whole.parameters().items():
+        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+    if model is not OWN:
+        without = replace(model, dropout=0.0)
+        dry = Training(spec.with_(method="plain", model=without), Silent(), tmp_path / "dry")
+        dry.run()
+        assert dry.history.losses != pytest.approx(whole.history.losses, rel=1e-4)
+
+
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):
-    """Replicas, whose statistics are each a part of the whole, and then a pipeline."""
-    changes = {"model": RESNET, "text": "stdlib", "batch": 4, "save_every": 2, "lr_decay_steps": 4}
+    """Replicas, whose statistics are each a part of the whole, then a pipeline, then torch's own
+    training."""
+    changes = {"model": RESNET, "text": "stdlib", "batch": 4, "save_every": 2, "lr_decay_steps": 6}
     for mode, ranks, steps in (("dp", 2, 2), ("pp", 3, 4)):
         spec = spec_for(**changes, steps=steps)
         with crew_for(packs_for(spec, mode=mode, ranks=ranks), spec, tmp_path) as crew:
             crew.run(Silent())
             assert len(crew.results()) == ranks
             assert_equals_original(spec, crew, 2)
+    more = spec.with_(method="plain", steps=6, start_from=str(tmp_path), microbatches=2)
+    whole = Training(more, Silent(), tmp_path / "plain")
+    whole.run()
+    losses, net = train_original(more, 2)
+    assert len(whole.history.step_seconds) == 2
+    assert whole.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
+    statistics = undivided(whole.model, whole.whole.units)
+    for name, value in net.named_buffers():
+        assert torch.allclose(statistics[name], value, atol=PARAMETER_TOLERANCE), name
 
 
 def measured(spec, size: int) -> Profile:
@@ -176,6 +214,25 @@ def measured(spec, size: int) -> Profile:
         weight_bytes=4,
         library_bytes=libraries,
     )
+
+
+@pytest.mark.parametrize("model", [RESNET, OWN], ids=lambda model: model.family)
+def test_micro_batches_are_alike_where_samples_depend_on_them(model, pairs):
+    """Unless somebody asks for something else, and then it is said."""
+    spec = spec_for(
+        method="harmony-pp", model=model, ranks=2, batch=8, text=text_for(model, pairs),
+        clipping="auto",
+    )  # fmt: skip
+    profiles = {size: made_up_profile(spec.with_(microbatches=8 // size)) for size in (1, 2, 4, 8)}
+    for asked in ({}, {"forward_size": 2}, {"backward_size": 4}):
+        plan = planner.plan(spec.with_(**asked), profiles, mode="pp")
+        chosen = plan.settings
+        assert chosen["forward_size"] == chosen["backward_size"]
+        assert plan.notes == ()
+    asked = {"forward_size": 4, "backward_size": 2}
+    (note,) = planner.plan(spec.with_(**asked), profiles, mode="pp").notes
+    assert "4 samples forward and 2 backward, as asked, and" in note
+    assert "this is not the training of other methods" in note
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ class LayeredModel(ABC):
     """Token ids are below this."""
     max_seq: int
     """Longest sample in tokens."""
+    couples: str = ""
+    """What a sample gets from the others of its micro-batch, in words; empty where nothing."""
 
     @property
     def compilable(self) -> bool:
@@ -161,6 +163,7 @@ class LayeredModel(ABC):
             self.initialize(unit, module, seed=seed)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             set_parameter(module, name, parameter.detach().to(device, dtype))
+        self._share_within(unit, module)
         move_buffers(module, device)
         return module
 
@@ -178,8 +181,15 @@ class LayeredModel(ABC):
         module = self.skeleton(unit)
         for name, _ in list(module.named_parameters(remove_duplicate=False)):
             set_parameter(module, name, torch.empty(0, device=device, dtype=dtype))
+        self._share_within(unit, module)
         move_buffers(module, device)
         return module
+
+    def _share_within(self, unit: int, module: nn.Module) -> None:
+        """What a unit has under two names is one parameter."""
+        for (of, name), (owner, owner_name) in self.tied().items():
+            if of == owner == unit:
+                set_parameter(module, name, module.get_parameter(owner_name))
 
     def shapes(self, unit: int) -> dict[str, torch.Size]:
         """Shape by local name of the parameters the unit owns, in the module's order."""

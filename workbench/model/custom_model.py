@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
 from workbench.model.decompose import Layer, decompose, from_list
-from workbench.model.keyed import make_keyed
+from workbench.model.keyed import make_keyed, unkeyed
 from workbench.model.keys import permuted
 from workbench.model.modules import Decomposed
 from workbench.model.spec import ModelSpec
@@ -71,10 +71,11 @@ def make_layered(spec: ModelSpec) -> Decomposed:
     made = make(spec, 0)
     module = make_keyed(made.module.train())
     *inputs, _ = _rows(spec, made, EXAMPLE)
-    if made.listed:
-        layers = from_list([*module], tuple(inputs), criterion=loss)
-    else:
-        layers = decompose(module, tuple(inputs), criterion=loss)
+    with unkeyed():
+        if made.listed:
+            layers = from_list([*module], tuple(inputs), criterion=loss)
+        else:
+            layers = decompose(module, tuple(inputs), criterion=loss)
     if len(layers) < 2:
         raise ValueError(
             f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"

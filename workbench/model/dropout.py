@@ -12,7 +12,7 @@ So samples run one by one with the default generator set to their key, and its s
 after. One sample already fills a GPU at the sizes of interest (heads * S / 128 thread blocks).
 With p = 0 nothing of this happens: one fused call for the whole micro-batch.
 
-The helpers are kept out of compiled graphs: a generator cannot be traced.
+Blocks that drop are not compiled: a generator cannot be traced.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from workbench.model import bert, custom_model, vision
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
-from workbench.model.keyed import make_keyed
+from workbench.model.keyed import make_keyed, unkeyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import FolderPictures, SyntheticPictures
@@ -68,7 +68,8 @@ def make_decomposed(spec: ModelSpec) -> Decomposed:
     with torch.device("meta"):
         model = make_keyed(family.make(spec))
         example = family.example(spec)
-    layers = decompose(model, example, criterion=cross_entropy)
+    with unkeyed():
+        layers = decompose(model, example, criterion=cross_entropy)
     made = Decomposed(
         layers,
         lambda module, unit, seed: family.initialize(module, unit=unit, seed=seed),

@@ -209,6 +209,10 @@ class HFModel(LayeredModel):
             return out.last_hidden_state
         return out[0] if isinstance(out, tuple) else out
 
+    @property
+    def couples(self) -> str:
+        return "its layers draw dropout for a whole micro-batch" if self._random else ""
+
     def _keyed(self, device: torch.device, ctx: Context) -> AbstractContextManager[None]:
         if not self._random or not ctx.training:
             return nullcontext()

@@ -25,6 +25,8 @@ from workbench.model.base import Context
 from workbench.model.dropout import dropout
 
 _RUNNING = threading.local()
+_UNKEYED = object()
+"""Runs instead of a context where nothing is trained."""
 
 
 @contextmanager
@@ -32,6 +34,17 @@ def running(ctx: Context) -> Iterator[None]:
     """Say what the modules called inside, in this thread, run."""
     before = getattr(_RUNNING, "ctx", None)
     _RUNNING.ctx = ctx
+    try:
+        yield
+    finally:
+        _RUNNING.ctx = before
+
+
+@contextmanager
+def unkeyed() -> Iterator[None]:
+    """Say that a model is only looked at: dropout inside, in this thread, is torch's own."""
+    before = getattr(_RUNNING, "ctx", None)
+    _RUNNING.ctx = _UNKEYED
     try:
         yield
     finally:
@@ -47,6 +60,8 @@ class KeyedDropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ctx = getattr(_RUNNING, "ctx", None)
+        if ctx is _UNKEYED:
+            return F.dropout(x, self.p, self.training)
         if self.p == 0.0 or not self.training or (ctx is not None and not ctx.training):
             return x
         if ctx is None:
@@ -73,7 +88,7 @@ class OnceNorm(nn.Module):
             batchwise = self.running_mean is None
             return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
         ctx = getattr(_RUNNING, "ctx", None)
-        micro_batch = None if ctx is None else (ctx.step, ctx.samples)
+        micro_batch = None if ctx in (None, _UNKEYED) else (ctx.step, ctx.samples)
         counts = torch.is_grad_enabled() and self.running_mean is not None
         counts = counts and (micro_batch is None or micro_batch != self._counted)
         rate = self.momentum

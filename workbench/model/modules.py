@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.model.decompose import Layer
+from workbench.model.decompose.record import Dice
+from workbench.model.dropout import seeded
 from workbench.model.keyed import OnceNorm, running
+from workbench.model.keys import key
 
 Initialize = Callable[[nn.Module, int, int], None]
 """Writes initial weights into a layer, of a number, for a seed."""
@@ -101,11 +105,29 @@ class Decomposed(LayeredModel):
         """Run a unit; what it takes and puts out is its `boundary`, of the last one the loss."""
         inputs = x if isinstance(x, tuple) else (x,)
         module.train(ctx.training)
-        with running(ctx):
+        with running(ctx), self._drawing(unit, inputs[0].device, ctx):
             if unit == self.head:
                 return module(*inputs, targets=targets)[0].float()
             made = module(*inputs)
         return made if len(made) > 1 else made[0]
+
+    def _drawing(
+        self, unit: int, device: torch.device, ctx: Context
+    ) -> AbstractContextManager[None]:
+        """Numbers that a unit draws by itself belong to the micro-batch, so that a repetition draws
+        the same; those of keyed dropout belong to each sample."""
+        if not ctx.training or not self._looked_at[self.kind(unit)].draws:
+            return nullcontext()
+        return seeded(device, key(ctx.seed, "drawn", ctx.step, ctx.samples[0], ctx.unit))
+
+    @cached_property
+    def couples(self) -> str:
+        parts = (part for layer in self._units for part in layer.module.modules())
+        if any(isinstance(part, OnceNorm) for part in parts):
+            return "BatchNorm takes its statistics from a micro-batch"
+        if any(look.draws for look in self._looked_at.values()):
+            return "a layer draws random numbers for a whole micro-batch"
+        return ""
 
     def kind(self, unit: int) -> str:
         return self._kinds[unit]
@@ -118,12 +140,13 @@ class Decomposed(LayeredModel):
         return [first.setdefault(_signature(layer), layer.name) for layer in self._units]
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
-        return batch * self._flops[self.kind(unit)]
+        return batch * self._looked_at[self.kind(unit)].flops
 
     @cached_property
-    def _flops(self) -> dict[str, float]:
-        """Of one sample, by kind, counted on the meta device."""
-        found: dict[str, float] = {}
+    def _looked_at(self) -> dict[str, _Look]:
+        """What kinds of units do, seen on the meta device."""
+        found: dict[str, _Look] = {}
+        nothing_dropped = Context(seed=0, step=0, unit=0, samples=(0, 1), training=False)
         for layer in self._units:
             if (kind := self.kind(layer.index)) in found:
                 continue
@@ -133,10 +156,18 @@ class Decomposed(LayeredModel):
                 torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
                 for value in layer.inputs
             ]
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                module(*inputs)
-            found[kind] = max(1.0, counter.get_total_flops() / 2)
+            counter, dice = FlopCounterMode(display=False), Dice()
+            with counter, dice, torch.no_grad(), running(nothing_dropped):
+                module.train()(*inputs)
+            found[kind] = _Look(max(1.0, counter.get_total_flops() / 2), dice.thrown)
         return found
+
+
+class _Look(NamedTuple):
+    flops: float
+    """Of one sample."""
+    draws: bool
+    """Whether it draws random numbers otherwise than by keyed dropout."""
 
 
 def _signature(layer: Layer) -> Any:

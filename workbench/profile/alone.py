@@ -47,7 +47,7 @@ class Alone:
         flat.point_weights(self.module, weights)
         self.parameters = flat.parameters(self.module)
         for (borrower, local), (owner, name) in model.tied().items():
-            if borrower == unit:
+            if borrower == unit != owner:
                 shape = model.shapes(owner)[name]
                 lent = meter.zeros(shape.numel(), dtype).view(shape)
                 self.module.get_parameter(local).data = lent

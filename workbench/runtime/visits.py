@@ -42,7 +42,7 @@ class VisitLayout:
     def of(cls, model: LayeredModel, unit: int, flats: list[Flat]) -> VisitLayout:
         loans, end = [], flats[unit].numel
         for (borrower, local), (owner, lent) in model.tied().items():
-            if borrower == unit:
+            if borrower == unit != owner:
                 piece = next(p for p in flats[owner].pieces if p.name == lent)
                 start, end = end, end + piece.end - piece.start
                 loans.append(

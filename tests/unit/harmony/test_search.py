@@ -143,6 +143,18 @@ def test_sizes_can_be_pinned():
     assert (found.packs.forward_size, found.packs.backward_size) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"largest_backward": 1}, {"mode": "dp", "device_bytes": 80_000}]
+)
+def test_both_passes_divide_alike_where_samples_depend_on_their_micro_batch(changes):
+    setting = replace(SETTING, **changes)
+    server = replace(SERVER, action_overhead_s=1e-3)
+    free = search(setting, LAYERS, UNITS, server).packs
+    assert free.forward_size != free.backward_size, "or the case says nothing"
+    packs = search(replace(setting, alike=True), LAYERS, UNITS, server).packs
+    assert packs.forward_size == packs.backward_size
+
+
 def test_the_plan_is_the_fastest_by_the_mean_of_steps_that_are_clipped_and_not():
     setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
     found = search(setting, LAYERS, UNITS, SLOW_HOST)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Context
-from workbench.model.keyed import KeyedDropout, OnceNorm, make_keyed, running
+from workbench.model.keyed import KeyedDropout, OnceNorm, make_keyed, running, unkeyed
 
 
 def context(*samples: int, step: int = 0) -> Context:
@@ -65,5 +65,7 @@ def test_dropout_that_does_not_know_its_samples_says_so_and_is_off_where_nothing
     drop = KeyedDropout(0.5, "a.b")
     with pytest.raises(ValueError, match="'a.b' does not know what samples"):
         drop(torch.ones(1, 1))
+    with unkeyed():
+        assert 0 < float(drop(torch.ones(1, 100)).count_nonzero()) < 100
     assert torch.equal(drop.eval()(torch.ones(1, 3)), torch.ones(1, 3))
     assert torch.equal(KeyedDropout(0.0, "c")(torch.ones(1, 3)), torch.ones(1, 3))

@@ -55,6 +55,9 @@ class Candidates:
         self._fastest = inf
         self._backward_sizes = _sizes(setting, setting.largest_backward, setting.backward_size)
         self._forward_sizes = _sizes(setting, setting.largest_forward, setting.forward_size)
+        if setting.alike:
+            both = [size for size in self._forward_sizes if size in self._backward_sizes]
+            self._forward_sizes = self._backward_sizes = both
 
     def ordered(self) -> list[Packs]:
         """All that were found: the fastest of each kind that are near the fastest, then the rest,
@@ -134,7 +137,9 @@ class Candidates:
 
     def _add(self, packs: Packs) -> None:
         """Note packs that fit and are not far from the fastest."""
-        if packs in self._seen:
+        if packs in self._seen or (
+            self.setting.alike and packs.forward_size != packs.backward_size
+        ):
             return
         self._seen.add(packs)
         if self._pace.least_seconds(packs) > FAR * self._fastest:

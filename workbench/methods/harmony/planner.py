@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from workbench.methods.evaluate import Budgets
@@ -55,6 +55,9 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     sizes = ProfiledSizes(profiles, tied=borrowed(model))
     server = server_of(profile, spec)
     limits, known = profile.limits, max(profiles) if len(profiles) > 1 else None
+    forward_size, backward_size = (
+        None if size == "auto" else size for size in (spec.forward_size, spec.backward_size)
+    )
     setting = Setting(
         mode=mode,
         ranks=spec.ranks,
@@ -65,11 +68,12 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         guesses=spec.clipping != "wait",
         sure=spec.clipping == "speculate",
         recorded_below_s=recorded_below_s(spec, profile.hardware),
-        forward_size=None if spec.forward_size == "auto" else spec.forward_size,
-        backward_size=None if spec.backward_size == "auto" else spec.backward_size,
+        forward_size=forward_size or (backward_size if model.couples else None),
+        backward_size=backward_size or (forward_size if model.couples else None),
         largest_forward=limits.forward if limits else known,
         largest_backward=limits.backward if limits else known,
         smallest=limits.smallest if limits else 1,
+        alike=bool(model.couples) and (forward_size is None or backward_size is None),
     )
     pinned = _pinned(spec, mode)
     if spec.packing == FAITHFUL:
@@ -109,8 +113,18 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         moved_bytes=found.schedule.moved_bytes(),
         binding=binding(simulated, spec.ranks),
         settings=settings,
-        notes=(PUBLISHED_RULES,) if spec.packing == FAITHFUL else (),
+        notes=tuple(_notes(spec, found.packs, model)),
     )
+
+
+def _notes(spec: RunSpec, packs: Packs, model: LayeredModel) -> Iterator[str]:
+    if spec.packing == FAITHFUL:
+        yield PUBLISHED_RULES
+    if model.couples and packs.forward_size != packs.backward_size:
+        yield (
+            f"micro-batches are {packs.forward_size} samples forward and {packs.backward_size} "
+            f"backward, as asked, and {model.couples}: this is not the training of other methods"
+        )
 
 
 def server_of(profile: Profile, spec: RunSpec) -> Server:

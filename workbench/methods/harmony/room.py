@@ -38,6 +38,8 @@ class Setting:
     largest_backward: int | None = None
     smallest: int = 1
     """Samples of the smallest micro-batch that the model runs with."""
+    alike: bool = False
+    """Whether both passes divide the minibatch alike, where samples depend on their micro-batch."""
 
 
 class Room:

@@ -108,7 +108,7 @@ class Trace:
         return [needs for call, needs in self.grads[number] if call < before][-1]
 
 
-class _Dice(TorchDispatchMode):
+class Dice(TorchDispatchMode):
     """Notices random numbers."""
 
     def __init__(self) -> None:
@@ -166,13 +166,13 @@ class Recorder(TorchFunctionMode):
         """
         self.inside += 1
         try:
-            with _Dice() if dice else nullcontext() as thrower:
+            with Dice() if dice else nullcontext() as thrower:
                 return self._call(target, run, args, kwargs, thrower)
         finally:
             self.inside -= 1
 
     def _call(
-        self, target: str | Callable, run: Callable, args: tuple, kwargs: dict, dice: _Dice | None
+        self, target: str | Callable, run: Callable, args: tuple, kwargs: dict, dice: Dice | None
     ) -> Any:
         leaves, form = flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
