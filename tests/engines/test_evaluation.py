@@ -16,6 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_heap")]
 TICK_S = 0.03
 """Of this thread's processor time, that a look at everything may take; a slider must answer
 meanwhile."""
+HICCUP_S = 5 * TICK_S
+"""What one look of many may take: a virtual processor that is taken away for a moment counts as
+busy. What is slow by itself is slow more than once."""
 
 
 @pytest.fixture
@@ -31,17 +34,18 @@ def panel(store: Store) -> Iterator[EvaluationPanel]:
 
 def until(panel: EvaluationPanel, condition: Callable[[], object], patience_s: float = 120) -> None:
     """Tick until it is so; no tick may hold the kernel up."""
-    slowest = 0.0
+    took = [0.0]
 
     def look() -> object:
-        nonlocal slowest
         begun = time.thread_time()
         panel.tick()
-        slowest = max(slowest, time.thread_time() - begun)
+        took.append(time.thread_time() - begun)
         return condition()
 
     wait_for(look, patience_s)
-    assert slowest < TICK_S
+    *_, second, slowest = sorted(took)
+    assert second < TICK_S
+    assert slowest < HICCUP_S
 
 
 def section(panel: EvaluationPanel, name: str):
