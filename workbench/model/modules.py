@@ -45,6 +45,8 @@ class Decomposed(LayeredModel):
                         f"parameter {layer.state.get(name, name)!r} cannot be trained: {why}"
                     )
 
+        self._looks = self._look_at_kinds()
+
     def skeleton(self, unit: int) -> nn.Module:
         with unset_fake_temporarily():  # buffers cannot be copied there
             module = copy.deepcopy(self._units[unit].module)
@@ -116,7 +118,7 @@ class Decomposed(LayeredModel):
     ) -> AbstractContextManager[None]:
         """Numbers that a unit draws by itself belong to the micro-batch, so that a repetition draws
         the same; those of keyed dropout belong to each sample."""
-        if not ctx.training or not self._looked_at[self.kind(unit)].draws:
+        if not ctx.training or not self._looks[self.kind(unit)].draws:
             return nullcontext()
         return seeded(device, key(ctx.seed, "drawn", ctx.step, ctx.samples[0], ctx.unit))
 
@@ -125,7 +127,7 @@ class Decomposed(LayeredModel):
         parts = (part for layer in self._units for part in layer.module.modules())
         if any(isinstance(part, OnceNorm) for part in parts):
             return "BatchNorm takes its statistics from a micro-batch"
-        if any(look.draws for look in self._looked_at.values()):
+        if any(look.draws for look in self._looks.values()):
             return "a layer draws random numbers for a whole micro-batch"
         return ""
 
@@ -140,25 +142,26 @@ class Decomposed(LayeredModel):
         return [first.setdefault(_signature(layer), layer.name) for layer in self._units]
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
-        return batch * self._looked_at[self.kind(unit)].flops
+        return batch * self._looks[self.kind(unit)].flops
 
-    @cached_property
-    def _looked_at(self) -> dict[str, _Look]:
-        """What kinds of units do, seen on the meta device."""
+    def _look_at_kinds(self) -> dict[str, _Look]:
+        """What kinds of units do, seen on the meta device. Not left for later: what is made
+        meanwhile would be counted as memory of a pass."""
         found: dict[str, _Look] = {}
         nothing_dropped = Context(seed=0, step=0, unit=0, samples=(0, 1), training=False)
         for layer in self._units:
             if (kind := self.kind(layer.index)) in found:
                 continue
-            module = copy.deepcopy(layer.module).to("meta")
-            module.criterion = None
-            inputs = [
-                torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
-                for value in layer.inputs
-            ]
             counter, dice = FlopCounterMode(display=False), Dice()
-            with counter, dice, torch.no_grad(), running(nothing_dropped):
-                module.train()(*inputs)
+            with unset_fake_temporarily(), torch.no_grad(), running(nothing_dropped):
+                module = copy.deepcopy(layer.module).to("meta").train()
+                module.criterion = None
+                inputs = [
+                    torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
+                    for value in layer.inputs
+                ]
+                with counter, dice:
+                    module(*inputs)
             found[kind] = _Look(max(1.0, counter.get_total_flops() / 2), dice.thrown)
         return found
 
