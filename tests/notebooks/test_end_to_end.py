@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +27,9 @@ GONE_S = 8
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def results(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("tiny")
+    shutil.copytree(measured, folder / "profiles")
     yield folder
     assert left_behind(folder, patience_s=5) == []
 
