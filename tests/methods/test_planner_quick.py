@@ -242,7 +242,7 @@ def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
     """Processor time of the first answer, the least of some moves, and of the better one after."""
     planner = stronghold.Planner()
     first, better = [], []
-    for place, device in enumerate((32, 30, 27, 28, 24)):
+    for place, device in enumerate((32, 30, 27, 28, 24, 26, 29, 25, 23)):
         spec, profile = question(layers=100, device=device)
         begun = time.process_time()
         plans = planner.plans(spec, profile)

@@ -27,6 +27,8 @@ from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
 LANES = (COMPUTE, HOST, H2D, D2H)
+OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
+"""Of each lane."""
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3
@@ -169,23 +171,17 @@ class Loads:
 
     def _together(self, *work: float) -> float:
         """Seconds in which all lanes are done with their work, of seconds each were it alone."""
-        lasts, length = work, max(work)
-        for _ in range(ROUNDS if length else 0):
-            a, b, c, d = [seconds / length for seconds in lasts]
-            others = ((b, c, d), (a, c, d), (a, b, d), (a, b, c))
-            lasts = [
-                seconds and seconds * self._slowed(slower, *busy)
-                for seconds, slower, busy in zip(work, self._slower, others, strict=True)
-            ]
+        busy = [lane for lane, seconds in enumerate(work) if seconds]
+        if len(busy) < 2:
+            return sum(work[lane] * self._slower[lane][0] for lane in busy)
+        lasts, length = [*work], max(work)
+        for _ in range(ROUNDS):
+            shares = [seconds / length for seconds in lasts]
+            for lane in busy:
+                x, y, z = (shares[other] for other in OTHERS[lane])
+                lasts[lane] = work[lane] * _slowed(self._slower[lane], x, y, z)
             length = max(lasts)
         return length
-
-    def _slowed(self, slower: list[float], x: float, y: float, z: float) -> float:
-        """The mean factor of a lane, the others being busy for these shares of the time."""
-        none, xs, ys, zs, xy, xz, yz, all_ = slower
-        alone = (1 - y) * ((1 - x) * none + x * xs) + y * ((1 - x) * ys + x * xy)
-        beside = (1 - y) * ((1 - x) * zs + x * xz) + y * ((1 - x) * yz + x * all_)
-        return (1 - z) * alone + z * beside
 
     def _slowdowns(self, costs: ProfileCosts, lane: str) -> list[float]:
         """Factors of a lane beside none, one, two and all three of the others, as they stand in
@@ -198,3 +194,11 @@ class Loads:
             for count in range(4)
             for busy in combinations(others, count)
         ]
+
+
+def _slowed(slower: list[float], x: float, y: float, z: float) -> float:
+    """The mean factor of a lane, the others being busy for these shares of the time."""
+    none, xs, ys, zs, xy, xz, yz, all_ = slower
+    alone = (1 - y) * ((1 - x) * none + x * xs) + y * ((1 - x) * ys + x * xy)
+    beside = (1 - y) * ((1 - x) * zs + x * xz) + y * ((1 - x) * yz + x * all_)
+    return (1 - z) * alone + z * beside
