@@ -113,7 +113,7 @@ def test_after_any_move_of_a_slider_the_quick_answer_is_within_three_percent(see
     at = {name: draw(chance) for name, draw in SLIDERS.items()}
     at |= {"clip": (1.0, None)[seed % 2], "v100": seed >= 4}
     compared = 0
-    for _ in range(6):
+    for _ in range(9):
         spec, profile = question(**at)
         *quick, full = planner.plans(spec, profile)
         assert all(plan.fits == full.fits for plan in quick), at
@@ -123,7 +123,7 @@ def test_after_any_move_of_a_slider_the_quick_answer_is_within_three_percent(see
             assert seconds(spec, quick[0]) <= 1.25 * seconds(spec, full), at
         name = chance.choice(list(SLIDERS))
         at[name] = SLIDERS[name](chance)
-    assert compared > 2
+    assert compared > 4
 
 
 def test_the_last_answer_is_that_of_the_full_search():
@@ -242,7 +242,7 @@ def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
     """Processor time of the first answer, the least of some moves, and of the better one after."""
     planner = stronghold.Planner()
     first, better = [], []
-    for place, device in enumerate((32, 30, 27, 28, 24, 26, 29, 25, 23)):
+    for place, device in enumerate((32, 30, 27, 28, 24)):
         spec, profile = question(layers=100, device=device)
         begun = time.process_time()
         plans = planner.plans(spec, profile)

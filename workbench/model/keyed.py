@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ _UNKEYED = object()
 
 
 @contextmanager
-def running(ctx: Context) -> Iterator[None]:
+def running(ctx: Context | object) -> Iterator[None]:
     """Say what the modules called inside, in this thread, run."""
     before = getattr(_RUNNING, "ctx", None)
     _RUNNING.ctx = ctx
@@ -40,15 +40,9 @@ def running(ctx: Context) -> Iterator[None]:
         _RUNNING.ctx = before
 
 
-@contextmanager
-def unkeyed() -> Iterator[None]:
+def unkeyed() -> AbstractContextManager[None]:
     """Say that a model is only looked at: dropout inside, in this thread, is torch's own."""
-    before = getattr(_RUNNING, "ctx", None)
-    _RUNNING.ctx = _UNKEYED
-    try:
-        yield
-    finally:
-        _RUNNING.ctx = before
+    return running(_UNKEYED)
 
 
 class KeyedDropout(nn.Module):
