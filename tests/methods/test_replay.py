@@ -124,9 +124,7 @@ def test_a_recorded_step_that_is_not_finite_is_skipped(tmp_path):
 
 @pytest.mark.gpu
 def test_a_recorded_run_goes_on_from_its_checkpoint(tmp_path):
-    spec = spec_for(
-        device="cuda", model=PURE, steps=6, lr_decay_steps=20, save_every=3, **RECORDED
-    )
+    spec = spec_for(device="cuda", model=PURE, steps=6, lr_decay_steps=20, save_every=3, **RECORDED)
     whole, expected = trained(stronghold, spec, tmp_path / "whole")
     trained(stronghold, spec.with_(steps=3), tmp_path / "parts")
     again, found = trained(stronghold, spec, tmp_path / "parts")
