@@ -28,8 +28,6 @@ from baselines.common import micro_batches
 from baselines.plain import run as plain
 from baselines.rank_parts import share
 from baselines.stages import check_shares, share_of
-from workbench.methods.history import History
-from workbench.model.text import Batches
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
@@ -62,14 +60,10 @@ class Training(plain.Training):
         # Blocks were to be compiled in pieces between which buckets leave; they are small enough.
         torch._dynamo.config.optimize_ddp = False
         rows = len(share_of(spec.microbatch, self.rank, self.ranks))
-        super().__init__(
-            spec.with_(batch=rows * spec.microbatches, forward_size="auto", backward_size="auto"),
-            report,
-            folder,
+        passes = spec.with_(
+            batch=rows * spec.microbatches, forward_size="auto", backward_size="auto"
         )
-        self.spec = spec
-        self.batches = Batches(self.batches.tokens, spec.model.seq, spec.batch, spec.seed)
-        self.history = History(spec, folder, self.batches)
+        super().__init__(spec, report, folder, passes=passes)
         with self.meter, warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", FutureWarning

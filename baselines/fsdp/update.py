@@ -17,6 +17,7 @@ from torch import Tensor
 
 from baselines import deepspeed_ops
 from baselines.adamw import ClippedAdamW, clip_coefficient
+from baselines.states import AdamW
 from workbench.runs.spec import RunSpec
 
 TRIAL_TENSORS, TRIAL_ELEMENTS = 4, 1 << 24
@@ -24,13 +25,8 @@ TRIAL_TENSORS, TRIAL_ELEMENTS = 4, 1 << 24
 TRIALS = 5
 
 
-class HostAdamW(Protocol):
+class HostAdamW(AdamW, Protocol):
     """What both have."""
-
-    inner: torch.optim.Optimizer
-
-    @staticmethod
-    def counted(steps: int, master: Tensor) -> Tensor | int: ...
 
     def step(self, lr: float, norm: Tensor) -> None: ...
 

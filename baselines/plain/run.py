@@ -50,7 +50,10 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 class Training:
     """One plain training."""
 
-    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+    def __init__(
+        self, spec: RunSpec, report: Reporter, folder: Path, *, passes: RunSpec | None = None
+    ) -> None:
+        """`passes`: the spec of what passes the model here, where others have the rest of it."""
         if spec.activations == "host":
             raise ValueError(
                 "plain training keeps everything on the device; activations cannot be 'host', use "
@@ -69,7 +72,7 @@ class Training:
             )
             self.masters = self._split_masters()
             self.optimizer = self._optimizer()
-        self.blocks = compile_blocks(self.whole, spec, self.device)
+        self.blocks = compile_blocks(self.whole, passes or spec, self.device)
         report.phase(f"training with {self.blocks}")
         self.holder = ModuleHolder(
             self.model, masters_by_unit(self.whole, self.masters), self.optimizer

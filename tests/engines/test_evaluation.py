@@ -14,11 +14,7 @@ from workbench.ui.evaluation_panel import EvaluationPanel
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_heap")]
 TICK_S = 0.03
-"""Of this thread's processor time, that a look at everything may take; a slider must answer
-meanwhile."""
-HICCUP_S = 5 * TICK_S
-"""What one look of many may take: a virtual processor that is taken away for a moment counts as
-busy. What is slow by itself is slow more than once."""
+"""Of processor time, that a look at everything may take; a slider must answer meanwhile."""
 
 
 @pytest.fixture
@@ -34,18 +30,17 @@ def panel(store: Store) -> Iterator[EvaluationPanel]:
 
 def until(panel: EvaluationPanel, condition: Callable[[], object], patience_s: float = 120) -> None:
     """Tick until it is so; no tick may hold the kernel up."""
-    took = [0.0]
+    slowest = 0.0
 
     def look() -> object:
-        begun = time.thread_time()
+        nonlocal slowest
+        begun = time.process_time()
         panel.tick()
-        took.append(time.thread_time() - begun)
+        slowest = max(slowest, time.process_time() - begun)
         return condition()
 
     wait_for(look, patience_s)
-    *_, second, slowest = sorted(took)
-    assert second < TICK_S
-    assert slowest < HICCUP_S
+    assert slowest < TICK_S
 
 
 def section(panel: EvaluationPanel, name: str):

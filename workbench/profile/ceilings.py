@@ -43,6 +43,8 @@ BETTER = 1.05
 """Fewer threads than the rule allows do host updates when they are faster by this factor."""
 
 HOST_COPY = "host memory copy, all host threads"
+UNSTEADY_STEPS, STEADY_STEPS = 2, 4
+"""Of a chain of actions: not timed, and timed."""
 
 
 def measure_ceilings(
@@ -176,26 +178,25 @@ def _latency(device: torch.device, table: Table) -> float:
 
 
 def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
-    """Seconds per action of two lanes of the executor, the second after the first.
+    """Seconds per action of a chain that goes back and forth between two lanes of the executor.
 
-    The first runs ahead, as lanes do in training: what an action costs, and not how long a thread
-    takes to wake up, which a lane that has work does not wait for.
+    Of steps that follow on others: the first has threads to start, and the executor has garbage
+    collected after it, which costs a second and belongs to no action.
     """
     actions: list[Action] = []
     for unit in range(length):
-        load = Action(kind=Kind.LOAD, unit=unit, lane=H2D)
-        after = (load.name,)
-        actions += [
-            load,
-            Action(kind=Kind.FORWARD, unit=unit, lane=COMPUTE, microbatch=0, after=after),
-        ]
+        for kind, lane, micro in ((Kind.LOAD, H2D, None), (Kind.FORWARD, COMPUTE, 0)):
+            after = (actions[-1].name,) if actions else ()
+            actions.append(Action(kind=kind, unit=unit, lane=lane, microbatch=micro, after=after))
     chain = Schedule(name="chain", num_units=length, num_microbatches=1, actions=tuple(actions))
 
     def once() -> Sample:
-        executor = Executor(chain, lambda action, step: None, device)
-        begin = time.perf_counter()
-        executor.run(0, 1)
-        seconds = (time.perf_counter() - begin) / len(actions)
+        ends: list[float] = []
+        executor = Executor(
+            chain, lambda *_: None, device, on_step_end=lambda _, end_s: ends.append(end_s)
+        )
+        executor.run(0, UNSTEADY_STEPS + STEADY_STEPS)
+        seconds = (ends[-1] - ends[UNSTEADY_STEPS - 1]) / STEADY_STEPS / len(actions)
         return Sample(seconds, seconds)
 
     timing = sample(once, seconds=table.seconds / 2)

@@ -41,7 +41,6 @@ from dataclasses import replace
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan, evaluate
 from workbench.methods.plan import CLIPPED, Plan
-from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
 from workbench.methods.stronghold.search import Search
@@ -172,7 +171,7 @@ def _sketch(
         settings[CLIPPED] = stands if clips is None else clips
     peak = trials.peaks(choice, limits)
     within = budgets.lacking(peak) is None
-    schedule = build(layout, profile, budgets=limits if within else None, settings=settings)
+    schedule = replace(trials.schedule(choice), budgets=limits if within else {}, settings=settings)
     return Candidate(
         layout=layout,
         schedule=schedule,

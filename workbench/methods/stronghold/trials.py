@@ -26,6 +26,9 @@ STEPS, PROOF_STEPS = 2, 3
 """Of every schedule that is tried: the second step is like all later ones within a thousandth, but
 for states that visit the device, which may be late from the third on."""
 
+BUILT = 8
+"""Schedules that are kept."""
+
 
 def go_on() -> None:
     """Nobody wants the work to stop."""
@@ -44,7 +47,8 @@ class Trials:
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}
         self._seconds: dict[tuple[Choice, int], tuple[float, float | None]] = {}
-        self._built: tuple[Choice, Schedule] | None = None
+        self._built: dict[Choice, Schedule] = {}
+        """The last ones, in the order in which they were asked for."""
 
     def known(self, steps: int = STEPS) -> frozenset[Choice]:
         """Choices whose time in so many steps is known: asking for it again costs nothing."""
@@ -68,7 +72,7 @@ class Trials:
         something to prove.
         """
         if choice not in self._sums:
-            schedule = self._schedule(choice)
+            schedule = self.schedule(choice)
             rest = dict.fromkeys(TIERS, 0)
             for buffer in schedule.buffers.values():
                 if buffer.slot is None and not buffer.permanent:
@@ -80,7 +84,7 @@ class Trials:
         peaks = self._sums[choice] | {DEVICE: self.device_bytes(choice)}
         tight = [t for t, limit in limits.items() if t != DEVICE and peaks[t] > limit]
         if any((choice, tier) not in self._proved for tier in tight):
-            graph = unroll(self._schedule(choice), PROOF_STEPS)
+            graph = unroll(self.schedule(choice), PROOF_STEPS)
             order = Order(graph)
             for tier in tight:
                 self._proved[choice, tier] = worst_case(graph, order, tier).nbytes
@@ -91,19 +95,24 @@ class Trials:
         makes no difference, or the user is sure that it does not happen. The mean of so many steps,
         without the first."""
         if (choice, steps) not in self._seconds:
-            layout, graph = self._layout(choice), unroll(self._schedule(choice), steps)
+            layout, graph = self._layout(choice), unroll(self.schedule(choice), steps)
             stands, clips = step_seconds(graph, self._costs[False]), None
             if layout.clipped and layout.eager and self.spec.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
             self._seconds[choice, steps] = stands, clips
         return self._seconds[choice, steps]
 
-    def _schedule(self, choice: Choice) -> Schedule:
-        """Kept until another is asked for: memory and time of a choice want the same one."""
-        if self._built is None or self._built[0] != choice:
+    def schedule(self, choice: Choice) -> Schedule:
+        """Kept until a few others were asked for: memory and time of a choice want the same one,
+        and so does who shows it."""
+        schedule = self._built.pop(choice, None)
+        if schedule is None:
             self._check()
-            self._built = choice, build(self._layout(choice), self.profile)
-        return self._built[1]
+            schedule = build(self._layout(choice), self.profile)
+        self._built[choice] = schedule
+        if len(self._built) > BUILT:
+            del self._built[next(iter(self._built))]
+        return schedule
 
     def _layout(self, choice: Choice) -> Layout:
         return layout_of(self.spec, self.profile, choice)
