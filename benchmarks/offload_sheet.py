@@ -70,6 +70,14 @@ class Sheet:
         self._write_json()
         self._append_csv([run["row"]])
 
+    def replace(self, runs: list[dict[str, Any]]) -> None:
+        """Have these runs of the sheet and no others."""
+        self.runs = runs
+        self._write_json()
+        part = self.csv.with_suffix(".csv.part")
+        write_whole(part, self._text([run["row"] for run in runs], header=True))
+        part.replace(self.csv)
+
     def latest(self, entry: Entry) -> dict[str, Any] | None:
         """The last run of an entry, in any number of micro-batches; None where there is none."""
         found = [r for r in self.runs if (r["case"], r["method"]) == (entry.case, entry.method)]
@@ -94,15 +102,19 @@ class Sheet:
         part.replace(self.json)
 
     def _append_csv(self, rows: list[dict[str, Any]]) -> None:
-        text = StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        if not self.csv.exists():
-            writer.writeheader()
-        writer.writerows(rows)
+        text = self._text(rows, header=not self.csv.exists())
         with self.csv.open("a") as file:
-            file.write(text.getvalue())
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
+
+    def _text(self, rows: list[dict[str, Any]], *, header: bool) -> str:
+        text = StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
 
     def _check_csv(self) -> None:
         count = 0

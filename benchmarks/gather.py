@@ -1,0 +1,90 @@
+"""Runs that were measured elsewhere, into the files that are published.
+
+    python -m benchmarks.gather FOLDER results/published-here/h200
+    python -m benchmarks.gather FOLDER results/published-here/h200 --name servers
+
+FOLDER is what a benchmark wrote on another machine. Runs that are there already are left out. Of
+each case and method the last few are kept, so that the files do not grow with every round; the
+history of the repository has the others. Steps that were kept lane by lane come along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet
+from workbench.published.lanes import FOLDER as LANES
+from workbench.runs.store import write_whole
+
+SHEETS = {"offload": COLUMNS, "servers": SERVER_COLUMNS}
+KEPT = 2
+"""Runs of a case and method: the last one stands for them, and another shows by how much two
+differ."""
+
+
+def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) -> tuple[int, int]:
+    """Returns how many runs are new, and how many are left out now. Raises ValueError for a source
+    without such files, or files that are none of ours."""
+    if not (source / f"{name}.json").is_file():
+        raise ValueError(f"{source} has no {name}.json: it is no folder that a benchmark wrote")
+    theirs, ours = (Sheet(folder, name, SHEETS[name]) for folder in (source, target))
+    known = {_identity(run) for run in ours.runs}
+    new = [run for run in theirs.runs if _identity(run) not in known]
+    for run in new:
+        machine = theirs.machines[run["machine"]]
+        ours.append({k: v for k, v in run.items() if k != "machine"}, machine)
+    old = len(ours.runs)
+    ours.replace(_last(ours.runs, kept))
+    for step in sorted((source / LANES).glob("*.csv")):
+        (target / LANES).mkdir(exist_ok=True)
+        part = target / LANES / f".{step.name}.part"
+        write_whole(part, step.read_text())
+        part.replace(target / LANES / step.name)
+    return len(new), old - len(ours.runs)
+
+
+def _identity(run: dict[str, Any]) -> tuple[str, str]:
+    return run["key"], run["started"]
+
+
+def _last(runs: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
+    """The last runs of each case and method, in their order."""
+    count: Counter[tuple[str, str]] = Counter()
+    found = []
+    for run in reversed(runs):
+        count[run["case"], run["method"]] += 1
+        if count[run["case"], run["method"]] <= kept:
+            found.append(run)
+    return found[::-1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done; 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gather", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("source", type=Path, help="folder that a benchmark wrote")
+    parser.add_argument("target", type=Path, help="folder of the published files")
+    parser.add_argument("--name", choices=SHEETS, default="offload")
+    parser.add_argument("--keep", type=int, default=KEPT, metavar="N", help="of case and method")
+    options = parser.parse_args(argv)
+    if options.keep < 1:
+        print(f"gather: --keep is {options.keep}; at least 1 run must be kept", file=sys.stderr)
+        return 2
+    try:
+        new, dropped = gather(options.source, options.target, options.name, options.keep)
+    except (ValueError, OSError) as error:
+        print(f"gather: {error}", file=sys.stderr)
+        return 2
+    print(f"{new} new runs; {dropped} older ones are left to the history of the repository")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Runs of another machine in the published files: each once, the last ones, with their lanes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gather import gather, main
+from benchmarks.offload_sheet import COLUMNS, Sheet
+
+
+def run(number: int, case: str = "a", method: str = "ours") -> dict[str, Any]:
+    row = dict.fromkeys(COLUMNS) | {"method": method, "samples_per_second": number}
+    started = f"2026-11-23T00:{number:02}:00"
+    return {
+        "case": case,
+        "method": method,
+        "key": f"{case}-{method}",
+        "started": started,
+        "row": row,
+    }
+
+
+def sheet(folder: Path, *runs: dict[str, Any], machine: str = "one") -> Path:
+    made = Sheet(folder)
+    for one in runs:
+        made.append(one, {"name": machine})
+    return folder
+
+
+def speeds(folder: Path) -> list[int]:
+    """As both files say, which must agree."""
+    with (folder / "offload.csv").open() as file:
+        rows = [int(row["samples_per_second"]) for row in csv.DictReader(file)]
+    runs = json.loads((folder / "offload.json").read_text())["runs"]
+    assert rows == [one["row"]["samples_per_second"] for one in runs]
+    return rows
+
+
+def test_runs_come_once_and_keep_their_machine(tmp_path: Path) -> None:
+    ours = sheet(tmp_path / "ours", run(1), run(2, case="b"))
+    theirs = sheet(tmp_path / "theirs", run(1), run(3, case="c"), machine="another")
+    assert gather(theirs, ours) == (1, 0)
+    assert gather(theirs, ours) == (0, 0)
+    assert speeds(ours) == [1, 2, 3]
+    read = Sheet(ours)
+    assert [read.machines[one["machine"]]["name"] for one in read.runs] == ["one", "one", "another"]
+
+
+def test_of_each_case_and_method_the_last_runs_are_kept(tmp_path: Path) -> None:
+    ours = sheet(tmp_path / "ours", run(1), run(2, method="peer"), run(3), run(4, case="b"))
+    theirs = sheet(tmp_path / "theirs", run(5), run(6))
+    assert gather(theirs, ours, kept=2) == (2, 2)
+    assert speeds(ours) == [2, 4, 5, 6]
+
+
+def test_steps_come_along_and_replace_older_ones(tmp_path: Path) -> None:
+    ours, theirs = sheet(tmp_path / "ours", run(1)), sheet(tmp_path / "theirs", run(2))
+    for folder, text in ((ours, "old"), (theirs, "new")):
+        (folder / "lanes").mkdir()
+        (folder / "lanes" / "a-ours.csv").write_text(text)
+    gather(theirs, ours)
+    assert [path.name for path in (ours / "lanes").iterdir()] == ["a-ours.csv"]
+    assert (ours / "lanes" / "a-ours.csv").read_text() == "new"
+
+
+@pytest.mark.parametrize("words", [["nothing", "ours"], ["theirs", "ours", "--keep", "0"]])
+def test_what_cannot_be_gathered_changes_nothing(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    sheet(tmp_path / "ours", run(1))
+    sheet(tmp_path / "theirs", run(2))
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("gather: ")
+    assert speeds(tmp_path / "ours") == [1]
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    ours, theirs = sheet(tmp_path / "ours", run(1)), sheet(tmp_path / "theirs", run(2))
+    (theirs / "offload.csv").write_text("method,speed\nours,1\n")
+    with pytest.raises(ValueError, match="other columns"):
+        gather(theirs, ours)
+    assert speeds(ours) == [1]
