@@ -5,7 +5,8 @@
 
 FOLDER is what a benchmark wrote on another machine. Runs that are there already are left out. Of
 each case and method the last few are kept, so that the files do not grow with every round; the
-history of the repository has the others. Steps that were kept lane by lane come along.
+history of the repository has the others. A step that was kept lane by lane comes along where its
+run is the last of its kind, by when it started.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet
-from workbench.published.lanes import FOLDER as LANES
-from workbench.runs.store import write_whole
+from benchmarks.offload_lanes import lanes_file
+from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet, put
 
 SHEETS = {"offload": COLUMNS, "servers": SERVER_COLUMNS}
 KEPT = 2
@@ -34,18 +34,22 @@ def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) 
         raise ValueError(f"{source} has no {name}.json: it is no folder that a benchmark wrote")
     theirs, ours = (Sheet(folder, name, SHEETS[name]) for folder in (source, target))
     known = {_identity(run) for run in ours.runs}
-    new = [run for run in theirs.runs if _identity(run) not in known]
+    new = [
+        {**run, "machine": ours.place_of(theirs.machines[run["machine"]])}
+        for run in theirs.runs
+        if _identity(run) not in known
+    ]
+    runs = sorted(ours.runs + new, key=lambda run: run["started"])
+    last = _last(runs, kept)
+    ours.replace(last)
+    stand = {(run["case"], run["method"]): run for run in last}
     for run in new:
-        machine = theirs.machines[run["machine"]]
-        ours.append({k: v for k, v in run.items() if k != "machine"}, machine)
-    old = len(ours.runs)
-    ours.replace(_last(ours.runs, kept))
-    for step in sorted((source / LANES).glob("*.csv")):
-        (target / LANES).mkdir(exist_ok=True)
-        part = target / LANES / f".{step.name}.part"
-        write_whole(part, step.read_text())
-        part.replace(target / LANES / step.name)
-    return len(new), old - len(ours.runs)
+        step = lanes_file(source, run)
+        if stand[run["case"], run["method"]] is run and step.is_file():
+            place = lanes_file(target, run)
+            place.parent.mkdir(exist_ok=True)
+            put(place, step.read_text())
+    return len(new), len(runs) - len(last)
 
 
 def _identity(run: dict[str, Any]) -> tuple[str, str]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.offload_sheet import put
 from workbench.model import make_model
 from workbench.published.lanes import COLUMNS, FOLDER, HEAD
 from workbench.runs.spec import RunSpec
-from workbench.runs.store import write_whole
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind, parse_name
 
 CEILING = "host memory, all at once"
@@ -41,12 +41,15 @@ def keep_lanes(out: Path, run: dict[str, Any], timeline: Path, rate: float | Non
     ValueError, LookupError or TypeError for a timeline that is not there or not one of this run.
     """
     text = lanes_text(run, json.loads(timeline.read_text())["events"], rate)
-    path = out / FOLDER / f"{run['case']}-{plain(run['method'])}.csv"
+    path = lanes_file(out, run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".csv.part")
-    write_whole(part, text)
-    part.replace(path)
+    put(path, text)
     return path
+
+
+def lanes_file(out: Path, run: dict[str, Any]) -> Path:
+    """Where the lanes of a run are, if they were kept."""
+    return out / FOLDER / f"{run['case']}-{plain(run['method'])}.csv"
 
 
 def plain(method: str) -> str:

@@ -64,19 +64,21 @@ class Sheet:
 
     def append(self, run: dict[str, Any], machine: dict[str, Any]) -> None:
         """Enter a run, as `describe` makes it, and the machine it ran on."""
-        if machine not in self.machines:
-            self.machines.append(machine)
-        self.runs.append({**run, "machine": self.machines.index(machine)})
+        self.runs.append({**run, "machine": self.place_of(machine)})
         self._write_json()
         self._append_csv([run["row"]])
 
+    def place_of(self, machine: dict[str, Any]) -> int:
+        """Of a machine in `machines`, where it is entered if it is new."""
+        if machine not in self.machines:
+            self.machines.append(machine)
+        return self.machines.index(machine)
+
     def replace(self, runs: list[dict[str, Any]]) -> None:
-        """Have these runs of the sheet and no others."""
+        """Have these runs and no others; their machines have places here."""
         self.runs = runs
         self._write_json()
-        part = self.csv.with_suffix(".csv.part")
-        write_whole(part, self._text([run["row"] for run in runs], header=True))
-        part.replace(self.csv)
+        put(self.csv, self._text([run["row"] for run in runs], header=True))
 
     def latest(self, entry: Entry) -> dict[str, Any] | None:
         """The last run of an entry, in any number of micro-batches; None where there is none."""
@@ -97,9 +99,7 @@ class Sheet:
         head = {"about": ABOUT, "machines": self.machines}
         text = json.dumps(head, indent=1)[:-2] + ',\n "runs": [\n'
         text += ",\n".join(json.dumps(strict(run), allow_nan=False) for run in self.runs)
-        part = self.json.with_suffix(".json.part")
-        write_whole(part, text + "\n ]\n}\n")
-        part.replace(self.json)
+        put(self.json, text + "\n ]\n}\n")
 
     def _append_csv(self, rows: list[dict[str, Any]]) -> None:
         text = self._text(rows, header=not self.csv.exists())
@@ -131,6 +131,13 @@ class Sheet:
             )
         if count < len(self.runs):
             self._append_csv([run["row"] for run in self.runs[count:]])
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file whole, in the place of one that is there."""
+    part = path.with_name(f"{path.name}.part")
+    write_whole(part, text)
+    part.replace(path)
 
 
 def describe(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gather import gather, main
+from benchmarks.offload_lanes import lanes_file
 from benchmarks.offload_sheet import COLUMNS, Sheet
 
 
@@ -58,14 +59,22 @@ def test_of_each_case_and_method_the_last_runs_are_kept(tmp_path: Path) -> None:
     assert speeds(ours) == [2, 4, 5, 6]
 
 
-def test_steps_come_along_and_replace_older_ones(tmp_path: Path) -> None:
-    ours, theirs = sheet(tmp_path / "ours", run(1)), sheet(tmp_path / "theirs", run(2))
-    for folder, text in ((ours, "old"), (theirs, "new")):
-        (folder / "lanes").mkdir()
-        (folder / "lanes" / "a-ours.csv").write_text(text)
+def test_what_started_last_stands_however_late_another_is_gathered(tmp_path: Path) -> None:
+    ours = sheet(tmp_path / "ours", run(1), run(4))
+    earlier = sheet(tmp_path / "earlier", run(2), run(3, case="b"))
+    assert gather(earlier, ours) == (2, 1)
+    assert speeds(ours) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, "theirs"), (0, "ours")])
+def test_the_step_of_the_last_run_comes_along(tmp_path: Path, number: int, expected: str) -> None:
+    ours, theirs = sheet(tmp_path / "ours", run(1)), sheet(tmp_path / "theirs", run(number))
+    for folder in (ours, theirs):
+        lanes_file(folder, run(1)).parent.mkdir()
+        lanes_file(folder, run(1)).write_text(folder.name)
     gather(theirs, ours)
     assert [path.name for path in (ours / "lanes").iterdir()] == ["a-ours.csv"]
-    assert (ours / "lanes" / "a-ours.csv").read_text() == "new"
+    assert lanes_file(ours, run(1)).read_text() == expected
 
 
 @pytest.mark.parametrize("words", [["nothing", "ours"], ["theirs", "ours", "--keep", "0"]])

@@ -25,12 +25,17 @@ from workbench.model.base import Context
 from workbench.model.dropout import dropout
 
 _RUNNING = threading.local()
-_UNKEYED = object()
-"""Runs instead of a context where nothing is trained."""
+
+
+class _Unkeyed:
+    """Runs instead of a context where nothing is trained."""
+
+
+_UNKEYED = _Unkeyed()
 
 
 @contextmanager
-def running(ctx: Context | object) -> Iterator[None]:
+def running(ctx: Context | _Unkeyed) -> Iterator[None]:
     """Say what the modules called inside, in this thread, run."""
     before = getattr(_RUNNING, "ctx", None)
     _RUNNING.ctx = ctx

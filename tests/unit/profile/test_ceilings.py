@@ -18,7 +18,7 @@ from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 LANES = (COMPUTE, H2D, D2H, HOST, DISK_IN, DISK_OUT)
 
 
-TIDYING_S = 0.2
+TIDYING_S = 0.3
 
 
 class Tidying(Executor):
