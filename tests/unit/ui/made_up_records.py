@@ -74,10 +74,11 @@ def put(store: Store, one: RunRecord, log: str = "") -> Path:
     """The record in its folder, without the disk's leisure that `Store.write` waits for."""
     folder = store.folder(one.key)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "record.json"
-    path.write_text(one.to_json())
-    before = path.stat().st_mtime_ns - 10**9
-    os.utime(path, ns=(before, before))  # old enough not to be looked at twice
+    path, part = folder / "record.json", folder / ".record.json.part"
+    part.write_text(one.to_json())
+    before = part.stat().st_mtime_ns - 10**9
+    os.utime(part, ns=(before, before))  # old enough not to be looked at twice
+    part.rename(path)
     if log:
         (folder / "log.txt").write_text(log, encoding="utf-8", errors="surrogatepass")
     return path
