@@ -133,15 +133,16 @@ def test_schedules_records_and_planners_do_not_import_torch() -> None:
 
 # -- who may import whom (CONTRIBUTING.md) ---------------------------------------------------
 VOCABULARY_OF_RUNS = ("spec", "record", "report", "machine", "store", "methods")
-PLAIN_DATA = {
-    "workbench.units",
+FOR_ALL = {"workbench.units", "workbench.native"}
+"""What `schedule` may import too."""
+PLAIN_DATA = FOR_ALL | {
     "workbench.runs.spec",
     "workbench.runs.record",
     "workbench.runs.report",
     "workbench.runs.machine",
     "workbench.methods.plan",
 }
-"""Plain data that anybody but `schedule` may import."""
+"""What anybody but `schedule` may import."""
 
 FLOOR = {"schedule", "model", "profile", "runtime"}
 MAY_IMPORT = {
@@ -203,7 +204,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
     ours = package(module_name(path))
     if ours not in MAY_IMPORT:  # the command line and what it calls may use everything
         return
-    plain = PLAIN_DATA if ours != "schedule" else {"workbench.units"}
+    plain = PLAIN_DATA if ours != "schedule" else FOR_ALL
     for name in names:
         is_package = (ROOT / Path(*name.split("."))).is_dir()
         if name in plain or (is_package and name in ("workbench", "workbench.runs")):

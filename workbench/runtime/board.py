@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workbench.runtime import native
+from workbench import native
 from workbench.schedule.schedule import Schedule
 
 SOURCE = Path(__file__).with_name("board_wait.cpp")

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workbench.runtime import native
+from workbench import native
 from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]

@@ -9,8 +9,10 @@ steps before the first are satisfied from the start (the model is loaded and upd
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
 
 from workbench.schedule.action import MEETING, Action, format_name, parse_name
 from workbench.schedule.schedule import Schedule
@@ -83,6 +85,13 @@ class Graph:
                 distances[i].append(successor - i)
             distances[actions[-1]].append(n + actions[0] - actions[-1])
         return [tuple(d) for d in distances]
+
+    @cached_property
+    def flat_followers(self) -> tuple[array[int], array[int]]:
+        """`followers` one after the other, as 64-bit numbers: where those of each action begin, and
+        the last ones end; and the distances."""
+        first = accumulate(map(len, self.followers), initial=0)
+        return array("q", first), array("q", chain.from_iterable(self.followers))
 
     def missing(self) -> list[int]:
         """Node -> how many nodes it waits for, as `followers` count them; the caller's own."""

@@ -26,27 +26,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import isfinite
 from typing import Protocol
 
 from workbench.schedule.action import COMPUTE, Action, lane_kind
+from workbench.schedule.event_loop import Contention, times
 from workbench.schedule.graph import Graph, topological, unroll
 from workbench.schedule.schedule import TIERS, Schedule
 
 
-class Costs(Protocol):
+class Costs(Contention, Protocol):
     """How long work takes."""
 
     def seconds(self, action: Action) -> float:
         """Duration of the action with every other lane idle."""
-
-    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """Factor >= 1 by which an action of lane kind `lane` slows beside these busy lane kinds.
-
-        `busy` names a kind once for each of its busy lanes; the lane itself is not among them.
-        Asked once for every combination that occurs.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,8 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3) -> Simulation:
 
     Raises ScheduleError when the schedule deadlocks, ValueError for a cost that is no duration.
     """
-    start, end = _times(unroll(schedule, steps), costs)
+    graph = unroll(schedule, steps)
+    start, end = _times(graph, costs)
     n = len(schedule.actions)
     names = [action.name for action in schedule.actions]
     events = [
@@ -129,7 +123,7 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3) -> Simulation:
         events=events,
         steps=steps,
         peak_bytes=peak_bytes,
-        step_ends_s=_step_ends(schedule, steps, end),
+        step_ends_s=_step_ends(graph, end),
     )
 
 
@@ -138,14 +132,15 @@ def step_seconds(graph: Graph, costs: Costs) -> float:
     seconds, without its events and memory: for those who compare many schedules.
     """
     _, end = _times(graph, costs)
-    return _steady(_step_ends(graph.schedule, graph.steps, end))
+    return _steady(_step_ends(graph, end))
 
 
-def _step_ends(schedule: Schedule, steps: int, end: list[float]) -> list[float]:
+def _step_ends(graph: Graph, end: list[float]) -> list[float]:
     """When the last compute action of each step ended."""
-    n = len(schedule.actions)
-    compute = [i for i, a in enumerate(schedule.actions) if lane_kind(a.lane) == COMPUTE]
-    return [max((end[step * n + i] for i in compute), default=0.0) for step in range(steps)]
+    n, steps = len(graph.schedule.actions), range(graph.steps)
+    lanes = zip(graph.lane_keys, graph.lane_actions, strict=True)
+    last = [actions[-1] for (_, lane), actions in lanes if lane_kind(lane) == COMPUTE]
+    return [max((end[step * n + i] for i in last), default=0.0) for step in steps]
 
 
 def _steady(step_ends: list[float]) -> float:
@@ -157,58 +152,8 @@ def _steady(step_ends: list[float]) -> float:
 
 def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
     """Start and end of every node, in seconds."""
-    n, total = len(graph.schedule.actions), graph.num_nodes
-    lane_of, followers, missing = graph.lane_of, graph.followers, graph.missing()
-    alone = _durations(graph.schedule, costs)
-    rank_of = [rank for rank, _ in graph.lane_keys]
-    slowdowns = _Slowdowns(graph, costs)
-    known = slowdowns.known  # asked at every event
-    start, end = [0.0] * total, [0.0] * total
-    running = [0] * len(rank_of)  # lane -> its node
-    left = [0.0] * len(rank_of)  # lane -> seconds of work left at `since`, were there no slowdown
-    since = [0.0] * len(rank_of)
-    factor = [0.0] * len(rank_of)  # lane -> present slowdown, 0 for what has only just started
-    plan = [0] * len(rank_of)  # of the endings planned for a lane, only the last one holds
-    busy = dict.fromkeys(rank_of, 0)  # rank -> its busy lanes, as bits
-    heap: list[tuple[float, int, int]] = []
-    ready = [node for node in range(n) if not missing[node]]
-    now, num_ended = 0.0, 0
-    changed: set[int] = set()  # ranks where a lane became busy or idle just now
-    while True:
-        for node in ready:
-            lane = lane_of[node % n]
-            start[node] = since[lane] = now
-            running[lane], left[lane], factor[lane] = node, alone[node % n], 0.0
-            busy[rank_of[lane]] |= 1 << lane
-            changed.add(rank_of[lane])
-        for rank in changed:
-            for lane, slowdown in known.get(busy[rank]) or slowdowns.of(busy[rank]):
-                if slowdown != factor[lane]:
-                    if factor[lane]:
-                        left[lane] = max(0.0, left[lane] - (now - since[lane]) / factor[lane])
-                    since[lane], factor[lane] = now, slowdown
-                    plan[lane] += 1
-                    heappush(heap, (now + left[lane] * slowdown, lane, plan[lane]))
-        ready, changed = [], set()
-        while heap and (not changed or heap[0][0] == now):  # everything that ends at one instant
-            time, lane, planned = heappop(heap)
-            if planned != plan[lane]:
-                continue
-            node, now = running[lane], time
-            end[node] = now
-            num_ended += 1
-            plan[lane] += 1
-            busy[rank_of[lane]] &= ~(1 << lane)
-            changed.add(rank_of[lane])
-            for distance in followers[node % n]:
-                follower = node + distance
-                if follower < total:
-                    missing[follower] -= 1
-                    if not missing[follower]:
-                        ready.append(follower)
-        if not changed:
-            break
-    if num_ended < total:
+    start, end, num_ended = times(graph, _durations(graph.schedule, costs), costs)
+    if num_ended < graph.num_nodes:
         topological(graph)  # says who waits for whom
     return start, end
 
@@ -222,36 +167,6 @@ def _durations(schedule: Schedule, costs: Costs) -> list[float]:
                     f"{action.name} costs {seconds} s; a duration is finite and not negative"
                 )
     return found
-
-
-class _Slowdowns:
-    """The cost model's slowdowns, asked once for each set of busy lanes."""
-
-    def __init__(self, graph: Graph, costs: Costs) -> None:
-        self._kinds = [lane_kind(lane) for _, lane in graph.lane_keys]
-        self._costs = costs
-        self.known: dict[int, list[tuple[int, float]]] = {}
-        """What `of` gave: set of busy lanes -> (lane, factor) of each."""
-
-    def of(self, busy: int) -> list[tuple[int, float]]:
-        """(lane, factor) of each lane in a set of busy lanes of one rank."""
-        if busy not in self.known:
-            lanes = [lane for lane in range(len(self._kinds)) if busy >> lane & 1]
-            self.known[busy] = [
-                (lane, self._ask(lane, [other for other in lanes if other != lane]))
-                for lane in lanes
-            ]
-        return self.known[busy]
-
-    def _ask(self, lane: int, others: list[int]) -> float:
-        kind, beside = self._kinds[lane], [self._kinds[other] for other in others]
-        factor = self._costs.slowdown(kind, beside)
-        if not (isfinite(factor) and factor >= 1):
-            raise ValueError(
-                f"lane {kind} beside {', '.join(beside) or 'none'} slows down by {factor}; "
-                f"a slowdown is finite and at least 1"
-            )
-        return factor
 
 
 def memory_timeline(

@@ -178,8 +178,9 @@ class Loads:
         for _ in range(ROUNDS):
             shares = [seconds / length for seconds in lasts]
             for lane in busy:
-                x, y, z = (shares[other] for other in OTHERS[lane])
-                lasts[lane] = work[lane] * _slowed(self._slower[lane], x, y, z)
+                x, y, z = OTHERS[lane]
+                slowed = _slowed(self._slower[lane], shares[x], shares[y], shares[z])
+                lasts[lane] = work[lane] * slowed
             length = max(lasts)
         return length
 
