@@ -1,8 +1,8 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
-``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is ``delays``, ``fp64`` (everything
-in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE`` with WHERE
-among import, meet, end, or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
+``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
+(everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
+with WHERE among import, meet, end, or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def hangs(where: str) -> None:
         os._exit = lambda status: time.sleep(HANG_S)
 
 
-if __name__ == "__main__":
-    what, folder, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def main(what: str, folder: Path, number: int) -> int:
+    """The rank's exit status."""
     perturb = None
     if what == "delays":
         perturb = delays(number)
@@ -86,7 +86,11 @@ if __name__ == "__main__":
         rank, _, where = what.split(":")
         if int(rank) == number:
             hangs(where)
-    else:
+    elif what:
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)
-    os._exit(rank_process.main(folder, number, perturb))
+    return rank_process.main(folder, number, perturb)
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from contextlib import closing
 
 import pytest
@@ -13,6 +12,7 @@ from baselines.swapping.division import Division
 from baselines.swapping.program import build as build_swapping
 from tests.methods import double, plain
 from tests.methods.harness import Silent
+from tests.methods.rank_server import process
 from tests.unit.harmony.made_up import cut, largest_pack, mirrored
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
@@ -27,7 +27,6 @@ MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, dropout=0.1, t
 UNITS = MODEL.units
 BATCH, STEPS = 7, 20
 TOLERANCE = 1e-10
-PROCESS = (sys.executable, "-m", "tests.methods.rank_driver", "fp64")
 
 
 def spec_for(**changes):
@@ -75,7 +74,7 @@ def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         double.use(patch)
         losses, expected = plain.train(spec, torch.float64)
-        with closing(Crew(spec, schedule, tmp_path, device="cpu", process=PROCESS)) as crew:
+        with closing(Crew(spec, schedule, tmp_path, device="cpu", process=process("fp64"))) as crew:
             crew.run(Silent())
             parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
             assert crew.history.losses == pytest.approx(losses, rel=TOLERANCE)

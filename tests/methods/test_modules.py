@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from baselines.plain.run import Training
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for
+from tests.methods.rank_server import process
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
@@ -122,8 +122,7 @@ def crew_for(packs: Packs, spec, folder):
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     schedule = build(packs, sizes, rings=rings, clipped=True)
     validate(schedule)
-    process = (sys.executable, "-m", "tests.methods.rank_driver", "delays")
-    return closing(Crew(spec, schedule, folder, device="cpu", process=process))
+    return closing(Crew(spec, schedule, folder, device="cpu", process=process("delays")))
 
 
 def packs_for(spec, **changes) -> Packs:

@@ -14,6 +14,7 @@ import torch
 from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
+from tests.methods.rank_server import process
 from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
@@ -65,13 +66,13 @@ def schedule_for(packs, spec, **how):
 
 
 def crew_of(packs, spec, folder, what="", **kw):
-    process = (sys.executable, "-m", "tests.methods.rank_driver", what)
-    more = {"process": process} if what else {}
-    return closing(Crew(spec, schedule_for(packs, spec), folder, device="cpu", **more, **kw))
+    if what:
+        kw["process"] = (sys.executable, "-m", "tests.methods.rank_driver", what)
+    return closing(Crew(spec, schedule_for(packs, spec), folder, device="cpu", **kw))
 
 
 def trained(packs, spec, folder, what=""):
-    with crew_of(packs, spec, folder, what) as crew:
+    with crew_of(packs, spec, folder, process=process(what)) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         return crew, parameters

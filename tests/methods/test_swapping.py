@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from baselines.swapping.program import build
 from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
+from tests.methods.rank_server import process
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.harmony.sizes import ProfiledSizes
@@ -24,7 +24,6 @@ from workbench.schedule import validate
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.units
-PROCESS = (sys.executable, "-m", "tests.methods.rank_driver", "delays")
 PP = Division(mode="pp", minibatch=5, size=2, stages=packs_of([3, 3]), own=(1, 0))
 
 
@@ -54,7 +53,7 @@ def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
     spec = spec_for(clip=clip, ranks=division.ranks)
     schedule = build(division, sizes_for(spec), clipped=clip is not None)
     validate(schedule)
-    with closing(Crew(spec, schedule, tmp_path, device="cpu", process=PROCESS)) as crew:
+    with closing(Crew(spec, schedule, tmp_path, device="cpu", process=process("delays"))) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         assert_equals_plain(spec, crew, parameters)

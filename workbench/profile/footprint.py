@@ -1,18 +1,17 @@
 """How many bytes each compute action of a unit needs, seen by the meter of the runtime itself.
 
-On CUDA a small step is run and the allocator asked. On a CPU it is run on fake tensors, under the
-same meter as a real one: the counts are the same, nothing is computed, and a layer of any size can
-be asked about on any laptop.
+A small step is run and the meter asked, on CUDA the allocator. On a CPU it may be run on fake
+tensors under the same meter: the counts are the same, nothing is computed, and a layer of any size
+can be asked about on any laptop.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
@@ -30,18 +29,18 @@ def footprints(
     dtype: torch.dtype,
     device: torch.device,
     compiled: bool = False,
-    fake: bool | None = None,
+    fake: bool = False,
 ) -> tuple[dict[str, dict[str, int]], int]:
     """The fields of UnitCost that end in ``_bytes``, by kind of unit; and the bytes that libraries
     keep for themselves (on CUDA, matrix products' workspaces).
 
     `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens. `fake`
-    chooses fake tensors (CPU only), by default wherever it can.
+    chooses fake tensors (CPU only): they cost torch's compiler, which takes a second or two to
+    import, and then next to nothing.
     """
-    fake = device.type == "cpu" if fake is None else fake
     meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
-    with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext(), meter:
+    with _fake_tensors() if fake else nullcontext(), meter:
         bench = Bench(model, units, dtype=dtype, device=device, meter=meter, compiled=compiled)
 
         def visit(phase: str, unit: int, action: Callable[[], None]) -> None:
@@ -69,6 +68,12 @@ def footprints(
         for kind, marks in seen.items()
     }
     return found, libraries
+
+
+def _fake_tensors() -> AbstractContextManager:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def library_bytes_of(meter: DeviceMeter) -> int:
