@@ -2,7 +2,7 @@
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
 (everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
-with WHERE among import, meet, end, or ``RANK:KIND:STEP:HOW`` with HOW among hang, kill, raise, wait.
+with WHERE among import, meet, end; or ``RANK:KIND:STEP:HOW``, HOW being hang, kill, raise or wait.
 """
 
 from __future__ import annotations
