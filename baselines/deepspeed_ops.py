@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -156,7 +157,18 @@ def activate(device: str | None = None) -> Path:
     # First, so that the same ninja answers as when the operators were built: another rebuilds them.
     os.environ["PATH"] = os.pathsep.join([scripts, *others])
     clear_stale_locks(folder)
+    with contextlib.suppress(ImportError):  # then it does not ask
+        _ask_the_processor_once()
     return folder
+
+
+def _ask_the_processor_once() -> None:
+    """Let DeepSpeed remember what processor this is: it asks three times before it trains, and each
+    time another process finds out, in a second."""
+    import cpuinfo
+
+    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 
 
 def _capabilities() -> str:

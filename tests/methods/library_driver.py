@@ -12,11 +12,9 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cpuinfo
 import torch
 from safetensors.torch import save_file
 
@@ -84,8 +82,6 @@ def run(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # DeepSpeed asks before every training what processor this is, for a second each time.
-    cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
     first, *others = sys.argv[1:]
     for each in json.loads(Path(first).read_text()):
         run(each)
