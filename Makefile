@@ -2,6 +2,8 @@
 #   make setup TORCH='torch==2.13.0 --index-url URL'   passes pip's arguments for torch
 PYTHON ?= python3
 BIN := .venv/bin
+# Three test workers on two cores, since some tests wait; at most four.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test lab lint format notebooks constraints clean
@@ -16,7 +18,7 @@ reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML re
 	$(BIN)/workbench reproduce --size smoke
 
 test: setup  ## all tests that this machine can run
-	$(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
 	@mkdir -p notebooks

@@ -93,4 +93,5 @@ def main(what: str, folder: Path, number: int) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+    ended = main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    os._exit(ended)  # looked up now, since it may be what hangs

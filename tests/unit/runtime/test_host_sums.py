@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from workbench.runtime import host_sums, native
+from workbench import native
+from workbench.runtime import host_sums
 
 
 @pytest.mark.parametrize("threads", [1, 3])
