@@ -157,16 +157,17 @@ def activate(device: str | None = None) -> Path:
     # First, so that the same ninja answers as when the operators were built: another rebuilds them.
     os.environ["PATH"] = os.pathsep.join([scripts, *others])
     clear_stale_locks(folder)
-    with contextlib.suppress(ImportError):  # then it does not ask
-        _ask_the_processor_once()
+    _ask_the_processor_once()
     return folder
 
 
 def _ask_the_processor_once() -> None:
     """Let DeepSpeed remember what processor this is: it asks three times before it trains, and each
     time another process finds out, in a second."""
-    import cpuinfo
-
+    try:
+        import cpuinfo
+    except ImportError:  # then DeepSpeed does not ask
+        return
     if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 

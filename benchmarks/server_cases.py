@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Case, ...]] = {
                 "hidden": 32, "heads": 4, "seq": 16, "vocab": 256, "dtype": "fp32", "batch": 4,
                 "ranks": 2,
             },
-            of_method={"1f1b": {"microbatches": 2}},
+            of_method={"1f1b": {"microbatches": 2}, "harmony-pp": {"device_memory": 500_000}},
         ),
     ),
 }  # fmt: skip

@@ -21,9 +21,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
@@ -72,6 +73,19 @@ def load(
                 raise CannotBuild(f"{library} was built but cannot be loaded: {error}") from error
             library.unlink(missing_ok=True)
     raise AssertionError("unreachable")
+
+
+def function(
+    source: Path, name: str, takes: Sequence[type], gives: type
+) -> Callable[..., Any] | None:
+    """One function of a library, with the ctypes of its arguments and of its result; None where it
+    cannot be built, for those who can do without."""
+    try:
+        found = load(source)[name]
+    except CannotBuild:
+        return None
+    found.argtypes, found.restype = takes, gives
+    return found
 
 
 def _compiler() -> tuple[str, str]:

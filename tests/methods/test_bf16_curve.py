@@ -17,7 +17,7 @@ from workbench.model.spec import ModelSpec
 
 STEPS = 200
 LR = 1.5e-4
-MODEL = ModelSpec(layers=3, hidden=64, heads=4, seq=32, vocab=256)
+MODEL = ModelSpec(layers=4, hidden=64, heads=4, seq=32, vocab=256)
 
 
 def smooth(losses: list[float], width: int = 10) -> list[float]:

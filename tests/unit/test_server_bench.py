@@ -61,11 +61,10 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     assert tuple(harmony) == SERVER_COLUMNS
     assert (harmony["method"], parallel["method"]) == ("harmony-pp", "data-parallel")
     assert float(harmony["final_loss"]) == pytest.approx(float(parallel["final_loss"]), rel=1e-6)
-    assert float(harmony["load_gib"]) == float(harmony["planned_load_gib"])
+    assert float(harmony["load_gib"]) == float(harmony["planned_load_gib"]) > 0
     assert parallel["planned_load_gib"] == ""
     run, _ = json.loads((tmp_path / "out" / "servers.json").read_text())["runs"]
     assert run["moved_bytes"] == run["predicted"]["moved_bytes"]
-    assert sum(run["moved_bytes"].values()) > 0, "between the ranks, where all layers stay on them"
     assert run["plan"]["settings"] == run["predicted"]["settings"]
     assert left_behind(tmp_path, patience_s=5) == []
 

@@ -265,12 +265,11 @@ def _nbytes(actions: int, ranks: int, units: int) -> int:
 @functools.cache
 def _waiter() -> Callable[[np.ndarray, int, np.ndarray], None]:
     """Sleeps until a count is above a number, or somebody has failed, or for PATIENCE_S."""
-    try:
-        function = native.load(SOURCE).workbench_wait
-    except native.CannotBuild:
-        return lambda count, seen, failed: time.sleep(NAP_S)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = (pointer, number, pointer, number, number)
+    takes = (pointer, number, pointer, number, number)
+    function = native.function(SOURCE, "workbench_wait", takes, ctypes.c_int32)
+    if function is None:
+        return lambda count, seen, failed: time.sleep(NAP_S)
     patience = round(PATIENCE_S * 1e9)
 
     def wait(count: np.ndarray, seen: int, failed: np.ndarray) -> None:

@@ -48,11 +48,6 @@ def add(own: Tensor, added: Tensor | None, *, threads: int = 1) -> float:
 
 @functools.cache
 def _kernel() -> Callable[..., float] | None:
-    try:
-        function = native.load(SOURCE).workbench_sum
-    except native.CannotBuild:
-        return None
     two, number = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int64
-    function.argtypes = (*two, number, ctypes.c_int32, number)
-    function.restype = ctypes.c_double
-    return function
+    takes = (*two, number, ctypes.c_int32, number)
+    return native.function(SOURCE, "workbench_sum", takes, ctypes.c_double)

@@ -50,8 +50,9 @@ def times(graph: Graph, alone: list[float], contention: Contention) -> Times:
 
 
 def in_python(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times:
+    """What `times` says, which says what goes in and what comes out."""
     n, total = len(graph.schedule.actions), graph.num_nodes
-    lane_of, followers, missing = graph.lane_of, graph.followers, graph.missing()
+    lane_of, missing = graph.lane_of, graph.missing()
     rank_of, lanes_of = slowdowns.rank_of, slowdowns.lanes_of
     known: dict[int, list[tuple[int, float]]] = {}  # busy lanes of a rank -> (lane, slowdown)
     start, end = [0.0] * total, [0.0] * total
@@ -94,12 +95,7 @@ def in_python(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times:
             plan[lane] += 1
             busy[rank_of[lane]] &= ~(1 << lane)
             changed.add(rank_of[lane])
-            for distance in followers[node % n]:
-                follower = node + distance
-                if follower < total:
-                    missing[follower] -= 1
-                    if not missing[follower]:
-                        ready.append(follower)
+            ready += graph.release(node, missing)
         if not changed:
             return start, end, num_ended
 
@@ -163,11 +159,6 @@ class Slowdowns:
 
 @functools.cache
 def _loop() -> Callable[..., int] | None:
-    try:
-        function = native.load(SOURCE).workbench_times
-    except native.CannotBuild:
-        return None
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = (*[number] * 4, *[pointer] * 7, ASK, pointer, pointer)
-    function.restype = number
-    return function
+    takes = (*[number] * 4, *[pointer] * 7, ASK, pointer, pointer)
+    return native.function(SOURCE, "workbench_times", takes, number)

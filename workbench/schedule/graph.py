@@ -97,6 +97,18 @@ class Graph:
         """Node -> how many nodes it waits for, as `followers` count them; the caller's own."""
         return self._missing.copy()
 
+    def release(self, node: int, missing: list[int]) -> list[int]:
+        """The nodes that waited for this one last, now that it has ended; `missing` is brought up
+        to date."""
+        ready = []
+        for distance in self.followers[node % len(self.schedule.actions)]:
+            follower = node + distance
+            if follower < len(missing):
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+        return ready
+
     @cached_property
     def _missing(self) -> list[int]:
         first = {actions[0] for actions in self.lane_actions}
@@ -198,20 +210,14 @@ def topological(graph: Graph) -> list[int]:
 
     Raises ScheduleError naming a ring of actions that wait for each other when there is none.
     """
-    n, total = len(graph.schedule.actions), graph.num_nodes
-    followers, missing = graph.followers, graph.missing()
-    ready = [node for node in range(n) if not missing[node]]
+    missing = graph.missing()
+    ready = [node for node in range(len(graph.schedule.actions)) if not missing[node]]
     order: list[int] = []
     while ready:
         node = ready.pop()
         order.append(node)
-        for distance in followers[node % n]:
-            follower = node + distance
-            if follower < total:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    ready.append(follower)
-    if len(order) < total:
+        ready += graph.release(node, missing)
+    if len(order) < graph.num_nodes:
         raise ScheduleError("the schedule deadlocks: " + _ring(graph, set(order)))
     return order
 

@@ -91,6 +91,16 @@ def test_the_folder_is_named_after_what_the_machine_code_depends_on() -> None:
         assert part in folder.name
 
 
+def test_the_processor_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = pytest.importorskip("cpuinfo")
+    asked = []
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: asked.append("processor") or {"arch": "x"})
+    for _ in range(2):
+        deepspeed_ops._ask_the_processor_once()
+        assert cpuinfo.get_cpu_info() == {"arch": "x"}
+    assert asked == ["processor"]
+
+
 ADAM_STEP = """
 import torch
 from baselines import deepspeed_ops
