@@ -7,6 +7,7 @@ import torch
 
 from workbench.model import make_model
 from workbench.model.spec import ModelSpec
+from workbench.profile import footprint
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import measure, measure_batches, model_units
 from workbench.profile.profile import Hardware
@@ -81,6 +82,18 @@ def test_every_time_is_measured_and_none_of_the_sizes_depends_on_the_others(
             assert large.kept_bytes == 4 * small.kept_bytes
             assert large.output_bytes == 4 * small.output_bytes
     assert not one.note
+
+
+def test_what_was_timed_for_real_needs_no_fake_tensors(
+    hardware: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For them torch imports its compiler, which takes longer than the measurement."""
+    asked, fakes = [], footprint._fake_tensors
+    monkeypatch.setattr(footprint, "_fake_tensors", lambda: asked.append("fakes") or fakes())
+    profiled(hardware)
+    assert asked == []
+    profiled(replace(hardware, matmul_flops_per_s=3e7), microbatch=16)
+    assert asked == ["fakes"]
 
 
 def test_a_step_that_takes_too_long_is_timed_on_less_and_says_so(hardware: Hardware) -> None:
