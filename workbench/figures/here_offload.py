@@ -167,7 +167,7 @@ def _name_of(model: pd.DataFrame) -> str:
     size = model["parameters"].dropna()
     words = f"{first['layers']} layers" + (f", {size.iloc[0] / 1e9:.1f} B" if len(size) else "")
     plain = model["plain"].dropna()
-    words += f"\nplain: {plain.iloc[0]:.3g} samples/s" if len(plain) else "\nno plain run"
+    words += f"\nplain: {plain.max():.3g} samples/s" if len(plain) else "\nno plain run"
     if first["odd"]:
         words += f"\nhidden size {first['hidden']}, {first['dtype']}"
     return words

@@ -84,8 +84,8 @@ def best_uncapped(
     run: AnyRun, runs: Iterable[AnyRun], methods: Container[str], same: Iterable[str]
 ) -> AnyRun | None:
     """The fastest run of `methods` without a device cap that has the fields `same` as `run` has
-    them; None where none is. One of the same round counts before others, and then one that clips as
-    `run` does.
+    them; None where none is. Those of its own round count before others, unless that round has no
+    other than `run` itself to say how fast such training is; and then those that clip as it does.
     """
     names = tuple(same)
     found = [
@@ -96,11 +96,10 @@ def best_uncapped(
         and other.device_cap_gib is None
         and all(getattr(other, name) == getattr(run, name) for name in names)
     ]
-    return max(
-        found,
-        key=lambda o: (round_of(o) == round_of(run), o.clip == run.clip, o.samples_per_second),
-        default=None,
-    )
+    beside = [other for other in found if round_of(other) == round_of(run)]
+    if all(other is run for other in beside):
+        beside = found
+    return max(beside, key=lambda o: (o.clip == run.clip, o.samples_per_second), default=None)
 
 
 def round_of(run: Run) -> str:

@@ -218,6 +218,15 @@ def test_what_two_rounds_measured_is_told_and_judges_nothing(tmp_path: Path) -> 
     assert judge(tmp_path, [*lines[:2], own, later])[share][0] == "112.5%", "its own round's"
 
 
+def test_plain_training_alone_in_its_round_is_no_measure_of_itself(tmp_path: Path) -> None:
+    """100 % would say that nothing is faster, beside a bar that is."""
+    alone = line("plain", 32, cap=None, speed=30.0, commit="before")
+    best = line("plain (keep)", 32, cap=None, speed=40.0)
+    assert rows_of(tmp_path, [alone, best])["share"].tolist() == [0.75, 1.0]
+    beside = line("plain", 32, cap=None, speed=20.0)
+    assert sorted(rows_of(tmp_path / "beside", [beside, best])["share"]) == [0.5, 1.0]
+
+
 def test_bytes_of_the_disk_are_told_from_the_provenance(tmp_path: Path) -> None:
     run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
     kept = {"row": run, "moved_bytes": {"read": 7 * 10**10, "write": 6 * 10**10}}
