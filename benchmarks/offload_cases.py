@@ -41,7 +41,7 @@ IN_GPU = ("plain", "megatron-core")
 """Whose variants all get the whole device."""
 ON_DISK = ("zero-infinity-disk", "stronghold-disk")
 
-ROOFS = ("plain", "plain (keep)", "megatron-core")
+ROOFS = ("plain", "plain (keep)", "megatron-core", "megatron-core (keep)")
 PEERS = ("zero-offload", "zero-infinity", "fsdp-offload", "l2l")
 OFFLOADED = ("stronghold", *PEERS)
 ROOMY = (*OFFLOADED, "zero-offload (twin-flow)")

@@ -68,7 +68,7 @@ class Training:
         """Initial weights by megatron-core's names: those that decay, and the others."""
         decayed: dict[str, Tensor] = {}
         plain: dict[str, Tensor] = {}
-        weights = gpt.initial_weights(self.ours, self.spec.model.heads, seed=self.spec.seed)
+        weights = gpt.initial_weights(self.ours, self.spec.model, seed=self.spec.seed)
         for name, value, decays in weights:
             (decayed if decays else plain)[name] = value.to(self.device)
         return decayed, plain
@@ -102,10 +102,10 @@ class Training:
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by our names, in our layout."""
-        masters, heads = self.optimizer.masters, self.spec.model.heads
+        masters, spec = self.optimizer.masters, self.spec.model
         return {
             self.ours.state_name(unit, name): gpt.our_layout(
-                name, masters[gpt.their_name(self.ours, unit, name)].detach(), heads
+                name, masters[gpt.their_name(self.ours, unit, name)].detach(), spec
             ).clone()
             for unit in range(self.ours.num_units)
             for name in self.ours.shapes(unit)

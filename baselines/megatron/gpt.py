@@ -45,6 +45,10 @@ OUTER_NAMES = {
     "lm_head": "output_layer",
 }
 """Modules of our embedding and head -> of GPTModel."""
+VOCABULARY = ("wte.weight", "lm_head.weight")
+"""Our parameters with a row for each word."""
+ROWS = 128
+"""Of which the vocabulary's are a multiple: Megatron-LM's ``make-vocab-size-divisible-by``."""
 
 
 class FusedAttention(nn.Module):
@@ -60,6 +64,30 @@ class FusedAttention(nn.Module):
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return y.permute(2, 0, 1, 3).flatten(2)
+
+
+class PaddedGPT(GPTModel):
+    """GPTModel whose last columns of logits are no words.
+
+    Their rows of weights are zeros and stay so: no gradient reaches them. Megatron-LM lets them
+    train as words that never come, so that its losses depend on how many there are.
+    """
+
+    words: int
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Loss of each token, over the words alone. labels [B, S], logits [S, B, rows]."""
+        logits[..., self.words :] = torch.finfo(logits.dtype).min
+        return super().compute_language_model_loss(labels, logits)
+
+
+def padded(words: int) -> int:
+    """Rows of the vocabulary.
+
+    >>> padded(50257), padded(256)
+    (50304, 256)
+    """
+    return -(-words // ROWS) * ROWS
 
 
 def build(
@@ -82,6 +110,8 @@ def build(
         activation_func=F.gelu if on_gpu else partial(F.gelu, approximate="tanh"),
         bias_activation_fusion=on_gpu,
         bias_dropout_fusion=on_gpu,
+        # Its backward pass gives bf16 whatever the logits were.
+        cross_entropy_loss_fusion=on_gpu and dtype == torch.bfloat16,
         # These need Apex or Transformer Engine.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -94,25 +124,26 @@ def build(
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
     )
-    model = GPTModel(
+    model = PaddedGPT(
         config,
         _layer(),
-        vocab_size=spec.vocab,
+        vocab_size=padded(spec.vocab),
         max_sequence_length=spec.seq,
         share_embeddings_and_output_weights=spec.tied,
     )
+    model.words = spec.vocab
     return model.to(device, dtype)
 
 
 def initial_weights(
-    ours: LayeredModel, heads: int, *, seed: int
+    ours: LayeredModel, spec: ModelSpec, *, seed: int
 ) -> Iterator[tuple[str, Tensor, bool]]:
     """(megatron-core's name, fp32 value on the CPU, whether it decays) of every initial weight."""
     for unit in range(ours.num_units):
         module = ours.build(unit, seed=seed)
         for name, parameter in module.named_parameters():
             if (unit, name) not in ours.tied():
-                value = their_layout(name, parameter.detach(), heads)
+                value = their_layout(name, parameter.detach(), spec)
                 yield their_name(ours, unit, name), value, ours.decays(unit, name)
 
 
@@ -124,18 +155,23 @@ def their_name(ours: LayeredModel, unit: int, name: str) -> str:
     return f"{OUTER_NAMES[module]}.{leaf}"
 
 
-def their_layout(name: str, parameter: Tensor, heads: int) -> Tensor:
-    """A parameter of ours as megatron-core has it: rows of QKV [3, heads, d] -> [heads, 3, d]."""
+def their_layout(name: str, parameter: Tensor, spec: ModelSpec) -> Tensor:
+    """A parameter of ours as megatron-core has it: rows of QKV [3, heads, d] -> [heads, 3, d], and
+    rows of zeros below those of the words."""
+    if name in VOCABULARY:
+        return F.pad(parameter, (0, 0, 0, padded(spec.vocab) - spec.vocab))
     if not name.startswith("attn.c_attn."):
         return parameter
-    return parameter.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+    return parameter.unflatten(0, (3, spec.heads, -1)).transpose(0, 1).flatten(0, 2)
 
 
-def our_layout(name: str, parameter: Tensor, heads: int) -> Tensor:
+def our_layout(name: str, parameter: Tensor, spec: ModelSpec) -> Tensor:
     """Inverse of `their_layout`."""
+    if name in VOCABULARY:
+        return parameter[: spec.vocab]
     if not name.startswith("attn.c_attn."):
         return parameter
-    return parameter.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return parameter.unflatten(0, (spec.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _layer() -> ModuleSpec:

@@ -16,7 +16,8 @@ from tests.methods.plain import MODEL, judge, spec_for
 from tests.methods.test_zero import PARAMETER_TOLERANCE, Runs
 from workbench.model.spec import ModelSpec
 
-TIED = replace(MODEL, dropout=0.0)
+TIED = replace(MODEL, dropout=0.0, vocab=257)
+"""A number of words that Megatron-LM pads."""
 BASE = spec_for(method="megatron-lm", model=TIED, microbatches=2, steps=15, activations="keep")
 SPECS = {
     "all": BASE,
@@ -81,7 +82,7 @@ def test_resuming_continues_identically(runs):
 @needs_core
 def test_on_a_gpu(tmp_path):
     """With its own recomputation and fusions."""
-    model = ModelSpec(layers=2, hidden=256, heads=4, seq=64, vocab=256)
+    model = ModelSpec(layers=2, hidden=256, heads=4, seq=64, vocab=257)
     spec = BASE.with_(model=model, device="cuda", activations="recompute")
     assert why_not_core(spec) is None
     runs = Runs(tmp_path, "megatron")
