@@ -44,7 +44,7 @@ class Script:
     ) -> str:
         """Write one action at the end of its lane; returns its name."""
         takes, frees = tuple(takes), tuple(frees)
-        scratch = tuple(t for t in takes if name.is_scratch(t) and t not in frees)
+        scratch = tuple([t for t in takes if name.is_scratch(t) and t not in frees])
         action = Action(
             kind=kind,
             unit=unit,

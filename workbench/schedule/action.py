@@ -12,6 +12,7 @@ them when it ends. The buffers themselves stand in the schedule (schedule.py).
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -147,6 +148,12 @@ def format_name(
     )
 
 
+@functools.cache
+def _is_lane(lane: str) -> bool:
+    kind, dot, number = lane.partition(".")
+    return kind in LANES and (not dot or (number.isascii() and number.isdigit()))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
     """One piece of work of one training step."""
@@ -177,14 +184,12 @@ class Action:
     passes divide the minibatch alike, so that `microbatch` says it."""
 
     def __post_init__(self) -> None:
-        kind, dot, number = self.lane.partition(".")
-        if kind not in LANES or (dot and not (number.isascii() and number.isdigit())):
+        if not _is_lane(self.lane):
             raise ValueError(
                 f"lane {self.lane!r} is unknown; lanes are {', '.join(LANES)}, "
                 f"and {HOST}.1 is a second one of a kind"
             )
-        counts = (self.unit, self.microbatch or 0, self.turn, self.rank, self.nbytes)
-        if min(counts) < 0:
+        if min(self.unit, self.microbatch or 0, self.turn, self.rank, self.nbytes) < 0:
             raise ValueError(
                 f"{self.name}: unit, micro-batch, turn, rank and nbytes must not be negative"
             )

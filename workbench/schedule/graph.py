@@ -60,13 +60,13 @@ class Graph:
         """Action -> those of its references that the order of its lane does not keep anyway."""
         lane_of = self.lane_of
         return [
-            tuple(
+            tuple([
                 (back, j)
                 for back, j in references
-                if lane_of[j] != lane_of[i] or not (back < 0 or j < i)
-            )
-            for i, references in enumerate(self.references)
-        ]
+                if lane_of[j] != lane or not (back < 0 or j < i)
+            ])
+            for i, (lane, references) in enumerate(zip(lane_of, self.references, strict=True))
+        ]  # fmt: skip
 
     @cached_property
     def followers(self) -> list[tuple[int, ...]]:
@@ -146,7 +146,8 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
     for i, lane in enumerate(lane_of):
         lane_actions[lane].append(i)
     references = [
-        tuple(_resolve(action, text, index) for text in action.after) for action in schedule.actions
+        tuple([_resolve(action, text, index) for text in action.after])
+        for action in schedule.actions
     ]
     if schedule.num_ranks > 1:
         _meet(schedule, lane_of, lane_actions, references)
