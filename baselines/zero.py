@@ -39,6 +39,7 @@ from baselines.common import (
     named_units,
     now_s,
 )
+from baselines.host_adam import torchs_is_faster
 from baselines.rank_parts import checkpoint, share
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from workbench.methods.train import DTYPES, load_batches, resolve_device
@@ -62,6 +63,8 @@ class Adapter:
     """Whether parameters are born where they are offloaded to (ZeRO-3)."""
     scratch: Path | None = None
     """Folder for what goes to the disk."""
+    own_adam: bool = False
+    """Whether DeepSpeed takes no other host optimizer than its own."""
     notes: tuple[str, ...] = ()
     """What a reader of the record should know of the configuration."""
 
@@ -145,15 +148,20 @@ class Training:
         self.adapter, self.device = adapter, device
         self.model = make_model(spec.model)
         self.batches = load_batches(spec, self.model, folder / "cache")
+        self.update = "not timed"
         if device.type == "cuda":
             cap_device(device, spec.device_memory)
             tell_deepspeed_the_cap(device, spec.device_memory)
         config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
+        config["optimizer"]["params"] |= self._host_adam()
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
         self.whole = _build(self.model, spec, config if adapter.sharded else None)
-        self.blocks = "eager blocks (ZeRO-3 fetches weights module by module)"
-        if not adapter.sharded:
-            self.blocks = compile_blocks(self.whole, spec, device)
+        if adapter.sharded:
+            from deepspeed.utils import set_z3_leaf_module
+
+            for block in self.whole.blocks:  # fetched at once, instead of module by module
+                set_z3_leaf_module(block, True)
+        self.blocks = compile_blocks(self.whole, spec, device)
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
             model=self.whole,
             model_parameters=decay_groups(self.model, self.whole, spec.weight_decay),
@@ -165,6 +173,16 @@ class Training:
             spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
         )
         self.progress = Progress()
+
+    def _host_adam(self) -> dict[str, bool]:
+        """DeepSpeed's word for torch's fused AdamW, where that is faster on this machine; the ranks
+        take what the first of them found. Without a GPU nothing is timed."""
+        if self.device.type != "cuda" or self.adapter.own_adam:
+            return {}
+        faster, self.update = torchs_is_faster(self.spec)
+        choice = [faster]
+        dist.broadcast_object_list(choice, src=0)
+        return {"torch_adam": True, "fused": True} if choice[0] else {}
 
     def run(self) -> None:
         """All steps that are left."""
@@ -228,6 +246,7 @@ class Training:
                 *self.adapter.notes,
                 *self.account.notes,
                 self.blocks,
+                f"host update by {type(self.optimizer.optimizer).__name__} ({self.update})",
                 f"the process's resident memory peaked at {format_bytes(rss)}, libraries included",
             ],
         )

@@ -27,7 +27,7 @@ from workbench.methods.outside import plan_of
 from workbench.methods.plan import Plan
 from workbench.methods.script import Script
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
@@ -244,7 +244,10 @@ class _Builder(Script):
         if unit == self.head and self.spec.model.tied and not self._stays(0):
             model = self.spec.model
             nbytes += model.vocab * model.hidden * self.profile.weight_bytes
-        label = self.buffer(self._weights(unit, micro, turn), DEVICE, nbytes)
+        held = nbytes
+        if self._stays(unit):  # as they are computed with; on the link they may be wider
+            held = nbytes * VALUE_BYTES[self.spec.dtype] // self.profile.weight_bytes
+        label = self.buffer(self._weights(unit, micro, turn), DEVICE, held)
         self.add(L, unit, H2D, micro, turn=turn, after=[behind], nbytes=nbytes, takes=[label])
         return act(L, unit, micro, turn=turn)
 

@@ -15,19 +15,26 @@ from benchmarks.offload_cases import PAPER, TRAINING, Case, Entry, chosen, entry
 
 METHODS: dict[str, dict[str, Any]] = {
     "data-parallel": {"method": "data-parallel"},
+    "data-parallel (keep)": {"method": "data-parallel", "activations": "keep"},
     "gpipe": {"method": "gpipe"},
+    "gpipe (keep)": {"method": "gpipe", "activations": "keep"},
     "1f1b": {"method": "1f1b"},
+    "1f1b (keep)": {"method": "1f1b", "activations": "keep"},
+    "zero-offload": {"method": "zero-offload"},
     "zero-infinity": {"method": "zero-infinity"},
     "dp-swap": {"method": "dp-swap"},
     "pp-swap": {"method": "pp-swap"},
     "harmony-dp": {"method": "harmony-dp"},
     "harmony-pp": {"method": "harmony-pp"},
 }
-"""Name in the CSV -> fields of the spec."""
+"""Name in the CSV -> fields of the spec. Activations are recomputed unless it says otherwise."""
 ROOFS = ("data-parallel", "1f1b", "gpipe")
-"""Who gets all memory."""
-PIPELINED = ("1f1b", "gpipe")
-FIRST = ("harmony-pp", "data-parallel", "zero-infinity", "harmony-dp")
+"""Whose variants all get all memory."""
+PIPELINED = ("1f1b (keep)", "gpipe (keep)", "1f1b", "gpipe")
+FIRST = (
+    "harmony-pp", "data-parallel (keep)", "zero-offload", "zero-infinity", "harmony-dp",
+    "data-parallel",
+)  # fmt: skip
 """In this order, where there may be no time for all."""
 ALL = (*FIRST, "pp-swap", "dp-swap", *PIPELINED)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from baselines import zero_plan
 from baselines.zero_plan import Release
 from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 TRANSFER_BYTES = 4
 """Of a weight and of a gradient on the link: they are narrowed and widened on the device."""
+KEPT_OF_A_BLOCK = 40
+"""Activations of a block, in hidden vectors a token."""
+FLEETING_BLOCKS = 6
+"""Blocks whose fp32 weights or gradients are on the device on their way."""
+FRAGMENTS = 0.1
+"""Of the device's memory, lost between allocations."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
@@ -19,5 +26,31 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
 
     The profile is taken as if weights had 4 bytes, which the transfers have.
     """
+    hardware, release = profile.hardware, Release.current("fsdp")
+    parameters = [unit.parameters for unit in profile.units]
+    room = (spec.device_memory or hardware.device_bytes) if hardware.device == "cuda" else None
+    kept = kept_blocks(spec, parameters, room)
+    if kept:  # what is used between the first of them's passes: the other ones and the head, twice
+        release = replace(release, reuse_elements=2 * sum(parameters[-kept:]))
     profile = replace(profile, weight_bytes=TRANSFER_BYTES)
-    return zero_plan.plan(spec, profile, Release.current("fsdp"), offload_weights=True)
+    return zero_plan.plan(spec, profile, release, offload_weights=True)
+
+
+def kept_blocks(spec: RunSpec, parameters: Sequence[int], room: int | None) -> int:
+    """How many blocks, the last ones, may keep their weights between forward and backward pass: of
+    `parameters` by unit, the first and the last of which are no blocks. All where nobody counts.
+
+    The rest of the device is for what the model is known to need: activations, the weights outside
+    of blocks, fetched weights and leaving gradients in fp32, and a share for fragments.
+    """
+    blocks, block, each = len(parameters) - 2, parameters[1], VALUE_BYTES[spec.dtype]
+    if room is None:
+        return blocks
+    model = spec.model
+    vectors = spec.microbatch * model.seq * model.hidden
+    per_block = KEPT_OF_A_BLOCK if spec.activations == "keep" else 1
+    activations = each * vectors * (blocks * per_block + 2 * KEPT_OF_A_BLOCK)
+    ends = (each + TRANSFER_BYTES) * (parameters[0] + parameters[-1])
+    needed = activations + ends + FLEETING_BLOCKS * TRANSFER_BYTES * block
+    left = (1 - FRAGMENTS) * room - needed
+    return min(blocks, max(0, int(left) // (each * block)))

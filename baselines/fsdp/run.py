@@ -6,10 +6,12 @@ goes on; after it the host takes their norm and runs AdamW on the weights themse
 nothing has to be gathered or reduced, so no collective is ever issued; torch (2.11 to 2.13) then
 fetches weights on the compute stream, and prefetching settings change nothing about it.
 
-Two things are done better than by the usual recipe, since a peer is to run at its best. The
-optimizer and the norm work on the local tensors, which are the whole parameters here: a DTensor
-costs the host a dispatch per parameter and operation. And the norm is summed in rows
-(`baselines.adamw`), since torch's norm of a large tensor on a CPU is off by a percent.
+Three things are done better than by the usual recipe, since a peer is to run at its best. Weights
+that came for the forward pass stay for the backward pass where the device has room (`kept_blocks`),
+or each would be copied twice, in fp32, while compute waits. The optimizer and the norm work on the
+local tensors, which are the whole parameters here: a DTensor costs the host a dispatch per
+parameter and operation. And the norm is summed in rows (`baselines.adamw`), since torch's norm of a
+large tensor on a CPU is off by a percent.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from baselines.adamw import global_norm
 from baselines.blocks import compile_blocks
 from baselines.common import cap_device, decay_groups, micro_batches, named_units, now_s
-from baselines.fsdp.update import fastest
+from baselines.fsdp.planner import kept_blocks
+from baselines.host_adam import fastest
 from baselines.ledger import Ledger
 from baselines.states import ModuleHolder, masters_by_unit
 from workbench.methods.history import History
@@ -237,17 +240,26 @@ def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device) -> Whole:
     so a model is never in memory twice. What is outside the blocks is the root's."""
     settings = _settings(spec, device)
     units: list[nn.Module] = []
+    parameters = [model.unit_parameters(unit) for unit in range(model.num_units)]
+    fetched_again = model.head - 1 - kept_blocks(spec, parameters, _room(device, spec))
     for unit in range(model.num_units):
         module = model.build(unit, seed=spec.seed)
         for (tied, name), (owner, owner_name) in model.tied().items():
             if tied == unit:
                 set_parameter(module, name, units[owner].get_parameter(owner_name))
         if 0 < unit < model.head:
-            fully_shard(module, **settings)
+            fully_shard(module, reshard_after_forward=unit <= fetched_again, **settings)
         units.append(module)
     whole = Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
     fully_shard(whole, **settings)
     return whole
+
+
+def _room(device: torch.device, spec: RunSpec) -> int | None:
+    """Bytes of the device; None where nobody counts."""
+    if device.type != "cuda":
+        return None
+    return spec.device_memory or torch.cuda.get_device_properties(device).total_memory
 
 
 def _settings(spec: RunSpec, device: torch.device) -> dict[str, Any]:

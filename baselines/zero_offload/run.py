@@ -7,6 +7,7 @@ starts.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,15 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with DeepSpeed."""
     chosen = adapter(spec, folder)
-    from baselines.zero import train as train_zero
+    from baselines import zero
 
-    return train_zero(spec, report, folder, chosen)
+    if spec.ranks > 1:
+        return zero.train_ranks(__name__, spec, report, folder, chosen)
+    return zero.train(spec, report, folder, chosen)
+
+
+def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextManager[Any]:
+    """In the process of one of several ranks: its training."""
+    from baselines import zero
+
+    return zero.training(spec, report, folder, adapter(spec, folder))

@@ -84,7 +84,7 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     told = f"ratio {offloaded_share(spec):.2f} of the parameters is updated on the host"
     from baselines.zero import Adapter
 
-    return Adapter(label=LABEL, settings=settings, sharded=True, notes=(told,))
+    return Adapter(label=LABEL, settings=settings, sharded=True, own_adam=True, notes=(told,))
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

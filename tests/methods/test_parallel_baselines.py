@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity
+from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity, zero_offload
 from baselines.pipeline import stages_of
 from baselines.plain.run import train as train_plain
 from baselines.stages import cut
@@ -161,6 +161,19 @@ def test_zero_infinity_on_two_ranks(tmp_path):
     assert outcome.moved_bytes["store"] == weights
     assert 1.9 * weights < outcome.moved_bytes["load"] < 2 * weights  # once for each micro-batch
     assert outcome.peak_bytes["device"] < 2 * weights
+    assert outcome.engine.startswith("deepspeed 0.")
+
+
+@pytest.mark.deepspeed
+def test_zero_offload_on_two_ranks(tmp_path):
+    """Exact; each rank has all weights, and its share of the optimizer's states on the host."""
+    spec = spec_for(batch=4, microbatches=2)
+    outcome = zero_offload.train(spec, Silent(), tmp_path)
+    assert_losses(spec, outcome)
+    weights = 4 * PARAMETERS
+    assert outcome.peak_bytes["device"] > weights
+    assert 6 * weights < outcome.peak_bytes["host"] < 6.5 * weights  # one copy, and padding
+    assert 2 * weights < outcome.moved_bytes["load"] < 2.1 * weights  # a share, then the others'
     assert outcome.engine.startswith("deepspeed 0.")
 
 
@@ -310,10 +323,11 @@ def test_a_plan_that_does_not_fit_says_which_rank():
     assert found.binding.startswith("device memory: rank 0 needs ")
 
 
-def test_zero_infinity_is_planned_for_one_device():
+@pytest.mark.parametrize("method", [zero_offload, zero_infinity])
+def test_zero_is_planned_for_one_device(method):
     spec = spec_for()
-    with pytest.raises(ValueError, match="ranks is 2; ZeRO-Infinity can be run on several devices"):
-        zero_infinity.plan(spec, made_up_profile(spec))
+    with pytest.raises(ValueError, match="ranks is 2; ZeRO-.* can be run on several devices"):
+        method.plan(spec, made_up_profile(spec))
 
 
 # -- GPUs ----------------------------------------------------------------------------------------
@@ -327,6 +341,7 @@ def test_zero_infinity_is_planned_for_one_device():
         (data_parallel, "bf16"),
         (gpipe, "fp32"),
         (one_f_one_b, "bf16"),
+        pytest.param(zero_offload, "bf16", marks=pytest.mark.deepspeed),
         pytest.param(zero_infinity, "fp32", marks=pytest.mark.deepspeed),
         pytest.param(zero_infinity, "bf16", marks=pytest.mark.deepspeed),
     ],

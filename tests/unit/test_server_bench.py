@@ -14,7 +14,7 @@ from benchmarks.server_cases import CASES, entries
 from benchmarks.servers import main
 from tests.runs.helpers import left_behind
 
-MAY_DIFFER = {"method", "microbatches", "device_memory"}
+MAY_DIFFER = {"method", "microbatches", "device_memory", "activations"}
 """Fields of the spec in which the methods of a case differ."""
 
 
@@ -36,6 +36,8 @@ def test_roofs_have_all_memory_and_pipelines_their_microbatches():
     assert (xl.ranks, xl.batch, xl.dtype, xl.clip) == (4, 64, "bf16", 1.0)
     assert xl.device_memory == specs["xl-4-b64/zero-infinity"].device_memory == 11 * GIB
     assert specs["xl-4-b64/data-parallel"].device_memory is None
+    kept = specs["xl-4-b64/1f1b (keep)"]
+    assert (kept.device_memory, kept.microbatches, kept.activations) == (None, 16, "keep")
     assert specs["xl-4-b64/1f1b"].microbatches == 16
     assert specs["xl-8-b16/gpipe"].microbatches == 16
     assert {entry.splits for entry in paper(only=["1f1b"])} == {(16,), (8,), (32,)}

@@ -27,6 +27,7 @@ LABELS = {
     "data-parallel": "data parallel",
     "gpipe": "GPipe",
     "1f1b": "1F1B",
+    "zero-offload": "ZeRO-Offload",
     "zero-infinity": "ZeRO-Infinity",
     "dp-swap": "DP Swap",
     "pp-swap": "PP Swap",

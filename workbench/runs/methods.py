@@ -61,6 +61,7 @@ METHODS = {
             label="ZeRO-Offload",
             module="baselines.zero_offload",
             summary="weights on the device, optimizer on the host (DeepSpeed)",
+            parallel=True,
         ),
         Method(
             name="zero-infinity",

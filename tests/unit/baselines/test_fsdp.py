@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import distributed
 
-from baselines import deepspeed_ops, fsdp
+from baselines import deepspeed_ops, fsdp, host_adam
 from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import body_of, install
 from baselines.fsdp import run as fsdp_run
-from baselines.fsdp import update
+from baselines.fsdp.planner import kept_blocks
 from baselines.plain.run import Training as PlainTraining
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import MODEL, judge, spec_for
@@ -126,11 +126,28 @@ def test_what_fsdp_does_not_offer_is_refused(tmp_path, changes, message):
 def test_the_prediction_is_what_was_measured_on_an_h200(layers, seconds, measured):
     model = ModelSpec(layers=layers, hidden=2048, heads=16, seq=1024)
     spec = RunSpec(method="fsdp", model=model, batch=4, device="cuda", dtype="bf16")
-    plan = fsdp.plan(spec, profile(model, seconds, weight_bytes=2))
+    made = profile(model, seconds, weight_bytes=2)
+    plan = fsdp.plan(spec.with_(device_memory=2 << 30), made)  # nothing stays, as by default
     assert 4 / plan.step_seconds == pytest.approx(measured, rel=0.1)
-    assert plan.moved_bytes["store"] == 4 * sum(
-        make_model(model).unit_parameters(unit) for unit in range(layers + 2)
-    )
+    layered = make_model(model)
+    parameters = [layered.unit_parameters(unit) for unit in range(layers + 2)]
+    assert plan.moved_bytes["store"] == 4 * sum(parameters)
+    roomy = fsdp.plan(spec, made)
+    blocks = 4 * sum(parameters[1:-1])
+    assert plan.moved_bytes["load"] - roomy.moved_bytes["load"] == pytest.approx(blocks, rel=0.02)
+    assert roomy.step_seconds < 0.95 * plan.step_seconds
+
+
+def test_as_many_blocks_keep_their_weights_as_there_is_room_for():
+    model = ModelSpec(layers=78, hidden=2048, heads=16, seq=1024)
+    parameters = [make_model(model).unit_parameters(unit) for unit in range(80)]
+
+    def kept(gib: int, batch: int) -> int:
+        spec = RunSpec(method="fsdp", model=model, batch=batch, dtype="bf16")
+        return kept_blocks(spec, parameters, gib << 30)
+
+    assert [kept(gib, 4) for gib in (2, 8, 32)] == [0, 32, 78]
+    assert [kept(gib, 16) for gib in (8, 16, 32)] == [0, 29, 78]
 
 
 # -- the host's AdamW ------------------------------------------------------------------------------
@@ -142,7 +159,7 @@ def test_both_host_updates_are_the_same_update():
     spec = BASE.with_(clip=0.5)
     start = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (7, 4096)]
     optimizers = []
-    for maker in (ClippedAdamW, update.DeepSpeedAdamW):
+    for maker in (ClippedAdamW, host_adam.DeepSpeedAdamW):
         weights = [weight.clone() for weight in start]
         groups = [
             {"params": weights[:1], "weight_decay": 0.1},
@@ -169,21 +186,37 @@ def test_pinned_memory_is_rounded_up_to_powers_of_two():
 
 
 def test_without_a_gpu_the_host_update_is_torchs():
-    maker, words = update.fastest(BASE, CPU)
+    maker, words = host_adam.fastest(BASE, CPU)
     assert maker is ClippedAdamW
     assert words == "torch's fused AdamW"
 
 
 def test_an_update_is_timed(monkeypatch):
-    monkeypatch.setattr(update, "TRIAL_ELEMENTS", 1 << 12)
-    assert update.updates_per_s(ClippedAdamW, BASE) > 0
+    monkeypatch.setattr(host_adam, "TRIAL_ELEMENTS", 1 << 12)
+    assert host_adam.updates_per_s(ClippedAdamW, BASE) > 0
+
+
+@pytest.mark.parametrize("torchs", [1e9, 3e9])
+def test_where_somebody_else_clips_the_faster_one_is_told(monkeypatch, torchs):
+    rates = {ClippedAdamW: torchs, host_adam.DeepSpeedAdamW: 2e9}
+    monkeypatch.setattr(host_adam, "updates_per_s", lambda maker, spec, clips: rates[maker])
+    faster, words = host_adam.torchs_is_faster(BASE)
+    assert faster == (torchs > 2e9)
+    assert words.endswith("DeepSpeed's 2.00 G parameters/s")
+
+
+@pytest.mark.deepspeed
+def test_both_are_timed_without_a_clip(monkeypatch):
+    deepspeed_ops.activate("cpu")
+    monkeypatch.setattr(host_adam, "TRIAL_ELEMENTS", 1 << 12)
+    assert host_adam.torchs_is_faster(BASE)[0] in (True, False)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_weights_come_twice_and_gradients_leave_once(tmp_path):
+def test_on_a_gpu_weights_come_once_or_twice_and_gradients_leave_once(tmp_path, monkeypatch):
     model = ModelSpec(layers=4, hidden=256, heads=4, seq=128, vocab=512)
     spec = BASE.with_(
         model=model, device="cuda", dtype="bf16", microbatches=1, steps=6, device_memory=2**31
@@ -191,7 +224,11 @@ def test_on_a_gpu_weights_come_twice_and_gradients_leave_once(tmp_path):
     outcome = fsdp.train(spec, Silent(), tmp_path / "gpu")
     whole, blocks = make_model(model).parameters_count(), 4 * make_model(model).unit_parameters(1)
     assert outcome.moved_bytes["store"] == pytest.approx(4 * whole, rel=0.01)
-    assert outcome.moved_bytes["load"] == pytest.approx(4 * (whole + blocks), rel=0.01)
+    assert outcome.moved_bytes["load"] == pytest.approx(4 * whole, rel=0.01)
+    monkeypatch.setattr(fsdp_run, "kept_blocks", lambda *_: 0)
+    tight = fsdp.train(spec, Silent(), tmp_path / "tight")
+    assert tight.losses == outcome.losses
+    assert tight.moved_bytes["load"] == pytest.approx(4 * (whole + blocks), rel=0.01)
     assert 0 < outcome.peak_bytes["device"] < 16 * whole
     assert outcome.peak_bytes["host"] >= 16 * whole
     assert "compiled blocks" in outcome.engine

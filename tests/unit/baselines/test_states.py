@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from baselines import host_adam
 from baselines.fsdp import run as fsdp_run
-from baselines.fsdp import update
 from baselines.plain.run import Training
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
@@ -139,7 +139,7 @@ def test_fsdp_with_deepspeeds_adam_is_resumed_exactly(tmp_path, monkeypatch) -> 
     from baselines import deepspeed_ops
 
     deepspeed_ops.activate("cpu")
-    chosen = (update.DeepSpeedAdamW, "DeepSpeed's")
+    chosen = (host_adam.DeepSpeedAdamW, "DeepSpeed's")
     monkeypatch.setattr(fsdp_run, "fastest", lambda spec, device: chosen)
     spec = spec_for(method="fsdp", steps=5, lr_decay_steps=20, save_every=3)
 

@@ -78,7 +78,8 @@ def test_no_two_sources_share_a_mark() -> None:
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    assert set(looks.LOOKS) == {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS}
+    shown = {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS}
+    assert set(looks.LOOKS) == {*shown, "zero-offload"}, "which the benchmark of servers has"
     assert len({look.color for look in looks.LOOKS.values()}) == len(looks.LOOKS)
     assert len({look.marker for look in looks.LOOKS.values()}) == len(looks.LOOKS)
 

@@ -34,6 +34,7 @@ LOOKS = {
     "data-parallel": Look("#E69F00", "^"),
     "gpipe": Look("#009E73", "D"),
     "1f1b": Look("#56B4E9", "v"),
+    "zero-offload": Look("#6E2A50", "*"),
     "zero-infinity": Look("#CC79A7", "X"),
 }
 HATCHES = {OURS: "/////", THEIRS: "xxxxx", HERE: "\\\\\\\\\\"}
