@@ -117,7 +117,8 @@ def assert_equals_original(spec, crew: Crew, micro: int) -> None:
 
 
 def crew_for(packs: Packs, spec, folder):
-    sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied={})
+    tied = planner.borrowed(make_model(spec.model))
+    sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied=tied)
     largest = max(sum(aligned(sizes.visit_bytes(u)) for u in pack) for pack in packs.backward)
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     schedule = build(packs, sizes, rings=rings, clipped=True)
@@ -175,6 +176,26 @@ def test_what_is_drawn_is_the_same_undivided(model, mode, pairs, tmp_path):
         dry = Training(spec.with_(method="plain", model=without), Silent(), tmp_path / "dry")
         dry.run()
         assert dry.history.losses != pytest.approx(whole.history.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("made", ["looped", "shared", "listed"])
+def test_modules_that_are_used_again_train_as_they_do_undivided(made, mode, tmp_path):
+    """Also layers that have no weights."""
+    family = f"tests.methods.reusing:{made}"
+    model = ModelSpec(family=family, layers=4, hidden=16, heads=1, vocab=3, tied=False)
+    spec = spec_for(model=model, text="stdlib", batch=4, steps=4, clip=0.5, seed=3)
+    units = make_model(model).num_units
+    backward = packs_of([2, *[1] * (units - 4), 2])
+    whole = Training(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
+    whole.run()
+    packs = packs_for(spec, mode=mode, backward=backward, forward=backward[:-1])
+    with crew_for(packs, spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    for name, value in whole.parameters().items():
+        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
 
 
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.model.base import Context, LayeredModel, Part
-from workbench.model.decompose import Layer
+from workbench.model.decompose import UNREAD, Layer
 from workbench.model.decompose.record import Dice
 from workbench.model.dropout import seeded
 from workbench.model.keyed import OnceNorm, running
@@ -39,8 +39,9 @@ class Decomposed(LayeredModel):
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
             for name, parameter in layer.module.named_parameters():
-                if not parameter.requires_grad or name in layer.idle:
-                    why = "no layer reads it" if name in layer.idle else "it asks for no gradient"
+                unread = name in layer.idle and name not in layer.shared
+                if unread or not parameter.requires_grad:
+                    why = "no layer reads it" if unread else "it asks for no gradient"
                     raise ValueError(
                         f"parameter {layer.state.get(name, name)!r} cannot be trained: {why}"
                     )
@@ -82,7 +83,8 @@ class Decomposed(LayeredModel):
         return self._units[unit].state[local_name]
 
     def parts(self, unit: int, module: nn.Module) -> dict[str, nn.Module | nn.Parameter]:
-        return {key: getattr(module, slot) for key, slot in module.slots.items()}
+        slots = module.slots.items()
+        return {key.removesuffix(UNREAD): getattr(module, slot) for key, slot in slots}
 
     def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
         return tuple(
@@ -139,7 +141,11 @@ class Decomposed(LayeredModel):
         """Units are alike when they make the same calls on the same shapes; a kind is named after
         the first of them."""
         first: dict[Any, str] = {}
-        return [first.setdefault(_signature(layer), layer.name) for layer in self._units]
+        for layer in self._units:  # a module that is called twice may see other shapes then
+            taken = layer.name in first.values()
+            name = f"{layer.name}@{layer.index}" if taken else layer.name
+            first.setdefault(_signature(layer), name)
+        return [first[_signature(layer)] for layer in self._units]
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
         return batch * self._looks[self.kind(unit)].flops

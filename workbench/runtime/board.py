@@ -166,9 +166,10 @@ class Board:
         """Seconds since a rank came so far, or began something, or was allowed to go on."""
         return time.monotonic() - max(float(self._seen[rank]), self._allowed_s)
 
-    def end_step(self, step: int, loss: float) -> None:
-        """This rank's compute lane is done with a step, and with its part of the loss."""
-        self._ends[step % KEPT, self.rank] = loss, time.time()
+    def end_step(self, step: int, loss: float, *, worked: bool = True) -> None:
+        """This rank's compute lane is done with a step, and with its part of the loss. When it was
+        done counts for nothing where it had no work: such a rank may have started late."""
+        self._ends[step % KEPT, self.rank] = loss, time.time() if worked else 0.0
         self._steps[self.rank] = step + 1
 
     @property
@@ -177,7 +178,8 @@ class Board:
         return int(self._steps.min())
 
     def ended(self, step: int) -> tuple[float, float]:
-        """Loss of one of the last steps, and when its last rank was done, in epoch seconds."""
+        """Loss of one of the last steps, and when the last rank that had work was done, in epoch
+        seconds."""
         parts = self._ends[step % KEPT]
         return float(parts[:, 0].sum()), float(parts[:, 1].max())
 

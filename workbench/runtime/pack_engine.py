@@ -141,7 +141,8 @@ class PackEngine:
         """Put this rank's part of the loss on the board, and get the next step's samples: its first
         pass would wait for them, and the ranks behind it for that."""
         state = self._steps.pop(step, None)
-        self.board.end_step(step, sum(float(loss) for loss in state.losses) if state else 0.0)
+        loss = sum(float(loss) for loss in state.losses) if state else 0.0
+        self.board.end_step(step, loss, worked=state is not None)
         self._updates.check(step)
         if state:
             self._state(step + 1)
@@ -252,7 +253,9 @@ class PackEngine:
         recorded = action.name in self._places
         grads = (self._replay_backward if recorded else self._differentiate)(action, links)
         views = self._memory.gradients[links.gradients]
-        if links.gradients in action.takes:
+        if not views:  # a layer without weights
+            pass
+        elif links.gradients in action.takes:
             torch._foreach_copy_(views, grads)
         else:
             torch._foreach_add_(views, grads)

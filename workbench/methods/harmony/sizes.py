@@ -44,7 +44,12 @@ class ProfiledSizes:
         if low == high or samples < low:
             return _combined(below, below, samples / low, 0.0)
         share = (samples - low) / (high - low)
-        return _combined(below, above, 1 - share, share)
+        found = _combined(below, above, 1 - share, share)
+        if samples <= high:
+            return found
+        # More samples never take less than the most that were measured, whatever two noisy points
+        # promise further on.
+        return replace(found, **{n: max(getattr(found, n), getattr(above, n)) for n in PER_SAMPLE})
 
     def input_bytes(self, unit: int, samples: int) -> int:
         """Of a unit's input."""

@@ -22,7 +22,10 @@ from workbench.model.decompose.layer import Layer, Value, gather, local_tensors,
 from workbench.model.decompose.probe import record
 from workbench.model.decompose.program import Program, State
 
-__all__ = ["Layer", "Value", "decompose", "from_list", "gather", "run", "scatter"]
+__all__ = ["UNREAD", "Layer", "Value", "decompose", "from_list", "gather", "run", "scatter"]
+
+UNREAD = " unread"
+"""Ends the key of a slot whose tensor no layer reads under that name: its path stands before it."""
 
 
 def decompose(
@@ -150,7 +153,7 @@ def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> li
                 enter(index, f"{slot}.{name}", tensor, f"{path}.{name}" if path else name)
     for name, tensor in list(unseen.items()):
         index, _ = owners.get(id(tensor), (len(programs) - 1, ""))
-        local = programs[index].keep(name + " unread", tensor)
+        local = programs[index].keep(name + UNREAD, tensor)
         enter(index, local, tensor, name)
         idle[index].add(local)
     return [

@@ -1,0 +1,29 @@
+"""Costs of micro-batches that nobody measured, from those that somebody did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.methods.plain import made_up_profile, spec_for
+from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.profile.profile import Profile
+
+
+def measured(samples: int, forward_s: float) -> Profile:
+    profile = made_up_profile(spec_for(batch=samples, microbatches=1))
+    units = tuple(replace(unit, forward_s=forward_s) for unit in profile.units)
+    return replace(profile, units=units)
+
+
+def test_between_two_sizes_and_beyond_them_costs_follow_the_line():
+    sizes = ProfiledSizes({1: measured(1, 1.0), 3: measured(3, 2.0)}, tied={})
+    assert [sizes.cost(1, samples).forward_s for samples in (1, 2, 3, 5)] == [1.0, 1.5, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("samples", [3, 4, 7, 50])
+def test_noise_makes_no_size_faster_than_a_smaller_one(samples):
+    """Two points that fall would lead below zero."""
+    sizes = ProfiledSizes({1: measured(1, 2.0), 3: measured(3, 1.9)}, tied={})
+    assert sizes.cost(1, samples).forward_s == pytest.approx(1.9)
