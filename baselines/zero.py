@@ -148,7 +148,6 @@ class Training:
         self.adapter, self.device = adapter, device
         self.model = make_model(spec.model)
         self.batches = load_batches(spec, self.model, folder / "cache")
-        self.update = "not timed"
         if device.type == "cuda":
             cap_device(device, spec.device_memory)
             tell_deepspeed_the_cap(device, spec.device_memory)
@@ -177,6 +176,7 @@ class Training:
     def _host_adam(self) -> dict[str, bool]:
         """DeepSpeed's word for torch's fused AdamW, where that is faster on this machine; the ranks
         take what the first of them found. Without a GPU nothing is timed."""
+        self.update = "not timed"
         if self.device.type != "cuda" or self.adapter.own_adam:
             return {}
         faster, self.update = torchs_is_faster(self.spec)

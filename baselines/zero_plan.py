@@ -40,6 +40,8 @@ STATE_BYTES = 16
 
 
 BUCKET_ELEMENTS = 50_000_000
+KEPT_OF_A_BLOCK = 40
+"""Activations of a block, in hidden vectors a token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +86,24 @@ def _current() -> dict:
     return json.loads((Path(__file__).resolve().parent / "releases.json").read_text())
 
 
+def activation_bytes(spec: RunSpec) -> int:
+    """What a pass is known to have on the device: inputs of all blocks and the activations of one,
+    or of all where they are kept."""
+    model, kept = spec.model, spec.activations == "keep"
+    of_blocks = model.layers * KEPT_OF_A_BLOCK if kept else model.layers + KEPT_OF_A_BLOCK
+    return VALUE_BYTES[spec.dtype] * spec.microbatch * model.seq * model.hidden * of_blocks
+
+
 def plan(spec: RunSpec, profile: Profile, release: Release, *, offload_weights: bool) -> Plan:
-    """The plan of one ZeRO system: ZeRO-Infinity when the weights are offloaded too."""
+    """The plan of one ZeRO system: ZeRO-Infinity when the weights are offloaded too.
+
+    Raises ValueError for several ranks: how fast they gather from each other was never measured.
+    """
+    if spec.ranks > 1:
+        label = "ZeRO-Infinity" if offload_weights else "ZeRO-Offload"
+        raise ValueError(
+            f"ranks is {spec.ranks}; {label} can be run on several devices, and is planned for one"
+        )
     profile = _with_its_optimizer(profile, release)
     if profile.hardware.device == "cpu":  # without streams nothing runs beside compute
         release = replace(release, overlap_loads=False, overlap_gradients=False)

@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "harmony-dp": {"method": "harmony-dp"},
     "harmony-pp": {"method": "harmony-pp"},
 }
-"""Name in the CSV -> fields of the spec. Activations are recomputed unless it says otherwise."""
+"""Name in the CSV -> fields of the spec."""
 ROOFS = ("data-parallel", "1f1b", "gpipe")
 """Whose variants all get all memory."""
 PIPELINED = ("1f1b (keep)", "gpipe (keep)", "1f1b", "gpipe")

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baselines import zero_plan
-from baselines.zero_plan import Release
+from baselines.zero_plan import Release, activation_bytes
 from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
 from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 TRANSFER_BYTES = 4
 """Of a weight and of a gradient on the link: they are narrowed and widened on the device."""
-KEPT_OF_A_BLOCK = 40
-"""Activations of a block, in hidden vectors a token."""
 FLEETING_BLOCKS = 6
 """Blocks whose fp32 weights or gradients are on the device on their way."""
 FRAGMENTS = 0.1
@@ -46,11 +44,7 @@ def kept_blocks(spec: RunSpec, parameters: Sequence[int], room: int | None) -> i
     blocks, block, each = len(parameters) - 2, parameters[1], VALUE_BYTES[spec.dtype]
     if room is None:
         return blocks
-    model = spec.model
-    vectors = spec.microbatch * model.seq * model.hidden
-    per_block = KEPT_OF_A_BLOCK if spec.activations == "keep" else 1
-    activations = each * vectors * (blocks * per_block + 2 * KEPT_OF_A_BLOCK)
     ends = (each + TRANSFER_BYTES) * (parameters[0] + parameters[-1])
-    needed = activations + ends + FLEETING_BLOCKS * TRANSFER_BYTES * block
+    needed = activation_bytes(spec) + ends + FLEETING_BLOCKS * TRANSFER_BYTES * block
     left = (1 - FRAGMENTS) * room - needed
     return min(blocks, max(0, int(left) // (each * block)))

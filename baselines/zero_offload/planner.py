@@ -10,14 +10,6 @@ from workbench.runs.spec import RunSpec
 
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:
-    """What DeepSpeed will do with the spec; `release` None for today's.
-
-    Raises ValueError for several ranks, as ZeRO-Infinity's does.
-    """
-    if spec.ranks > 1:
-        raise ValueError(
-            f"ranks is {spec.ranks}; ZeRO-Offload can be run on several devices, and is planned "
-            "for one"
-        )
+    """What DeepSpeed will do with the spec; `release` None for today's."""
     release = release or Release.current("zero-offload")
     return zero_plan.plan(spec, profile, release, offload_weights=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baselines.zero_infinity.run import BUCKET_ELEMENTS, persistent_elements
+from baselines.zero_plan import activation_bytes
 from workbench.model.spec import ModelSpec
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
@@ -26,8 +27,6 @@ STATE_BYTES = 16
 """Of a parameter on the device beside its weight: master, gradient and two moments in fp32."""
 RESERVE_SHARE, RESERVE_BYTES = 0.06, 3 << 30
 """Of the budget, for fragments; and for gathered weights, buckets, and an update's temporaries."""
-KEPT_OF_A_BLOCK = 40
-"""Activations of a block that is computed again, in hidden vectors a token."""
 LIVE_BLOCKS = 4
 """Blocks whose gathered weights may be on the device at once, beside the weights themselves."""
 
@@ -40,11 +39,8 @@ def offloaded_share(spec: RunSpec) -> float:
     model, budget = spec.model, spec.device_memory
     if budget is None:
         raise ValueError(f"{LABEL} divides a device budget: device_memory is none, give one")
-    vectors = spec.microbatch * model.seq * (model.layers + KEPT_OF_A_BLOCK)
-    if spec.activations == "keep":
-        vectors = spec.microbatch * model.seq * model.layers * KEPT_OF_A_BLOCK
-    values = model.parameters + vectors * model.hidden
-    needed = VALUE_BYTES[spec.dtype] * values + _reserve(model, budget)
+    weights = VALUE_BYTES[spec.dtype] * model.parameters
+    needed = weights + activation_bytes(spec) + _reserve(model, budget)
     left = (budget - needed) / (STATE_BYTES * model.parameters)
     return min(1.0, max(0.01, math.ceil(100 * (1 - left)) / 100))
 

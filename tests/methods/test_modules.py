@@ -116,6 +116,15 @@ def assert_equals_original(spec, crew: Crew, micro: int) -> None:
             assert worst <= PARAMETER_TOLERANCE, (name, worst)
 
 
+def assert_follows(whole: Training, crew: Crew) -> None:
+    """Losses and parameters of a crew that trains now are those of torch's training before."""
+    crew.run(Silent())
+    assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
+    found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    for name, value in whole.parameters().items():
+        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+
+
 def crew_for(packs: Packs, spec, folder):
     tied = planner.borrowed(make_model(spec.model))
     sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied=tied)
@@ -166,11 +175,7 @@ def test_what_is_drawn_is_the_same_undivided(model, mode, pairs, tmp_path):
     whole = Training(spec.with_(method="plain", microbatches=parts), Silent(), tmp_path / "whole")
     whole.run()
     with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
-        crew.run(Silent())
-        assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
-        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-    for name, value in whole.parameters().items():
-        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+        assert_follows(whole, crew)
     if model is not OWN:
         without = replace(model, dropout=0.0)
         dry = Training(spec.with_(method="plain", model=without), Silent(), tmp_path / "dry")
@@ -191,11 +196,7 @@ def test_modules_that_are_used_again_train_as_they_do_undivided(made, mode, tmp_
     whole.run()
     packs = packs_for(spec, mode=mode, backward=backward, forward=backward[:-1])
     with crew_for(packs, spec, tmp_path) as crew:
-        crew.run(Silent())
-        assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
-        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-    for name, value in whole.parameters().items():
-        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+        assert_follows(whole, crew)
 
 
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):

@@ -141,11 +141,14 @@ class Decomposed(LayeredModel):
         """Units are alike when they make the same calls on the same shapes; a kind is named after
         the first of them."""
         first: dict[Any, str] = {}
-        for layer in self._units:  # a module that is called twice may see other shapes then
-            taken = layer.name in first.values()
-            name = f"{layer.name}@{layer.index}" if taken else layer.name
-            first.setdefault(_signature(layer), name)
-        return [first[_signature(layer)] for layer in self._units]
+        kinds = []
+        for layer in self._units:
+            signature = _signature(layer)
+            if signature not in first:  # a module that is called twice may see other shapes then
+                taken = layer.name in first.values()
+                first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
+            kinds.append(first[signature])
+        return kinds
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
         return batch * self._looks[self.kind(unit)].flops

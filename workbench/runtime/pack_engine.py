@@ -253,12 +253,9 @@ class PackEngine:
         recorded = action.name in self._places
         grads = (self._replay_backward if recorded else self._differentiate)(action, links)
         views = self._memory.gradients[links.gradients]
-        if not views:  # a layer without weights
-            pass
-        elif links.gradients in action.takes:
-            torch._foreach_copy_(views, grads)
-        else:
-            torch._foreach_add_(views, grads)
+        if views:  # a layer may have no weights
+            first = links.gradients in action.takes
+            (torch._foreach_copy_ if first else torch._foreach_add_)(views, grads)
         self._residents.passed(action)
         self._flow.drop(action.frees)
 

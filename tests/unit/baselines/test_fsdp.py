@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,8 +147,8 @@ def test_as_many_blocks_keep_their_weights_as_there_is_room_for():
         spec = RunSpec(method="fsdp", model=model, batch=batch, dtype="bf16")
         return kept_blocks(spec, parameters, gib << 30)
 
-    assert [kept(gib, 4) for gib in (2, 8, 32)] == [0, 32, 78]
-    assert [kept(gib, 16) for gib in (8, 16, 32)] == [0, 29, 78]
+    assert [kept(gib, 4) for gib in (2, 8, 32)] == [0, 38, 78]
+    assert [kept(gib, 16) for gib in (8, 16, 32)] == [0, 56, 78]
 
 
 # -- the host's AdamW ------------------------------------------------------------------------------
@@ -209,7 +210,10 @@ def test_where_somebody_else_clips_the_faster_one_is_told(monkeypatch, torchs):
 def test_both_are_timed_without_a_clip(monkeypatch):
     deepspeed_ops.activate("cpu")
     monkeypatch.setattr(host_adam, "TRIAL_ELEMENTS", 1 << 12)
-    assert host_adam.torchs_is_faster(BASE)[0] in (True, False)
+    faster, words = host_adam.torchs_is_faster(BASE)
+    torchs, theirs = map(float, re.findall(r"([0-9.]+) G parameters/s", words))
+    assert min(torchs, theirs) > 0
+    assert faster == (torchs > theirs) or torchs == theirs  # as rounded
 
 
 # -- on a GPU --------------------------------------------------------------------------------------

@@ -64,3 +64,17 @@ def test_a_norm_is_known_when_it_is_decided(boards):
     assert others.norm_of(64) is None, "which lies where that of step 0 does"
     mine.decide(64, 3.5)
     assert (others.norm_of(0), others.norm_of(64)) == (None, 3.5)
+
+
+def test_a_step_ends_when_the_last_rank_that_had_work_is_done(boards):
+    """One without any may start late: it adds no seconds to a step."""
+    busy, idle = boards
+    busy.end_step(0, 1.5)
+    done = busy.ended(0)[1]
+    time.sleep(0.01)
+    idle.end_step(0, 0.0, worked=False)
+    assert busy.ended(0) == (1.5, done)
+    idle.end_step(0, 0.25)
+    loss, ended = busy.ended(0)
+    assert loss == 1.75
+    assert ended > done

@@ -186,9 +186,8 @@ print(int(peak[0].split()[1]) / 1024)
 
 @pytest.mark.quiet
 def test_ten_thousand_records_open_at_once(many: Store, root: Path) -> None:
-    """Wall time of a whole fresh process, which also does the change; the best of three.
-    Measured: 7 s to rebuild, then 1.5 s, 0.3 s after a change,
-    0.1 s a look at nothing new, 145 MiB.
+    """Wall time of a whole fresh process, which also does the change; the best of three. Measured:
+    7 s to rebuild, then 1.5 s, 0.3 s after a change, 0.1 s a look at nothing new, 145 MiB.
     """
     if not Path("/proc/self/status").exists():
         pytest.skip("the peak of resident memory is read from /proc")
