@@ -172,3 +172,12 @@ def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps
     stands, clips = both_seconds(sure.schedule)
     assert stands == sure.seconds < both_seconds(hedged.schedule)[0]
     assert hedged.seconds < fmean([stands, clips])
+
+
+@pytest.mark.parametrize(("mode", "ranks", "least"), [("pp", 1, 82_500), ("dp", 3, 65_000)])
+def test_what_fits_on_a_small_device_fits_on_a_larger_one(mode, ranks, least):
+    """Where what is foreseen to fit does not, other packs are tried, until some do."""
+    for device in range(least, least + 8000, 2500):
+        setting = replace(SETTING, mode=mode, ranks=ranks, device_bytes=device)
+        found = search(setting, LAYERS, UNITS, replace(SERVER, ranks=ranks))
+        assert all(peaks[DEVICE] <= device for peaks in found.proved.peak_bytes.values())

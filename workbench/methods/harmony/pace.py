@@ -149,8 +149,11 @@ class _Walk:
         stashed = sorted(self.stashed & {*units}) if task.forward else []
         gone, spent = self.gone[rank], self.spent[rank]
         left, back = [], []
+        took: dict[int, tuple[float, ...]] = {}
         for first, end in task.micros:
-            forward, again, backward = self.pace._seconds(end - first)
+            if end - first not in took:
+                took[end - first] = self._took(units, end - first)
+            forward, last, again, last_again, backward = took[end - first]
             there = _when(came, end)
             if fetched:
                 free = max(self.fetch[rank], _before(spent))
@@ -160,8 +163,7 @@ class _Walk:
                 there = max(there, _before(gone))
             start = max(self.compute[rank], ready, there)
             if task.forward:
-                now = start + forward[units.stop] - forward[units.start]
-                now = max(now, whole + forward[units.stop] - forward[units.stop - 1])
+                now = max(start + forward, whole + last)
                 for unit in stashed:
                     if unit > units.start:
                         now = max(now, _before(gone))
@@ -171,11 +173,10 @@ class _Walk:
                     gone.append(self.store[rank])
                 left.append((end, self._arrival(rank, now, units.stop, end - first)))
             else:
-                now = start + again[units.stop] - again[units.start]
-                now = max(now, whole + again[units.stop] - again[units.stop - 1])
+                now = max(start + again, whole + last_again)
                 if not task.fused:
                     now = max(now, _when(self.returned, end))
-                now += backward[units.stop] - backward[units.start]
+                now += backward
                 back.append((end, self._arrival(rank, now, units.start, end - first)))
             self.compute[rank] = now
             if fetched:
@@ -186,6 +187,18 @@ class _Walk:
         else:
             self.returned = back
             self._finish(task)
+
+    def _took(self, units: range, samples: int) -> tuple[float, ...]:
+        """Seconds of passes: forward, and of the last unit; the same repeated; backward."""
+        forward, again, backward = self.pace._seconds(samples)
+        first, last, stop = units.start, units.stop - 1, units.stop
+        return (
+            forward[stop] - forward[first],
+            forward[stop] - forward[last],
+            again[stop] - again[first],
+            again[stop] - again[last],
+            backward[stop] - backward[first],
+        )
 
     def _load(self, task: Task) -> tuple[float, float]:
         """When the first layer is there, and when all are: each comes when it is updated, and a

@@ -14,9 +14,12 @@ interval of all S that are still open, which share the work of a sweep.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
+from operator import neg
+
+import numpy as np
 
 Packs = tuple[range, ...]
 
@@ -61,13 +64,9 @@ class _Sweep:
         self.earliest = self._earliest()
         """Of the packs that fit, by their last layer, the earliest first one, where all between fit
         too and it never comes back; empty where memory is less even."""
-        self.limits = sorted(
-            {
-                self.ends[stop] - self.ends[first]
-                for stop, starts in enumerate(self.starts, 1)
-                for first in starts
-            }
-        )
+        ends = np.array(self.ends)
+        sums = [ends[stop] - ends[starts] for stop, starts in enumerate(self.starts, 1) if starts]
+        self.limits = np.unique(np.concatenate(sums)).tolist() if sums else []
 
     def _earliest(self) -> list[int]:
         earliest = [starts[-1] if starts else stop for stop, starts in enumerate(self.starts, 1)]
@@ -153,11 +152,14 @@ class _Sweep:
         stop = self.layers
         for left in range(count - 1, -1, -1):
             # The longest last pack: what is left for the packs before it is then least.
-            first = next(
-                first
-                for first in reversed(self.starts[stop - 1])
-                if self.ends[stop] - self.ends[first] <= limit and counts[first] >> left & 1
-            )
+            quick = reversed(self._quick(stop, limit))
+            first = next(first for first in quick if counts[first] >> left & 1)
             packs.append(range(first, stop))
             stop = first
         return tuple(reversed(packs))
+
+    def _quick(self, stop: int, limit: float) -> list[int]:
+        """Where packs that fit and take no longer than that begin; the nearest first."""
+        starts, end = self.starts[stop - 1], self.ends[stop]
+        slow = bisect_left(self.ends, True, hi=stop, key=lambda start: end - start <= limit)
+        return starts[: bisect_right(starts, -slow, key=neg)]

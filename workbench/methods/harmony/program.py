@@ -21,6 +21,7 @@ once a task. The order of tasks is the order of each rank's lanes; everything el
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
@@ -283,7 +284,9 @@ def _update(sheet: Sheet, clipped: bool) -> None:
     """As gradients arrive, or where they wait for the norm in the order of the next loads; what was
     a guess is settled in that order."""
     made = [(t, unit) for t in sheet.packs.tasks if not t.forward for unit in reversed(t.units)]
-    done = [(task.rank, unit, _last_gradients(sheet, task, unit)) for task, unit in made]
+    done: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for task, unit in made:
+        done[unit].append((task.rank, _last_gradients(sheet, task, unit)))
     if clipped:
         for task, unit in made:
             if sheet.guesses(unit):
@@ -292,16 +295,19 @@ def _update(sheet: Sheet, clipped: bool) -> None:
         moving = {*range(sheet.packs.num_units)} - sheet.packs.resident
         added = borrowed_bytes(sheet.sizes, moving)
         lane = HOST + ".1" if any(sheet.guesses(unit) for _, unit in made) else HOST
-        norm = sheet.add(Kind.NORM, 0, lane, after=[last for *_, last in done], nbytes=added)
+        after = [last for ends in done.values() for _, last in ends]
+        norm = sheet.add(Kind.NORM, 0, lane, after=after, nbytes=added)
         made.reverse()
     copies = {u for unit in range(sheet.packs.num_units) for u in sheet.borrowers(unit)}
+    adding: dict[int, set[int]] = defaultdict(set)
+    for unit in range(sheet.packs.num_units):
+        adding[sheet.sizes.owner(unit)].add(unit)
     made.sort(key=lambda one: one[1] in copies)  # what they copy is updated before
     for task, unit in made:
         rank = task.rank
-        adding = {u for u in range(sheet.packs.num_units) if sheet.sizes.owner(u) == unit} | {unit}
         after = [norm] if clipped else [
-            last for other, giver, last in done
-            if giver in adding and (giver != unit or other == rank)
+            last for giver in sorted({unit} | adding[unit]) for other, last in done[giver]
+            if giver != unit or other == rank
         ]  # fmt: skip
         if unit in sheet.packs.resident:
             owner, places = sheet.sizes.owner(unit), {name.weights(unit), name.states(unit)}

@@ -9,6 +9,7 @@ and their bytes can be proved.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 ALIGNMENT = 512
@@ -49,18 +50,19 @@ def ring(groups: list[list[int]], capacity: int) -> list[Place]:
         for nbytes in group:
             offsets.append(at)
             at += aligned(nbytes)
-    occupied: list[tuple[int, int]] = []  # (step, buffer), of those that overlap nothing later
+    starts: list[int] = []  # of those that lie in the ring, none over another, by their places
+    there: list[tuple[int, int]] = []  # (step, buffer) of each of them
     places: list[Place] = []
     for step in (-1, 0):
-        for buffer, offset in enumerate(offsets):
-            end = offset + aligned(sizes[buffer])
-            behind = [
-                other
-                for other in occupied
-                if offsets[other[1]] < end and offset < offsets[other[1]] + aligned(sizes[other[1]])
-            ]
-            occupied = [other for other in occupied if other not in behind]
-            occupied.append((step, buffer))
+        for buffer, (offset, nbytes) in enumerate(zip(offsets, sizes, strict=True)):
+            behind: list[tuple[int, int]] = []
+            if nbytes:
+                end = offset + aligned(nbytes)
+                first, last = bisect_right(starts, offset), bisect_left(starts, end)
+                if first and offset < starts[first - 1] + aligned(sizes[there[first - 1][1]]):
+                    first -= 1
+                behind = sorted(there[first:last])
+                starts[first:last], there[first:last] = [offset], [(step, buffer)]
             if step == 0:
                 places.append(Place(offset=offset, behind=tuple(behind)))
     return places

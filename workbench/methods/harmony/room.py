@@ -211,4 +211,6 @@ def _waiting(packs: Packs, sizes: Sizes, task: Task) -> int:
         total += sizes.input_bytes(into, 2 * AHEAD * largest if apart else whole)
     if 0 < out < packs.num_units:
         total += sizes.input_bytes(out, whole)
+    if task.fused and task.units.start and not apart:  # inputs, and the gradients made of them
+        total += sizes.input_bytes(task.units.start, whole)
     return total

@@ -13,8 +13,9 @@ small is the mean of both, as on one device (stronghold/search.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 
 from workbench.methods.harmony.candidates import Candidates
@@ -38,6 +39,8 @@ TRIALS, ACTIONS = 12, 40_000
 actions in all. Those of a small model take no time, and estimates are least sure of them."""
 MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
+LESS = 0.02
+"""Share of a device that candidates are made smaller by at least, where none of the first fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,49 +68,113 @@ class _Tried:
 
 def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
-    costs = [
-        ServerCosts(sizes, server, shared_updates=setting.mode == DP, clips=clips)
-        for clips in ((False,) if setting.sure else (False, True))
-    ]
-    room = Room(sizes, units)
-    candidates = Candidates(setting, sizes, units, Pace(sizes, server, units), room).ordered()
-    if not candidates:
-        raise DoesNotFit(
-            f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
-            "with what its backward pass of one sample needs; give it more memory, "
-            "or a shorter sequence",
-            tier=DEVICE,
-        )
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
     if least > setting.host_bytes:
         raise _lacks(least, HOST_TIER, setting, "more than ")
-    trials, lacking = 0, None
-    left = iter(candidates[:MOST_TRIALS])
-    while tried := _first(left, setting, sizes, costs, room):
-        trials += len(tried)
+    return _Search(setting, sizes, units, server).found()
+
+
+class _Search:
+    """What was tried. Candidates fit as far as is foreseen; where a proof finds that those tried do
+    not, others are made for a device that is smaller by what they lacked."""
+
+    def __init__(self, setting: Setting, sizes: Sizes, units: int, server: Server) -> None:
+        self._setting, self._sizes, self._units, self._server = setting, sizes, units, server
+        self._costs = [
+            ServerCosts(sizes, server, shared_updates=setting.mode == DP, clips=clips)
+            for clips in ((False,) if setting.sure else (False, True))
+        ]
+        self._room, self._pace = Room(sizes, units), Pace(sizes, server, units)
+        self._seen: set[Packs] = set()
+        self._trials = 0
+        self._lacking: tuple[int, int] | None = None
+        """Bytes of the device and of the host that the smallest of all tried needs."""
+
+    def found(self) -> Found:
+        setting, foreseen = self._setting, self._setting.device_bytes
+        candidates = self._candidates(foreseen)
+        while len(self._seen) < MOST_TRIALS and (tried := self._first(candidates)):
+            found, shortage = self._fitting(tried)
+            if found is not None:
+                return found
+            if shortage > 0:
+                foreseen -= max(shortage, int(LESS * setting.device_bytes))
+                candidates = chain(self._candidates(foreseen), candidates)
+        if self._lacking is None:
+            raise DoesNotFit(
+                f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
+                "with what its backward pass of one sample needs; give it more memory, "
+                "or a shorter sequence",
+                tier=DEVICE,
+            )
+        peak, host = self._lacking
+        if host > setting.host_bytes:
+            raise _lacks(host, HOST_TIER, setting)
+        raise _lacks(peak, DEVICE, setting)
+
+    def _candidates(self, device_bytes: int) -> Iterator[Packs]:
+        """For a device of so many bytes, without those that were tried."""
+        foreseen = replace(self._setting, device_bytes=device_bytes)
+        made = Candidates(foreseen, self._sizes, self._units, self._pace, self._room)
+        return (packs for packs in made.ordered() if packs not in self._seen)
+
+    def _first(self, candidates: Iterator[Packs]) -> list[_Tried]:
+        """The next schedules, simulated."""
+        found: list[_Tried] = []
+        actions = 0
+        for packs in candidates:
+            self._seen.add(packs)
+            found.append(self._tried(packs))
+            actions += len(found[-1].schedule.actions)
+            if len(found) >= TRIALS and actions >= ACTIONS:
+                break
+        return found
+
+    def _fitting(self, tried: list[_Tried]) -> tuple[Found | None, int]:
+        """The fastest that fits, made smaller where it must be; else how many bytes of a device the
+        one that lacks fewest lacks as it was, 0 or less where the host lacks them."""
+        setting, shortages = self._setting, []
+        first = {*map(id, tried)}
         while tried:
             best = min(tried, key=lambda one: one.seconds)
             tried.remove(best)
             proved = validate(best.schedule)
             peaks = {rank: proved.peak_bytes[rank][DEVICE] for rank in range(setting.ranks)}
-            host = proved.peak_bytes[0][HOST_TIER]
-            if max(peaks.values()) <= setting.device_bytes and host <= setting.host_bytes:
-                return Found(
+            needed = max(peaks.values()), proved.peak_bytes[0][HOST_TIER]
+            if needed[0] <= setting.device_bytes and needed[1] <= setting.host_bytes:
+                found = Found(
                     packs=best.packs, schedule=best.schedule, seconds=best.seconds, proved=proved,
-                    trials=trials,
+                    trials=self._trials,
                 )  # fmt: skip
-            lacking = min(lacking or (max(peaks.values()), host), (max(peaks.values()), host))
+                return found, 0
+            self._lacking = min(self._lacking or needed, needed)
+            if id(best) in first:
+                shortages.append(needed[0] - setting.device_bytes)
             over = {rank: peak - setting.device_bytes for rank, peak in peaks.items()}
-            for packs, less in _smaller(best, over, room):
-                trials += 1
-                again = _tried(packs, setting, sizes, costs, room, less)
+            for packs, less in self._smaller(best, over):
+                again = self._tried(packs, less)
                 if again.schedule != best.schedule:
                     tried.append(again)
                     break
-    peak, host = lacking
-    if host > setting.host_bytes:
-        raise _lacks(host, HOST_TIER, setting)
-    raise _lacks(peak, DEVICE, setting)
+        return None, min(shortages)
+
+    def _smaller(self, tried: _Tried, over: dict[int, int]) -> Iterator[tuple[Packs, int]]:
+        """What may need so many bytes less: fewer residents, smaller rings, smaller
+        micro-batches."""
+        packs = tried.packs
+        if (fewer := self._room.with_fewer_residents(packs, over)) != packs:
+            yield fewer, tried.less
+        yield packs, tried.less + max(over.values())
+        if packs.forward_size > packs.backward_size:
+            yield replace(packs, forward_size=max(packs.backward_size, packs.forward_size // 2)), 0
+
+    def _tried(self, packs: Packs, less: int = 0) -> _Tried:
+        self._trials += 1
+        schedule = scheduled(packs, self._setting, self._sizes, self._room, less)
+        graph = unroll(schedule, STEPS)
+        differ = self._costs if settles(schedule) else self._costs[:1]
+        seconds = fmean(step_seconds(graph, each) for each in differ)
+        return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
 def _lacks(needed: int, tier: str, setting: Setting, how: str = "") -> DoesNotFit:
@@ -116,49 +183,6 @@ def _lacks(needed: int, tier: str, setting: Setting, how: str = "") -> DoesNotFi
         f"{how}{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
     )
     return DoesNotFit(text, tier=tier)
-
-
-def _first(
-    candidates: Iterator[Packs],
-    setting: Setting,
-    sizes: Sizes,
-    costs: Sequence[ServerCosts],
-    room: Room,
-) -> list[_Tried]:
-    """The next schedules, simulated."""
-    found: list[_Tried] = []
-    actions = 0
-    for packs in candidates:
-        found.append(_tried(packs, setting, sizes, costs, room))
-        actions += len(found[-1].schedule.actions)
-        if len(found) >= TRIALS and actions >= ACTIONS:
-            break
-    return found
-
-
-def _smaller(tried: _Tried, over: dict[int, int], room: Room) -> Iterator[tuple[Packs, int]]:
-    """What may need so many bytes less: fewer residents, smaller rings, smaller micro-batches."""
-    packs = tried.packs
-    if (fewer := room.with_fewer_residents(packs, over)) != packs:
-        yield fewer, tried.less
-    yield packs, tried.less + max(over.values())
-    if packs.forward_size > packs.backward_size:
-        yield replace(packs, forward_size=max(packs.backward_size, packs.forward_size // 2)), 0
-
-
-def _tried(
-    packs: Packs,
-    setting: Setting,
-    sizes: Sizes,
-    costs: Sequence[ServerCosts],
-    room: Room,
-    less: int = 0,
-) -> _Tried:
-    schedule = scheduled(packs, setting, sizes, room, less)
-    graph = unroll(schedule, STEPS)
-    differ = costs if settles(schedule) else costs[:1]
-    seconds = fmean(step_seconds(graph, each) for each in differ)
-    return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
 def settles(schedule: Schedule) -> bool:
