@@ -113,6 +113,15 @@ def test_a_model_that_needs_two_samples_is_planned_and_trained_with_two(tmp_path
     assert json.loads(limits.read_text())["limits"]["smallest"] == 2
 
 
+def test_a_size_that_the_model_does_not_take_is_bad_input(tmp_path, measured):
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    sizes = ("-l", "4", "--hidden", "4", "--set", "heads=1", "--seq", "32", "--vocab", "10")
+    ones = ("--forward-size", "1", "--backward-size", "1")
+    done = run(tmp_path, *ON_TWO, "--set", "family=resnet", *sizes, "-b", "4", *ones)
+    assert done.returncode == 2, done.stderr
+    assert "micro-batches of 1 cannot be run: Expected more than 1 value" in done.stderr
+
+
 def test_a_cap_that_no_layer_fits_in_is_told_before_anything_is_timed(tmp_path, measured):
     shutil.copytree(measured, tmp_path / "results" / "profiles")
     sizes = ("-l", "4", "--hidden", "64", "--set", "heads=1", "--seq", "64", "--vocab", "256")

@@ -56,7 +56,10 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
     if spec.model.decomposed:
         from workbench.model.families import load_data
 
-        data = load_data(spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache)
+        data = load_data(
+            spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache,
+            classes=model.classes,
+        )  # fmt: skip
         return Draws(data, spec.batch)
     text = load_text(spec.text, spec.tokenizer, vocab=model.vocab, seq=spec.model.seq, cache=cache)
     return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)

@@ -72,6 +72,8 @@ class LayeredModel(ABC):
     """Token ids are below this."""
     max_seq: int
     """Longest sample in tokens."""
+    classes: int | None = None
+    """Labels the model tells apart, where that is known and labels may be anything."""
     couples: str = ""
     """What a sample gets from the others of its micro-batch, in words; empty where nothing."""
 

@@ -6,7 +6,11 @@ after ``torch.manual_seed(seed of the run)``. Alone, the module takes token ids 
 run's text and puts out logits [B, seq, vocab]. Given as ``(module, samples)`` it takes what the
 samples hold, each a tuple of what the module takes and, last, the target: a `TensorDataset`, or
 anything else with a length and an index. The loss is the mean cross entropy, or for targets that
-are no whole numbers the mean squared error.
+are no whole numbers the mean squared error, of the one tensor that the module puts out, or of the
+``logits`` among several. Labels of -100 are left out; every sample needs as many others.
+
+Buffers are what they are after seed 0, whatever the seed of the run. Modules that write theirs in
+forward passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
 
 Modules are looked for in the current folder, then where Python looks. Imports no torch.
 """

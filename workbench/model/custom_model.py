@@ -1,30 +1,25 @@
-"""Layers, weights and samples of a user's own model (custom.py)."""
+"""Layers and weights of a user's own model (custom.py)."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
+from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
 from workbench.model.decompose import Layer, decompose, from_list
 from workbench.model.keyed import make_keyed, unkeyed
-from workbench.model.keys import permuted
 from workbench.model.modules import Decomposed
 from workbench.model.spec import ModelSpec
-from workbench.model.text import Batches, Text, load_text
+from workbench.model.text import load_text
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
-HASHED = 16
-"""Samples that the digest is of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ def make_layered(spec: ModelSpec) -> Decomposed:
     """The layered model of a spec; it holds no weights, but for what else a module computed."""
     made = make(spec, 0)
     module = make_keyed(made.module.train())
-    *inputs, _ = _rows(spec, made, EXAMPLE)
+    *inputs, targets = _rows(spec, made, EXAMPLE)
     with unkeyed():
         if made.listed:
             layers = from_list([*module], tuple(inputs), criterion=loss)
@@ -81,85 +76,38 @@ def make_layered(spec: ModelSpec) -> Decomposed:
             f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"
         )
     _empty(layers)
-    return Decomposed(
+    model = Decomposed(
         layers,
         _Weights(spec, layers),
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
     )
+    model.classes = classes_of(model.output, targets, spec.family)
+    return model
 
 
 def load_data(
-    spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
+    spec: ModelSpec,
+    source: str | Path,
+    tokenizer: str,
+    *,
+    seed: int,
+    cache: Path | None,
+    classes: int | None = None,
 ) -> Samples | Words:
-    """The samples that come with the model, else those of the run's text."""
+    """The samples that come with the model, else those of the run's text. With `classes`, labels
+    must be among so many."""
     made = make(spec, seed)
     if made.samples is not None:
-        return Samples(made.samples, name=spec.family, seed=seed)
+        return Samples(made.samples, name=spec.family, seed=seed, classes=classes)
     text = load_text(source, tokenizer, vocab=spec.vocab, seq=spec.seq, cache=cache)
-    return Words(text, spec.seq, seed)
+    return Words(text, spec.seq, seed, classes)
 
 
 def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
     """Inputs and targets of so many samples: their shapes and dtypes, and zeros."""
     return _rows(spec, make(spec, 0), samples)
-
-
-def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean over all samples, in fp32."""
-    if targets.is_floating_point():
-        return F.mse_loss(output.float(), targets.float())
-    if output.shape[:-1] == targets.shape:
-        return F.cross_entropy(output.float().flatten(0, -2), targets.flatten())
-    return F.cross_entropy(output.float(), targets)
-
-
-class Words(Batches):
-    """Samples of a text."""
-
-    def __init__(self, text: Text, seq: int, seed: int) -> None:
-        super().__init__(text.tokens, seq, 1, seed)
-        self.name = text.name
-
-
-class Samples:
-    """Samples of any indexed collection, in an order that only the seed decides."""
-
-    def __init__(self, items: Any, *, name: str, seed: int) -> None:
-        """Raises ValueError for no samples, or such as are no tuples."""
-        self._items, self.name, self._seed = items, name, seed
-        if len(items) < 1:
-            raise ValueError(f"{name} gave no samples; at least one is needed")
-        step = max(1, len(items) // HASHED)
-        digest = hashlib.sha256(str(len(items)).encode())
-        for at in range(0, len(items), step):
-            for part in item_of(items, at):
-                digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
-        self.digest = digest.hexdigest()
-
-    def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """What the model takes, the targets last, on the CPU."""
-        items = [item_of(self._items, self._position(sample)) for sample in samples]
-        try:
-            return tuple(torch.stack(parts) for parts in zip(*items, strict=True))
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"samples of {self.name} are unlike each other: {error}") from error
-
-    def _position(self, sample: int) -> int:
-        epoch, place = divmod(sample, len(self._items))
-        return permuted(place, len(self._items), self._seed, "sample", epoch)
-
-
-def item_of(items: Any, at: int) -> tuple[Tensor, ...]:
-    """One sample. Raises ValueError where it is no tuple of inputs and a target."""
-    item = items[at]
-    if not isinstance(item, tuple | list) or len(item) < 2:
-        raise ValueError(
-            f"sample {at} is {_kind(item)}; it must be a tuple of what the model takes and, last, "
-            "the target"
-        )
-    return tuple(torch.as_tensor(part) for part in item)
 
 
 class _Weights:

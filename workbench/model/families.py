@@ -86,11 +86,19 @@ def make_decomposed(spec: ModelSpec) -> Decomposed:
 
 
 def load_data(
-    spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
+    spec: ModelSpec,
+    source: str | Path,
+    tokenizer: str,
+    *,
+    seed: int,
+    cache: Path | None,
+    classes: int | None = None,
 ) -> Data:
-    """The data set of a model's family."""
+    """The data set of a model's family; of a user's own, labels must be among so many classes."""
     if spec.custom:
-        return custom_model.load_data(spec, source, tokenizer, seed=seed, cache=cache)
+        return custom_model.load_data(
+            spec, source, tokenizer, seed=seed, cache=cache, classes=classes
+        )
     return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
 
 

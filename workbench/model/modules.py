@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ class Decomposed(LayeredModel):
         self, layers: list[Layer], initialize: Initialize, *, hidden: int, vocab: int, max_seq: int
     ) -> None:
         """`layers` end with the loss. Raises ValueError for parameters that are not trained or that
-        no layer reads: every method here trains all of them."""
+        no layer reads: every method here trains all of them; and for what no method here can do
+        exactly."""
         self._units, self._initialize = layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
@@ -45,7 +46,15 @@ class Decomposed(LayeredModel):
                     raise ValueError(
                         f"parameter {layer.state.get(name, name)!r} cannot be trained: {why}"
                     )
+                if parameter.dtype != torch.float32:
+                    raise ValueError(
+                        f"parameter {layer.state.get(name, name)!r} is {_word(parameter.dtype)}; "
+                        "all are float32, of which a run computes with bfloat16 copies if it is "
+                        "asked to"
+                    )
 
+        self.output: Any = None
+        """What the model puts out for two samples, on the meta device."""
         self._looks = self._look_at_kinds()
 
     def skeleton(self, unit: int) -> nn.Module:
@@ -169,10 +178,59 @@ class Decomposed(LayeredModel):
                     torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
                     for value in layer.inputs
                 ]
+                written = _Written(module, layer.state)  # others are caches
                 with counter, dice:
-                    module(*inputs)
+                    made = _run(module, inputs, layer)
+            if buffer := written.first():
+                raise ValueError(
+                    f"buffer {layer.state.get(buffer, buffer)!r} of layer {layer.index} is written "
+                    "in forward passes, and this would not be the training of the module: passes "
+                    "are repeated, and parts of a batch are on several ranks. The statistics of "
+                    "BatchNorm are what is kept"
+                )
+            if layer.index == self.head:
+                self.output = module.restore(made)
             found[kind] = _Look(max(1.0, counter.get_total_flops() / 2), dice.thrown)
         return found
+
+
+def _run(module: nn.Module, inputs: list[Tensor], layer: Layer) -> tuple[Tensor, ...]:
+    """What a layer makes of inputs on the meta device. Raises ValueError where that cannot be
+    known."""
+    try:
+        return module(*inputs)
+    except RuntimeError as error:
+        bare = [
+            f"{type(part).__name__}.{name}"
+            for child in module.children()
+            for part in child.modules()
+            for name, value in vars(part).items()
+            if isinstance(value, Tensor)
+        ]
+        why = f"it asks for values, which are not known before it runs ({error})"
+        if bare:
+            why = f"{bare[0]} is a tensor that does not move with its module; make it a buffer"
+        raise ValueError(f"layer {layer.index}, {layer.name!r}: {why}") from error
+
+
+class _Written:
+    """Buffers of these names, and what they were."""
+
+    def __init__(self, module: nn.Module, names: Container[str]) -> None:
+        self._module = module
+        self._before = {
+            name: (buffer, buffer._version)
+            for name, buffer in module.named_buffers()
+            if name in names
+        }
+
+    def first(self) -> str | None:
+        """The name of one that was written since, or put in another's place."""
+        now = dict(self._module.named_buffers())
+        for name, (buffer, version) in self._before.items():
+            if now.get(name) is not buffer or buffer._version != version:
+                return name
+        return None
 
 
 class _Look(NamedTuple):
@@ -180,6 +238,10 @@ class _Look(NamedTuple):
     """Of one sample."""
     draws: bool
     """Whether it draws random numbers otherwise than by keyed dropout."""
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _signature(layer: Layer) -> Any:

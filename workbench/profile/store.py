@@ -210,16 +210,21 @@ def _measure_kinds(
     from workbench.profile.kinds import kind_costs
     from workbench.profile.measure import DTYPES
 
-    data = load_data(spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None)
-    *inputs, targets = data.rows(range(spec.microbatch))
-    return kind_costs(
-        model,
-        tuple(inputs),
-        targets,
-        seq=spec.model.seq,
-        dtype=DTYPES[spec.dtype],
-        device=machine.device,
+    data = load_data(
+        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes
     )
+    *inputs, targets = data.rows(range(spec.microbatch))
+    try:
+        return kind_costs(
+            model,
+            tuple(inputs),
+            targets,
+            seq=spec.model.seq,
+            dtype=DTYPES[spec.dtype],
+            device=machine.device,
+        )
+    except ValueError as error:  # the model's own
+        raise ValueError(f"micro-batches of {spec.microbatch} cannot be run: {error}") from error
 
 
 def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) -> Profile:

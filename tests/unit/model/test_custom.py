@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.methods.plain import spec_for
 from workbench.methods.train import load_batches
-from workbench.model import ModelSpec, custom, make_model
+from workbench.model import ModelSpec, custom, custom_data, make_model
 from workbench.model.families import blank_rows
 from workbench.model.modules import Decomposed
 from workbench.runs import runner
@@ -51,6 +51,96 @@ class Words(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Named(Words):
+    def forward(self, ids):
+        return {"logits": super().forward(ids), "length": ids.sum(1)}
+
+
+class Pair(Words):
+    def forward(self, ids):
+        return super().forward(ids), ids
+
+
+class Remembers(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.inner(x) - self.mean
+
+
+class Scales(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.by = nn.Linear(width, width), torch.ones(width)
+
+    def forward(self, x):
+        return self.inner(x) * self.by
+
+
+class Asks(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if float(x.detach().sum()) > 0 else x
+
+
+def between(spec, block):
+    return nn.Sequential(nn.Linear(4, 8), block, block, nn.Linear(8, 3)), labelled(spec)[1]
+
+
+def remembers(spec):
+    return between(spec, Remembers(8))
+
+
+def normed(spec):
+    return between(spec, nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)))
+
+
+def scales(spec):
+    return between(spec, Scales(8))
+
+
+def asks(spec):
+    return between(spec, Asks(8, 8))
+
+
+def double(spec):
+    return net(spec).double(), labelled(spec)[1]
+
+
+def double_samples(spec):
+    return net(spec), TensorDataset(torch.randn(32, 4).double(), torch.zeros(32).long())
+
+
+def small_labels(spec):
+    return net(spec), TensorDataset(torch.randn(32, 4), torch.zeros(32, dtype=torch.int32))
+
+
+def broadcast(spec):
+    return net(spec), TensorDataset(torch.randn(32, 4), torch.randn(32))
+
+
+def too_long(spec):
+    return net(spec), TensorDataset(torch.randn(32, 4), torch.zeros(32, 7).long())
+
+
+def fourth(spec):
+    return net(spec), TensorDataset(torch.randn(32, 4), torch.arange(32) // 8)
+
+
+def masked(spec, starts=lambda sample: 2):
+    labels = torch.randint(3, (32, 5))
+    for sample in range(32):
+        labels[sample, starts(sample):] = -100
+    return net(spec), TensorDataset(torch.randn(32, 5, 4), labels)
+
+
+def unevenly(spec):
+    return masked(spec, lambda sample: 1 + sample % 3)
 
 
 def nothing(spec):
@@ -160,12 +250,13 @@ def test_a_module_alone_reads_the_text():
     assert torch.equal(ids[:, 1:], targets[:, :-1])
 
 
-@pytest.mark.parametrize("function", ["labelled", "measured", "Words"])
+@pytest.mark.parametrize("function", ["labelled", "measured", "Words", "Named", "masked"])
 def test_the_loss_is_that_of_the_module(function):
     spec = spec_for(model=spec_of(function), batch=4)
     batches = load_batches(spec, make_model(spec.model))
     x, targets = batches.batch(0)
     out = made_plainly(spec.model, 5)[0](x)
+    out = out["logits"] if isinstance(out, dict) else out
     if targets.is_floating_point():
         expected = nn.functional.mse_loss(out, targets)
     else:
@@ -202,6 +293,56 @@ def test_what_is_wrong_is_one_sentence(family, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         make_model(ModelSpec(family=family, layers=3, hidden=8, heads=1))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("Pair", "puts out a tuple; it must put out one tensor, or something with 'logits'"),
+        ("remembers", "buffer '1.mean' of layer 1 is written in forward passes"),
+        ("normed", "buffer .*_u' of layer 1 is written in forward passes"),
+        ("scales", "Scales.by is a tensor that does not move with its module; make it a buffer"),
+        ("asks", "layer 1, '1': it asks for values"),
+        ("double", "parameter '0.weight' is float64; all are float32"),
+        ("double_samples", "sample 0 holds float64 numbers; give them as float32"),
+        ("small_labels", "targets of .* are int32; labels are int64"),
+        ("broadcast", "puts out 2 x 3 for targets of 2; the mean squared error needs"),
+        ("too_long", "puts out 2 x 3 for targets of 2 x 7; logits are of the same shape"),
+    ],
+)
+def test_what_cannot_be_trained_as_it_is_is_told_when_it_is_made(function, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        make_model(spec_of(function))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("fourth", "has the label 3, and the model tells 3 apart: labels are 0 to 2"),
+        ("unevenly", "of the labels of one sample of .* 3 count and of those of another 1"),
+    ],
+)
+def test_labels_are_looked_at_before_they_are_trained_on(function, sentence):
+    spec = spec_for(model=spec_of(function), batch=8)
+    with pytest.raises(ValueError, match=sentence):
+        load_batches(spec, make_model(spec.model))
+
+
+def test_labels_that_were_not_looked_at_are_when_they_are_read(monkeypatch):
+    monkeypatch.setattr(custom_data, "HASHED", 1)
+    spec = spec_for(model=spec_of("fourth"), batch=8)
+    batches = load_batches(spec, make_model(spec.model))
+    with pytest.raises(ValueError, match="has the label 3"):
+        batches.rows(range(32))
+
+
+def test_a_text_has_no_more_tokens_than_the_model_tells_apart():
+    spec = spec_for(model=spec_of("labelled"), batch=2)
+    model = make_model(spec_of("Words"))
+    model.classes = 100
+    with pytest.raises(ValueError, match="of 256 tokens, and the model tells 100 apart"):
+        load_batches(spec.with_(model=spec_of("Words")), model)
 
 
 def test_a_path_is_no_function():
