@@ -22,6 +22,7 @@ permanent.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 
 from workbench.schedule.graph import Graph
@@ -130,12 +131,10 @@ def _in_a_row(
 
 def _held(graph: Graph, sizes: dict[str, int], started: list[int], ended: list[int]) -> list[str]:
     """The buffers that these takes have occupied and these frees have not given back."""
-    held = [name for node in started for name in graph.action(node).takes]
+    held = Counter(name for node in started for name in graph.action(node).takes)
     for node in ended:
-        for name in graph.action(node).frees:
-            if name in sizes:
-                held.remove(name)
-    return [name for name in held if name in sizes]
+        held.subtract(name for name in graph.action(node).frees if name in sizes)
+    return [name for name in held.elements() if name in sizes]
 
 
 class _Flow:

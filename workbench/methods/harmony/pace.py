@@ -9,9 +9,8 @@ those of the step before.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 
@@ -142,53 +141,81 @@ class _Walk:
                     self.updated[unit] = self.host[task.rank]
 
     def _task(self, task: Task) -> None:
-        rank, units = task.rank, task.units
         ready, whole = self._load(task)
-        came = self.left if task.forward or task.fused else []
-        fetched = not task.forward and not task.fused and units.start > 0
-        stashed = sorted(self.stashed & {*units}) if task.forward else []
-        gone, spent = self.gone[rank], self.spent[rank]
-        left, back = [], []
-        took: dict[int, tuple[float, ...]] = {}
-        for first, end in task.micros:
-            if end - first not in took:
-                took[end - first] = self._took(units, end - first)
-            forward, last, again, last_again, backward = took[end - first]
-            there = _when(came, end)
-            if fetched:
-                free = max(self.fetch[rank], _before(spent))
-                there = free + self._bytes(units.start, end - first) / self.server.load_bytes_per_s
-                self.fetch[rank] = there
-            if units.start in stashed:
-                there = max(there, _before(gone))
-            start = max(self.compute[rank], ready, there)
-            if task.forward:
-                now = max(start + forward, whole + last)
-                for unit in stashed:
-                    if unit > units.start:
-                        now = max(now, _before(gone))
-                    when = max(self.store[rank], start if unit == units.start else now)
-                    nbytes = self._bytes(unit, end - first)
-                    self.store[rank] = when + nbytes / self.server.store_bytes_per_s
-                    gone.append(self.store[rank])
-                left.append((end, self._arrival(rank, now, units.stop, end - first)))
-            else:
-                now = max(start + again, whole + last_again)
-                if not task.fused:
-                    now = max(now, _when(self.returned, end))
-                now += backward
-                back.append((end, self._arrival(rank, now, units.start, end - first)))
-            self.compute[rank] = now
-            if fetched:
-                spent.append(now)
-        self.ends[rank].append(self.compute[rank])
-        if task.forward:
-            self.left = left
-        else:
-            self.returned = back
+        passes = self._forward if task.forward else self._backward
+        passes(task, ready, whole)
+        self.ends[task.rank].append(self.compute[task.rank])
+        if not task.forward:
             self._finish(task)
 
-    def _took(self, units: range, samples: int) -> tuple[float, ...]:
+    def _forward(self, task: Task, ready: float, whole: float) -> None:
+        """The passes of a task; `ready`: when its first unit is there, `whole`: when all are."""
+        rank, units = task.rank, task.units
+        message = self._message(units.stop)
+        inputs = _Arrivals(self.left)
+        stashed = sorted(self.stashed & {*units})
+        gone, store = self.gone[rank], self.store[rank]
+        first_stashed = units.start in stashed
+        compute, net, left, samples = self.compute[rank], self.net[rank], [], 0
+        for first, end in task.micros:
+            if end - first != samples:
+                samples = end - first
+                all_s, last_s = self._took(units, samples)[:2]
+                message_s = message(samples)
+            start = max(compute, ready, inputs.when(end))
+            if first_stashed:
+                start = max(start, _before(gone))
+            compute = max(start + all_s, whole + last_s)
+            for unit in stashed:
+                if unit > units.start:
+                    compute = max(compute, _before(gone))
+                when = max(store, start if unit == units.start else compute)
+                store = when + self._bytes(unit, samples) / self.server.store_bytes_per_s
+                gone.append(store)
+            if message_s:
+                net = max(net, compute) + message_s
+            left.append((end, net if message_s else compute))
+        self.compute[rank], self.net[rank], self.store[rank] = compute, net, store
+        self.left = left
+
+    def _backward(self, task: Task, ready: float, whole: float) -> None:
+        """The same of a backward task: the repeated forward passes and the backward ones."""
+        rank, units = task.rank, task.units
+        message = self._message(units.start)
+        inputs = _Arrivals(self.left if task.fused else [])
+        gradients = _Arrivals([] if task.fused else self.returned)
+        fetched = not task.fused and units.start > 0
+        spent, fetch = self.spent[rank], self.fetch[rank]
+        compute, net, back, samples = self.compute[rank], self.net[rank], [], 0
+        for first, end in task.micros:
+            if end - first != samples:
+                samples = end - first
+                all_s, last_s, backward_s = self._took(units, samples)[2:]
+                message_s = message(samples)
+                fetch_s = self._bytes(units.start, samples) / self.server.load_bytes_per_s
+            start = max(compute, ready)
+            if fetched:
+                fetch = max(fetch, _before(spent)) + fetch_s
+                start = max(start, fetch)
+            elif task.fused:
+                start = max(start, inputs.when(end))
+            compute = max(start + all_s, whole + last_s, gradients.when(end)) + backward_s
+            if fetched:
+                spent.append(compute)
+            if message_s:
+                net = max(net, compute) + message_s
+            back.append((end, net if message_s else compute))
+        self.compute[rank], self.net[rank], self.fetch[rank] = compute, net, fetch
+        self.returned = back
+
+    def _message(self, unit: int) -> Callable[[int], float]:
+        """Seconds of a message of what flows between a unit and the one before, by its samples; 0
+        where that stays on its rank."""
+        if self.packs.mode == DP or self.packs.ranks == 1 or unit in (0, self.packs.num_units):
+            return lambda samples: 0.0
+        return lambda samples: self.server.message_seconds(self._bytes(unit, samples))
+
+    def _took(self, units: range, samples: int) -> tuple[float, float, float, float, float]:
         """Seconds of passes: forward, and of the last unit; the same repeated; backward."""
         forward, again, backward = self.pace._seconds(samples)
         first, last, stop = units.start, units.stop - 1, units.stop
@@ -220,14 +247,6 @@ class _Walk:
                 ready = max(ready, ends[-1] + first / rate)
         self.link[rank], self.before[rank] = whole, nbytes
         return ready, whole
-
-    def _arrival(self, rank: int, now: float, unit: int, samples: int) -> float:
-        """When what flows between a unit and the one before is where it is needed."""
-        if self.packs.mode == DP or self.packs.ranks == 1 or unit in (0, self.packs.num_units):
-            return now
-        took = self.server.message_seconds(self._bytes(unit, samples))
-        self.net[rank] = max(self.net[rank], now) + took
-        return self.net[rank]
 
     def _bytes(self, unit: int, samples: int) -> int:
         return self.pace.input_bytes(unit, samples)
@@ -262,8 +281,17 @@ def _before(ends: list[float]) -> float:
     return ends[-AHEAD] if len(ends) >= AHEAD else 0.0
 
 
-def _when(left: list[tuple[int, float]], end: int) -> float:
-    """When all samples before `end` are there."""
-    if not left:
-        return 0.0
-    return left[min(bisect_left(left, (end,)), len(left) - 1)][1]
+class _Arrivals:
+    """When samples are there, asked for in order."""
+
+    def __init__(self, made: list[tuple[int, float]]) -> None:
+        """`made`: (samples up to, when)."""
+        self._made, self._at, self._last = made, 0, len(made) - 1
+
+    def when(self, end: int) -> float:
+        """When all samples before `end` are."""
+        if self._last < 0:
+            return 0.0
+        while self._at < self._last and self._made[self._at][0] < end:
+            self._at += 1
+        return self._made[self._at][1]
