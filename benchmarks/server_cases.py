@@ -42,8 +42,8 @@ GPT2_XL: dict[str, Any] = {**PAPER, "layers": 48, "hidden": 1600, "heads": 25}
 PAPER_CARD_GIB = 11
 """Memory of the paper's GPUs."""
 TEN_TIMES: dict[str, Any] = {**PAPER, "layers": 100, "batch": 64}
-"""5.14 B parameters, 67 GiB of states: more than ten times what four cards of 1.5 GiB have."""
-SMALL_CARD_GIB = 1.5
+"""5.14 B parameters, 67 GiB of states: more than ten times what eight cards of 0.8 GiB have."""
+SMALL_CARD_GIB = 0.8
 
 
 def _xl(ranks: int, batch: int) -> Case:
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Case, ...]] = {
                 steps=(2, 4),
             )
             for ending, clip in (("", 1.0), ("-noclip", None))
-            for ranks in (4, 2, 1)
+            for ranks in (4, 2, 1, 8)
         ),
     ),
     "tiny": (
