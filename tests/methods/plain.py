@@ -42,9 +42,13 @@ def spec_for(**changes) -> RunSpec:
 
 
 def train(
-    spec: RunSpec, dtype: torch.dtype = torch.float32, norms: list[float] | None = None
+    spec: RunSpec,
+    dtype: torch.dtype = torch.float32,
+    norms: list[float] | None = None,
+    gradients: dict[str, Tensor] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of every step and the final parameters; to `norms` each step's is added."""
+    """Losses of every step and the final parameters; to `norms` each step's is added, to
+    `gradients` those of the last step."""
     device = spec.device
     model = make_model(spec.model)
     net = model.whole(seed=spec.seed, device=device).to(dtype)
@@ -81,6 +85,8 @@ def train(
             norm = torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
             if norms is not None:
                 norms.append(float(norm))
+        if gradients is not None:
+            gradients.update((name, p.grad.clone()) for name, p in net.named_parameters())
         optimizer.step()
         losses.append(total)
     return losses, {name: p.detach().cpu().clone() for name, p in net.named_parameters()}

@@ -1,8 +1,9 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
-(everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
-with WHERE among import, meet, end; or ``RANK:KIND:STEP:HOW``, HOW being hang, kill, raise or wait.
+(everything in it), ``fp64 delays``, ``UNIT:nan:STEP`` (a gradient of that unit is no number),
+``RANK:hangs:WHERE`` with WHERE among import, meet, end; or ``RANK:KIND:STEP:HOW``, HOW being hang,
+kill, raise or wait.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def hangs(where: str) -> None:
 def main(what: str, folder: Path, number: int) -> int:
     """The rank's exit status."""
     perturb = None
-    if what == "delays":
-        perturb = delays(number)
-    elif what == "fp64":
+    if "fp64" in what:
         double.use(pytest.MonkeyPatch())
+    if "delays" in what:
+        perturb = delays(number)
     elif ":nan:" in what:
         unit, _, step = what.split(":")
         poisons(int(unit), int(step))
@@ -86,7 +87,7 @@ def main(what: str, folder: Path, number: int) -> int:
         rank, _, where = what.split(":")
         if int(rank) == number:
             hangs(where)
-    elif what:
+    elif what not in ("", "fp64"):
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)
     return rank_process.main(folder, number, perturb)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from baselines.swapping.division import Division
 from baselines.swapping.program import build as build_swapping
@@ -19,6 +22,7 @@ from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.model.spec import ModelSpec
+from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.schedule import Schedule
@@ -30,7 +34,7 @@ TOLERANCE = 1e-10
 
 
 def spec_for(**changes):
-    return plain.spec_for(model=MODEL, batch=BATCH, steps=STEPS, **changes)
+    return plain.spec_for(**{"model": MODEL, "batch": BATCH, "steps": STEPS, **changes})
 
 
 def sizes() -> double.Doubled:
@@ -64,20 +68,68 @@ def swapping(mode: str, clipped: bool) -> Schedule:
     return build_swapping(division, sizes(), clipped=clipped)
 
 
+def on_four(mode: str) -> Packs:
+    """Of one layer, and of several; forward passes divide the minibatch otherwise."""
+    return Packs(
+        mode=mode, ranks=4, minibatch=BATCH, forward_size=3, backward_size=2,
+        forward=packs_of([1, 1, 1, 1]), backward=packs_of([1, 1, 1, 1, 2]),
+    )  # fmt: skip
+
+
+@contextmanager
+def trained(schedule: Schedule, spec: RunSpec, folder: Path, how: str = "fp64") -> Iterator[Crew]:
+    """A crew that has trained in fp64; this process computes in it, too."""
+    validate(schedule)
+    with pytest.MonkeyPatch.context() as patch:
+        double.use(patch)
+        with closing(Crew(spec, schedule, folder, device="cpu", process=process(how))) as crew:
+            crew.run(Silent())
+            yield crew
+
+
+def assert_follows(crew: Crew, spec: RunSpec) -> None:
+    """Losses and weights are those of plain training."""
+    losses, expected = plain.train(spec, torch.float64)
+    parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
+    assert crew.history.losses == pytest.approx(losses, rel=TOLERANCE)
+    assert_equal(parameters, expected)
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype == torch.float64
+        assert float((found[name] - value).abs().max()) <= TOLERANCE, name
+
+
 @pytest.mark.parametrize("what", [*range(5), "pp", "dp"])
 def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
     clip = 0.5 if what in (0, 1, 2, "pp") else None
     make = of_packs if isinstance(what, int) else swapping
     schedule = make(drawn(what) if isinstance(what, int) else what, clip is not None)
-    validate(schedule)
     spec = spec_for(clip=clip, ranks=schedule.num_ranks)
-    with pytest.MonkeyPatch.context() as patch:
-        double.use(patch)
-        losses, expected = plain.train(spec, torch.float64)
-        with closing(Crew(spec, schedule, tmp_path, device="cpu", process=process("fp64"))) as crew:
-            crew.run(Silent())
-            parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
-            assert crew.history.losses == pytest.approx(losses, rel=TOLERANCE)
-    for name, value in expected.items():
-        assert parameters[name].dtype == value.dtype == torch.float64
-        assert float((parameters[name] - value).abs().max()) <= TOLERANCE, name
+    with trained(schedule, spec, tmp_path) as crew:
+        assert_follows(crew, spec)
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_four_ranks_do_with_delays_around_every_action(mode, tmp_path):
+    spec = spec_for(clip=0.5, ranks=4, steps=6)
+    with trained(of_packs(on_four(mode), True), spec, tmp_path, "fp64 delays") as crew:
+        assert_follows(crew, spec)
+
+
+@pytest.mark.parametrize("what", [2, "pp", "dp"])
+def test_gradients_after_one_minibatch_are_those_of_plain_training(what, tmp_path):
+    """First moments begin at zero, so that after one step they are a share of the gradients."""
+    packs = on_four(what) if isinstance(what, str) else drawn(what)
+    spec = spec_for(clip=None, ranks=packs.ranks, steps=1)
+    expected: dict[str, Tensor] = {}
+    with trained(of_packs(packs, False), spec, tmp_path) as crew:
+        plain.train(spec, torch.float64, gradients=expected)
+        found = {
+            crew.model.state_name(unit, name): view / (1 - spec.beta1)
+            for unit, flat in enumerate(crew.flats)
+            for name, view in flat.views(crew.states.states(unit).exp_avg)
+        }
+    assert_equal(found, expected)
+    assert all(float(value.abs().max()) > 0 for value in expected.values())

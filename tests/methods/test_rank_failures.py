@@ -46,6 +46,17 @@ def test_a_rank_that_raises_tells_its_cause(tmp_path):
     assert_fails(message, PACKS, tmp_path, "0:LOAD:2:raise")
 
 
+def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
+    spec = spec_for(save_every=3, ranks=2)
+    what = "1:BACKWARD:4:kill"
+    assert_fails("rank 1 was killed by SIGKILL", REPLICAS, tmp_path, what, save_every=3, ranks=2)
+    with crew_of(REPLICAS, spec, tmp_path) as again:
+        again.run(Silent())
+        assert again.results()[0]["steps"] == 3
+        parameters = checkpoint.parameters(again.model, again.states, again.flats)
+    assert_equals_plain(spec, again, parameters)
+
+
 @pytest.mark.parametrize(
     ("packs", "what", "message"),
     [
