@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from workbench.methods.train import DTYPES
-from workbench.model.base import Whole
+from workbench.model.base import LayeredModel, Whole
 from workbench.runs.spec import RunSpec
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
@@ -31,7 +31,7 @@ def compile_blocks(whole: Whole, spec: RunSpec, device: torch.device) -> str:
     Where `compile` is ``auto`` and torch fails, blocks stay eager and the words say why. Raises
     ValueError where it is ``on`` and cannot be.
     """
-    why = _why_not(whole, spec, device)
+    why = why_eager(whole.layered, spec, device)
     if why is None:
         run = torch.compile(body_of(whole), fullgraph=True, dynamic=False)
         why = _failure(run, whole, spec, device)
@@ -55,10 +55,11 @@ def install(whole: Whole, run: Forward) -> None:
     whole.checkpoint = False
 
 
-def _why_not(whole: Whole, spec: RunSpec, device: torch.device) -> str | None:
+def why_eager(model: LayeredModel, spec: RunSpec, device: torch.device) -> str | None:
+    """Why the model's blocks are not to be compiled; None where torch is to try."""
     if device.type != "cuda":
         return f"the device is {device.type}, whose memory could not be counted"
-    if not whole.layered.compilable:
+    if not model.compilable:
         return "a block is not a function of its weights and input alone"
     if spec.compile == "off":
         return "compile is off"

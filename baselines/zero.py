@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baselines import deepspeed_ops, ranks
-from baselines.blocks import compile_blocks
+from baselines.blocks import compile_blocks, why_eager
 from baselines.common import (
     Progress,
     cap_device,
@@ -153,6 +153,10 @@ class Training:
             tell_deepspeed_the_cap(device, spec.device_memory)
         config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
         config["optimizer"]["params"] |= self._host_adam()
+        if adapter.sharded and why_eager(self.model, spec, device) is None:
+            # Its own linear layer asks each weight for its number, which torch compiles in: blocks
+            # could not share a graph, and the ninth would be one too many.
+            config["zero_optimization"]["memory_efficient_linear"] = False
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
         self.whole = _build(self.model, spec, config if adapter.sharded else None)
         if adapter.sharded:

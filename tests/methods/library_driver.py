@@ -34,8 +34,9 @@ def prepared(library: str, spec: RunSpec, report: Silent, folder: Path):
     from baselines import zero
     from baselines.zero_infinity.run import adapter as infinity
     from baselines.zero_offload.run import adapter as offload
+    from baselines.zero_twin_flow.run import adapter as twin
 
-    adapter = {"zero_offload": offload, "zero_infinity": infinity}[library]
+    adapter = {"zero_offload": offload, "zero_infinity": infinity, "zero_twin_flow": twin}[library]
     with zero.training(spec, report, folder, adapter(spec, folder)) as training:
         yield training
 

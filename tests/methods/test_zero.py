@@ -28,6 +28,7 @@ LOSS_TOLERANCE = 3e-6
 3e-7, and 5e-7 for parameters."""
 PARAMETER_TOLERANCE = 1e-5
 GPU_TOLERANCE = 1e-4
+BF16_TOLERANCE = 0.01
 BASE = spec_for(method="zero-offload", batch=4, microbatches=2, steps=8)
 LARGE = ModelSpec(layers=2, hidden=256, heads=4, seq=16, vocab=256, dropout=0.1)
 """DeepSpeed sends to the disk what is at least 1 MiB."""
@@ -177,7 +178,7 @@ def test_masters_start_as_everyones_fp32_weights(runs, name):
 @pytest.mark.deepspeed
 def test_bf16_follows_fp32(runs):
     losses, expected = runs.result("bf16")["losses"], judge(BASE)[0]
-    assert all(abs(a - b) < 0.01 * b for a, b in zip(losses, expected, strict=True))
+    assert all(abs(a - b) < BF16_TOLERANCE * b for a, b in zip(losses, expected, strict=True))
     assert losses != expected
 
 
@@ -292,6 +293,21 @@ def test_on_a_gpu(tmp_path, library):
     assert 0 < result["peak_bytes"]["device"] <= spec.device_memory
     assert result["peak_bytes"]["host"] >= 4 * weights
     assert runs.result("small")["oom"] == "device"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", [*LIBRARIES, "zero_twin_flow"])
+def test_on_a_gpu_all_blocks_share_a_compiled_graph(tmp_path, library):
+    """More of them than torch compiles graphs for one function (8)."""
+    model = replace(MODEL, layers=10, dropout=0.0)
+    spec = BASE.with_(model=model, dtype="bf16", device="cuda", device_memory=1 << 30)
+    runs = Runs(tmp_path, library)
+    runs.start({name: spec.with_(compile=name) for name in ("on", "off")})
+    compiled, eager = runs.result("on"), runs.result("off")
+    assert "compiled blocks" in compiled["notes"]
+    assert "compiled blocks" not in eager["notes"]
+    for one, other in zip(compiled["losses"], eager["losses"], strict=True):
+        assert abs(one - other) <= BF16_TOLERANCE * other
 
 
 @pytest.mark.parametrize(
