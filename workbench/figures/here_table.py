@@ -15,7 +15,7 @@ import pandas as pd
 
 from workbench.figures.exhibit import quotient
 from workbench.figures.measured_here import how
-from workbench.published.here import LABELS, OffloadRun
+from workbench.published.here import LABELS, OffloadRun, latest
 from workbench.published.sheet import Run
 
 PLAIN = "plain"
@@ -40,9 +40,11 @@ COLUMNS = (
 
 
 def table(runs: Iterable[OffloadRun]) -> pd.DataFrame:
-    """One row a run, in the order of the methods."""
-    known = sorted(runs, key=lambda run: list(LABELS).index(run.method))
-    frame = pd.DataFrame([_row(run, known) for run in known], columns=list(COLUMNS))
+    """One row a run, the last of equal ones, in the order of the methods. All may be what another
+    is compared with: of a repeated run of plain training, the one that was made beside it."""
+    known = list(runs)
+    shown = sorted(latest(known), key=lambda run: list(LABELS).index(run.method))
+    frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
     for name in _NUMBERS:
         frame[name] = pd.to_numeric(frame[name])
     return frame.astype({"pinned": bool})
@@ -97,15 +99,20 @@ def best_uncapped(
         and all(getattr(other, name) == getattr(run, name) for name in names)
     ]
     beside = [other for other in found if round_of(other) == round_of(run)]
-    if all(other is run for other in beside):
+    if all(_place(other) == _place(run) for other in beside):
         beside = found
     return max(beside, key=lambda o: (o.clip == run.clip, o.samples_per_second), default=None)
+
+
+def _place(run: Run) -> tuple[str, str, int]:
+    return run.device, run.method, run.line
 
 
 def round_of(run: Run) -> str:
     """In which round of measurements a run was made: machines of one kind differ from day to day,
     and so does the code."""
-    return f"{run.commit} of {run.date}"
+    began = f", from {run.sitting}" if run.sitting else ""
+    return f"{run.commit} of {run.date}{began}"
 
 
 def preferred(rows: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.figures import rows as tidy
-from workbench.published.here import FILE, OffloadRun
+from workbench.published.here import FILE, OffloadRun, latest
 from workbench.published.predict import WINDOW
 from workbench.published.sheet import Run
 from workbench.runs.methods import METHODS
@@ -49,7 +49,7 @@ def rows(figure: str, runs: Iterable[OffloadRun]) -> pd.DataFrame:
 
     Of several machines, the one that has most runs of the published model.
     """
-    fit = [run for run in runs if run.method in NAMES and _is_published_model(run)]
+    fit = [run for run in latest(runs) if run.method in NAMES and _is_published_model(run)]
     machine = Counter(run.device for run in fit).most_common(1)
     out = []
     for dtype in dict.fromkeys(run.dtype for run in fit):

@@ -19,7 +19,7 @@ from workbench.figures.exhibit import quotient
 from workbench.figures.here_table import GIB, PLAIN, best_uncapped, round_of
 from workbench.figures.here_table import MODEL as SAME
 from workbench.figures.measured_here import how
-from workbench.published.servers import FILE, LABELS, ServerRun
+from workbench.published.servers import FILE, LABELS, ServerRun, latest
 from workbench.runs.spec import VALUE_BYTES
 
 ROOF = "data-parallel"
@@ -56,9 +56,10 @@ _TEXTS = (
 
 
 def table(runs: Iterable[ServerRun]) -> pd.DataFrame:
-    """One row a run, in the order of the methods."""
-    known = sorted(runs, key=lambda run: list(LABELS).index(run.method))
-    frame = pd.DataFrame([_row(run, known) for run in known], columns=list(COLUMNS))
+    """One row a run, the last of equal ones, in the order of the methods."""
+    known = list(runs)
+    shown = sorted(latest(known), key=lambda run: list(LABELS).index(run.method))
+    frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
     for name in COLUMNS:
         if name not in _TEXTS:
             frame[name] = pd.to_numeric(frame[name])

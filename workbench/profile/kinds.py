@@ -60,6 +60,7 @@ def kind_costs(
     first = {model.kind(unit): unit for unit in reversed(range(model.num_units))}
     costs = {}
     with device_meter(target) as meter:
+        library_bytes_of(meter)  # what was timed before in this process took some, too
         for kind, unit in first.items():
             alone = Alone(
                 model, unit, inputs, targets, seq=seq, dtype=dtype, device=target, meter=meter

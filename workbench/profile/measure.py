@@ -20,7 +20,7 @@ import torch
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
-from workbench.profile.footprint import footprints
+from workbench.profile.footprint import footprints, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
@@ -117,6 +117,7 @@ def unit_costs(
     small, blocks = _affordable(model, full, hardware)
     units = model_units(model, blocks)
     with device_meter(target) as meter:
+        library_bytes_of(meter)  # what was timed before in this process took some, too
         compiled = compiles(compile, target.type, torch_dtype)
         bench = Bench(
             model, units, dtype=torch_dtype, device=target, meter=meter, compiled=compiled

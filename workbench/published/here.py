@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.published import sheet
 
@@ -37,6 +38,8 @@ LABELS = {
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
 SETTINGS = COLUMNS[:10]
 """What two runs must have in common to be one that was repeated."""
+PAUSE = timedelta(minutes=15)
+"""After so long a pause another machine may have been at work, though it bears the same name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +65,15 @@ class OffloadRun(sheet.Run):
 
 
 def offload_runs(roots: Iterable[Path]) -> list[OffloadRun]:
-    """The runs in ``<root>/published-here/*/offload.csv`` of every root, the last of equal ones.
+    """The runs in ``<root>/published-here/*/offload.csv`` of every root.
 
     Empty where there is no such file. Raises ValueError as `read_offload` does.
     """
-    runs = (run for file in sheet.files(roots, FILE) for run in read_offload(file))
+    return [run for file in sheet.files(roots, FILE) for run in read_offload(file)]
+
+
+def latest(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
+    """Of equal runs the last one (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 
@@ -77,8 +84,9 @@ def read_offload(path: Path) -> list[OffloadRun]:
     naming file, line, column and value.
     """
     runs = sheet.read(path, COLUMNS, _READERS, OffloadRun, sheet.contradiction)
-    moved = _disk_traffic(path.with_suffix(".json"))
-    return [replace(run, disk_step_bytes=moved.get(_place(run))) for run in runs]
+    told = _provenance(path.with_suffix(".json"))
+    return [replace(run, **told[_place(run)]._asdict()) if _place(run) in told else run
+            for run in runs]  # fmt: skip
 
 
 def _place(run: OffloadRun) -> tuple[str, str, float | None, float | None]:
@@ -86,23 +94,37 @@ def _place(run: OffloadRun) -> tuple[str, str, float | None, float | None]:
     return run.method, run.commit, run.parameters, run.samples_per_second
 
 
-def _disk_traffic(path: Path) -> dict[tuple[str, str, float | None, float | None], int]:
-    """Bytes to and from the disk in a step, of the runs in the provenance beside a file that used
-    one; nothing where there is none. Raises ValueError for a file that is none of ours."""
+class _Told(NamedTuple):
+    """What a run's provenance says and its row does not: fields of `OffloadRun`."""
+
+    disk_step_bytes: int | None
+    sitting: str
+
+
+def _provenance(path: Path) -> dict[tuple[str, str, float | None, float | None], _Told]:
+    """By `_place`; nothing where there is no such file. Raises ValueError for a file that is none
+    of ours."""
     if not path.is_file():
         return {}
     try:
-        rows = [(run["row"], run["moved_bytes"]) for run in json.loads(path.read_text())["runs"]]
-        return {
-            (row["method"].partition(" ")[0], row["commit"], row["parameters"],
-             row["samples_per_second"]): moved["read"] + moved["write"]
-            for row, moved in rows
-            if moved.get("read") or moved.get("write")
-        }  # fmt: skip
+        runs = sorted(json.loads(path.read_text())["runs"], key=lambda run: run["started"])
+        told: dict[tuple[str, str, float | None, float | None], _Told] = {}
+        began, ended = "", None
+        for run in runs:
+            row, moved = run["row"], run["moved_bytes"]
+            started = datetime.fromisoformat(run["started"])
+            if ended is None or started - ended > PAUSE:
+                began = f"{started:%H:%M}"
+            ended = started + timedelta(seconds=run["seconds"])
+            place = (row["method"].partition(" ")[0], row["commit"], row["parameters"],
+                     row["samples_per_second"])  # fmt: skip
+            disk = (moved.get("read") or 0) + (moved.get("write") or 0)
+            told[place] = _Told(disk_step_bytes=disk or None, sitting=began)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path.parent.name}/{path.name} is not a benchmark's provenance: {error!r}"
         ) from None
+    return told
 
 
 _READERS: dict[str, Callable[[str], Any]] = {

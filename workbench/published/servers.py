@@ -59,11 +59,15 @@ class ServerRun(sheet.Run):
 
 
 def server_runs(roots: Iterable[Path]) -> list[ServerRun]:
-    """The runs in ``<root>/published-here/*/servers.csv`` of every root, the last of equal ones.
+    """The runs in ``<root>/published-here/*/servers.csv`` of every root.
 
     Empty where there is no such file. Raises ValueError as `read_servers` does.
     """
-    runs = (run for file in sheet.files(roots, FILE) for run in read_servers(file))
+    return [run for file in sheet.files(roots, FILE) for run in read_servers(file)]
+
+
+def latest(runs: Iterable[ServerRun]) -> list[ServerRun]:
+    """Of equal runs the last one (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 

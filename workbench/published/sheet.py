@@ -70,7 +70,10 @@ class Run:
     line: int
     """In the file, the header being 1."""
     runs: int = 1
-    """How many rows of the file say the same settings; this is the last of them."""
+    """How many rows of the file say the same settings; of `latest`, this is the last of them."""
+    sitting: str = ""
+    """When the runs began (UTC) that were made on that machine without a long pause; empty where
+    the file's provenance does not say."""
 
     @property
     def label(self) -> str:

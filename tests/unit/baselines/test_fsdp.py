@@ -221,9 +221,10 @@ def test_both_are_timed_without_a_clip(monkeypatch):
 
 @pytest.mark.gpu
 def test_on_a_gpu_weights_come_once_or_twice_and_gradients_leave_once(tmp_path, monkeypatch):
-    model = ModelSpec(layers=4, hidden=256, heads=4, seq=128, vocab=512)
+    # Beside 0.8 GB of states, matrix products' workspaces are small.
+    model = ModelSpec(layers=4, hidden=1024, heads=16, seq=128, vocab=512)
     spec = BASE.with_(
-        model=model, device="cuda", dtype="bf16", microbatches=1, steps=6, device_memory=2**31
+        model=model, device="cuda", dtype="bf16", microbatches=1, steps=6, device_memory=2**32
     )
     outcome = fsdp.train(spec, Silent(), tmp_path / "gpu")
     whole, blocks = make_model(model).parameters_count(), 4 * make_model(model).unit_parameters(1)

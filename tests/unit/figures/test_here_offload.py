@@ -227,9 +227,29 @@ def test_plain_training_alone_in_its_round_is_no_measure_of_itself(tmp_path: Pat
     assert sorted(rows_of(tmp_path / "beside", [beside, best])["share"]) == [0.5, 1.0]
 
 
+def test_a_run_stands_beside_the_plain_training_of_its_own_sitting(tmp_path: Path) -> None:
+    """Machines that bear one name differ, and of one commit and day there may be several."""
+    plain = line("plain", 32, cap=None, speed=40.0)
+    again = line("plain", 32, cap=None, speed=50.0)
+    lines = [plain, line("stronghold", 32, speed=38.0), again]
+    path = write(tmp_path, lines)
+    starts = ("10:00:00", "10:14:00", "10:45:00")
+    kept = [
+        {"row": row, "moved_bytes": {}, "started": f"2026-11-21T{start}+00:00", "seconds": 60.0}
+        for row, start in zip(lines, starts, strict=True)
+    ]
+    path.with_suffix(".json").write_text(json.dumps({"runs": kept}))
+    found = table(offload_runs([tmp_path])).set_index("method")
+    assert found.loc["stronghold", ["plain", "share"]].tolist() == [40.0, 0.95]
+    assert found.loc["stronghold", "round"] == "0123abc of 2026-11-21, from 10:00"
+    assert found.loc["plain", ["plain", "share"]].tolist() == [50.0, 1.0]
+    assert found.loc["plain", "round"] == "0123abc of 2026-11-21, from 10:45"
+
+
 def test_bytes_of_the_disk_are_told_from_the_provenance(tmp_path: Path) -> None:
     run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
-    kept = {"row": run, "moved_bytes": {"read": 7 * 10**10, "write": 6 * 10**10}}
+    moved = {"read": 7 * 10**10, "write": 6 * 10**10}
+    kept = {"row": run, "moved_bytes": moved, "started": "2026-11-21T10:00:00Z", "seconds": 1.0}
     path = write(tmp_path, [run])
     path.with_suffix(".json").write_text(json.dumps({"runs": [kept]}))
     (goal,) = (g for g in goals(table(offload_runs([tmp_path]))) if "with a disk" in g.goal)

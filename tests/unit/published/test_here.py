@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
-from workbench.published.here import COLUMNS, LABELS, OffloadRun, offload_runs, read_offload
+from workbench.published.here import COLUMNS, LABELS, OffloadRun, latest, offload_runs, read_offload
 from workbench.runs.store import REPOSITORY_RESULTS
 
 GOOD = line("stronghold (w4, keep)", 32, speed=30.0)
@@ -102,7 +102,8 @@ def test_columns_may_stand_in_any_order_and_comments_between_rows(tmp_path: Path
 def test_of_equal_settings_the_last_run_counts_and_says_how_many_there_were(tmp_path: Path) -> None:
     rows = [line("plain", 32, speed=s) for s in (30.0, 40.0, 20.0)]
     runs = runs_of(tmp_path, [*rows, line("plain", 32, speed=25.0, clip="")])
-    assert [(run.samples_per_second, run.runs) for run in runs] == [(20.0, 3), (25.0, 1)]
+    assert [run.samples_per_second for run in runs] == [30.0, 40.0, 20.0, 25.0]
+    assert [(run.samples_per_second, run.runs) for run in latest(runs)] == [(20.0, 3), (25.0, 1)]
 
 
 def test_folders_without_the_file_are_empty_and_equal_ones_read_once(tmp_path: Path) -> None:
