@@ -5,8 +5,9 @@
 
 FOLDER is what a benchmark wrote on another machine. Runs that are there already are left out. Of
 each case and method the last few are kept, so that the files do not grow with every round; the
-history of the repository has the others. A step that was kept lane by lane comes along where its
-run is the last of its kind, by when it started.
+history of the repository has the others. Plain training stays: others were measured beside it. A
+step that was kept lane by lane comes along where its run is the last of its kind, by when it
+started.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SHEETS = {"offload": COLUMNS, "servers": SERVER_COLUMNS}
 KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
 differ."""
+PLAIN = "plain"
+"""What others are shares of: in each sitting its own."""
 
 
 def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) -> tuple[int, int]:
@@ -57,12 +60,12 @@ def _identity(run: dict[str, Any]) -> tuple[str, str]:
 
 
 def _last(runs: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
-    """The last runs of each case and method, in their order."""
+    """The last runs of each case and method, and all of plain training, in their order."""
     count: Counter[tuple[str, str]] = Counter()
     found = []
     for run in reversed(runs):
         count[run["case"], run["method"]] += 1
-        if count[run["case"], run["method"]] <= kept:
+        if count[run["case"], run["method"]] <= kept or run["method"].split()[0] == PLAIN:
             found.append(run)
     return found[::-1]
 

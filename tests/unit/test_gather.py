@@ -59,6 +59,14 @@ def test_of_each_case_and_method_the_last_runs_are_kept(tmp_path: Path) -> None:
     assert speeds(ours) == [2, 4, 5, 6]
 
 
+def test_plain_training_stays_since_others_are_shares_of_it(tmp_path: Path) -> None:
+    plain = [run(n, method="plain (keep)") for n in (1, 3, 5)]
+    ours = sheet(tmp_path / "ours", plain[0], run(2), plain[1], run(4), plain[2])
+    theirs = sheet(tmp_path / "theirs", run(6))
+    assert gather(theirs, ours, kept=1) == (1, 2)
+    assert speeds(ours) == [1, 3, 5, 6]
+
+
 def test_what_started_last_stands_however_late_another_is_gathered(tmp_path: Path) -> None:
     ours = sheet(tmp_path / "ours", run(1), run(4))
     earlier = sheet(tmp_path / "earlier", run(2), run(3, case="b"))

@@ -39,11 +39,16 @@ COLUMNS = (
 `step_ratio`, `peak_ratio`: predicted over measured. `device`: the machine's folder."""
 
 
-def table(runs: Iterable[OffloadRun]) -> pd.DataFrame:
-    """One row a run, the last of equal ones, in the order of the methods. All may be what another
-    is compared with: of a repeated run of plain training, the one that was made beside it."""
+def table(runs: Iterable[OffloadRun], *, repeated: bool = False) -> pd.DataFrame:
+    """One row a run in the order of the methods: the last of equal ones, or (`repeated`) each.
+
+    All may be what another is compared with: of a repeated run of plain training, the one that was
+    made beside it.
+    """
     known = list(runs)
-    shown = sorted(latest(known), key=lambda run: list(LABELS).index(run.method))
+    shown = sorted(
+        known if repeated else latest(known), key=lambda run: list(LABELS).index(run.method)
+    )
     frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
     for name in _NUMBERS:
         frame[name] = pd.to_numeric(frame[name])

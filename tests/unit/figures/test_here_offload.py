@@ -246,6 +246,21 @@ def test_a_run_stands_beside_the_plain_training_of_its_own_sitting(tmp_path: Pat
     assert found.loc["plain", "round"] == "0123abc of 2026-11-21, from 10:45"
 
 
+def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path) -> None:
+    """A run that was made again by itself takes no verdict away."""
+    ours, theirs = line("stronghold", 78, speed=9.0), line("zero-offload", 78, speed=1.0)
+    plain = line("plain", 78, cap=None, speed=10.0)
+    alone = line("stronghold", 78, speed=12.0, commit="later")
+    runs = runs_of(tmp_path, [ours, theirs, plain, alone])
+    for repeated, expected in ((False, ("12.00 times", MISSING)), (True, ("9.00 times", HOLDS))):
+        every = table(runs, repeated=repeated)
+        share, over = (g for g in goals(table(runs), every) if "78 layers, batch 4:" in g.goal)
+        assert (over.measured, over.verdict) == expected
+        assert (share.measured, share.verdict) == (
+            ("90.0%", HOLDS) if repeated else ("120.0%", MISSING)
+        )
+
+
 def test_bytes_of_the_disk_are_told_from_the_provenance(tmp_path: Path) -> None:
     run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
     moved = {"read": 7 * 10**10, "write": 6 * 10**10}

@@ -202,6 +202,18 @@ def test_each_type_of_numbers_is_a_series_of_its_own(tmp_path: Path) -> None:
     assert dict(zip(part["variant"], part["value"], strict=True)) == {"bf16": 30.0, "fp32": 6.0}
 
 
+def test_a_peer_stands_there_at_its_best_and_ours_as_it_plans(tmp_path: Path) -> None:
+    lines = [
+        line("stronghold", 32, speed=30.0), line("stronghold (w4)", 32, speed=31.0),
+        line("megatron-core", 32, cap=None, speed=20.0),
+        line("megatron-core (keep)", 32, cap=None, speed=29.0),
+        line("zero-offload", 32, speed=4.0), line("zero-offload (twin-flow)", 32, speed=9.0),
+    ]  # fmt: skip
+    part = measured(rows_of("8a", tmp_path, lines)).set_index("method")
+    assert part["value"].to_dict() == {"megatron-lm": 29.0, "zero-offload": 9.0, "stronghold": 30.0}
+    assert part.loc["zero-offload", "note"].endswith("variant twin-flow")
+
+
 def test_a_run_that_failed_says_why_in_its_place(tmp_path: Path) -> None:
     lines = [line("stronghold", 32, speed=30.0), line("zero-offload", 32)]
     assert "out of device memory" in texts(drawn("8a", rows_of("8a", tmp_path, lines)))
