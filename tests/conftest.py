@@ -48,6 +48,15 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Models of tests are tiny, and torch's threads wait for each other: up to a hundred times
+    longer than one takes alone, where another process wants the cores as well."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What `workbench doctor` measures and says of this machine's cores, and its results folder."""

@@ -120,7 +120,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
     out = [
         f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {days}: hidden size "
         f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
-        "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap. "
+        "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
+        "of the same sitting where it has one. "
         "A bar is the last run of its settings, with the lowest clipping limit that was run.",
         "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
         "those on this project's runtime. Methods without points have no plan here. "
