@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.methods.plain import made_up_profile, spec_for
+from workbench.methods.harmony import planner
+from workbench.methods.harmony.packs import PP
+from workbench.methods.harmony.room import Setting
+from workbench.methods.plan import DoesNotFit
 from workbench.runs import methods
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 VISITED = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
 
@@ -35,3 +40,31 @@ def test_a_setting_without_a_meaning_is_refused_in_one_sentence(method, setting)
 def test_what_it_does_anyway_may_be_asked_for(setting):
     spec = spec_for(method="harmony-pp", ranks=2, batch=4, **setting)
     assert methods.load("harmony-pp").plan(spec, made_up_profile(spec)).fits
+
+
+@pytest.mark.parametrize(("replay", "tier", "tried"), [
+    ("auto", DEVICE, [True, False]), ("on", DEVICE, [True]), ("auto", HOST_TIER, [True]),
+])  # fmt: skip
+def test_passes_that_leave_no_room_when_recorded_are_not_unless_asked_for(
+    monkeypatch, replay, tier, tried
+):
+    """Recordings work in memory of their own: 0.35 GiB of 1 GiB, of a model of 6 billion."""
+    seen = []
+
+    def search(setting, *_, **__):
+        seen.append(setting.recorded_below_s > 0)
+        if seen[-1]:
+            raise DoesNotFit("too large", tier=tier)
+        return "found"
+
+    monkeypatch.setattr(planner, "search", search)
+    spec = spec_for(method="harmony-pp", replay=replay)
+    setting = Setting(
+        mode=PP, ranks=1, minibatch=2, device_bytes=1, host_bytes=1, recorded_below_s=1.0
+    )
+    if tried[-1]:
+        with pytest.raises(DoesNotFit):
+            planner._searched(spec, setting, None, None)
+    else:
+        assert planner._searched(spec, setting, None, None) == "found"
+    assert seen == tried

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.methods.evaluate import Budgets
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
 STEPS = 3
+RECORDED_TRIALS = 24
+"""Schedules of recorded passes that may be found too large before others are tried."""
 PUBLISHED_RULES = (
     "micro-batches and packs are those of the published rules, at the costs of this server"
 )
@@ -79,7 +82,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     if spec.packing == FAITHFUL:
         found = faithful.choose(setting, sizes, spec.model.units, server, profiles)
     elif pinned is None:
-        found = search(setting, sizes, spec.model.units, server)
+        found = _searched(spec, setting, sizes, server)
     else:
         schedule = scheduled(pinned, setting, sizes)
         found = Found(
@@ -115,6 +118,20 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         settings=settings,
         notes=tuple(_notes(spec, found.packs, model)),
     )
+
+
+def _searched(spec: RunSpec, setting: Setting, sizes: ProfiledSizes, server: Server) -> Found:
+    """The fastest plan; where recorded passes, which work in memory of their own, leave no room for
+    one and nobody asked for them, of passes that are not recorded. Raises DoesNotFit."""
+    units = spec.model.units
+    if spec.replay != "auto" or setting.recorded_below_s <= 0:
+        return search(setting, sizes, units, server)
+    try:
+        return search(setting, sizes, units, server, most_trials=RECORDED_TRIALS)
+    except DoesNotFit as error:
+        if error.tier != DEVICE:
+            raise
+        return search(replace(setting, recorded_below_s=0.0), sizes, units, server)
 
 
 def _notes(spec: RunSpec, packs: Packs, model: LayeredModel) -> Iterator[str]:

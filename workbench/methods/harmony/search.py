@@ -66,12 +66,15 @@ class _Tried:
     """Bytes that were taken off the rings."""
 
 
-def search(setting: Setting, sizes: Sizes, units: int, server: Server) -> Found:
-    """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks."""
+def search(
+    setting: Setting, sizes: Sizes, units: int, server: Server, *, most_trials: int = MOST_TRIALS
+) -> Found:
+    """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks, after
+    `most_trials` plans that do not fit."""
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
     if least > setting.host_bytes:
         raise _lacks(least, HOST_TIER, setting, "more than ")
-    return _Search(setting, sizes, units, server).found()
+    return _Search(setting, sizes, units, server).found(most_trials)
 
 
 class _Search:
@@ -90,10 +93,10 @@ class _Search:
         self._lacking: tuple[int, int] | None = None
         """Bytes of the device and of the host that the smallest of all tried needs."""
 
-    def found(self) -> Found:
+    def found(self, most_trials: int) -> Found:
         setting, foreseen = self._setting, self._setting.device_bytes
         candidates = self._candidates(foreseen)
-        while len(self._seen) < MOST_TRIALS and (tried := self._first(candidates)):
+        while len(self._seen) < most_trials and (tried := self._first(candidates)):
             found, shortage = self._fitting(tried)
             if found is not None:
                 return found
