@@ -85,7 +85,7 @@ def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
     data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
     campaign = Campaign.create(store, data)
     campaign.start()
-    wait_for(lambda: campaign.status().state == "done", patience_s=90)
+    wait_for(lambda: campaign.status().state == "done", patience_s=240)
     assert [record.status for record in store.records()] == ["ok"]
     told = (campaign.folder / "events.jsonl").read_text().splitlines()
     assert json.loads(told[0])["where"] == "Ray on this machine"
