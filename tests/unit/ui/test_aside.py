@@ -37,9 +37,9 @@ def test_it_answers_in_another_process_and_keeps_it(aside: Aside) -> None:
 
 def test_asking_does_not_wait(aside: Aside) -> None:
     aside.ask("os:getpid")
-    begun = time.process_time()
+    begun = time.thread_time()
     answer = aside.ask("time:sleep", seconds=1) or aside.ask("os:getpid")
-    assert time.process_time() - begun < 0.05
+    assert time.thread_time() - begun < 0.05
     assert not answer.done
 
 

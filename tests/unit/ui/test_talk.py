@@ -41,10 +41,10 @@ def test_which_method_and_the_largest_model(talk: Conversation) -> None:
 
 
 def test_asking_does_not_wait_and_the_last_question_is_answered(talk: Conversation) -> None:
-    begun = time.process_time()
+    begun = time.thread_time()
     for layers in range(20, 60, 2):
         talk.ask(Question.of(machine=V100, layers=layers))
-    assert time.process_time() - begun < 0.2
+    assert time.thread_time() - begun < 0.2
     replies = []
     wait_for(lambda: replies.append(talk.poll()) or not talk.busy, patience_s=60)
     last = [reply for reply in replies if reply is not None][-1]
