@@ -74,8 +74,7 @@ def revert(
 
     For tensors on one device, enqueued on its current stream. ``threads`` matters on a CPU alone.
     On a GPU the result is the host's to the bit, but for values that are not a number; where Triton
-    cannot be used there, old values return to within about 10 ulp of the larger of old and new one:
-    torch's kernel takes 1 - beta from a beta that it has rounded to fp32.
+    cannot be used there, old values return to within about 3 ulp of the larger of old and new one.
 
     Raises ValueError for tensors an update cannot take, and for an update that emptied the weights.
     """

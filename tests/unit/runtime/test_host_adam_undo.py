@@ -128,7 +128,7 @@ def test_fallback_reverts_to_the_bit_as_compiled(compiled, monkeypatch, beta1):
 @pytest.mark.gpu
 @pytest.mark.parametrize("halves", [False, True])
 def test_the_path_without_a_compiler_reverts_on_cuda(halves):
-    """To 10 ulp: torch's kernel takes 1 - beta from a beta rounded to fp32, which alone is 9."""
+    """To 4 ulp: the device may round the update's step otherwise than its inverse does."""
     host = Slabs(100_003).trained(5).copy(halves=halves)
     weights, *moments = (slab.cuda() for slab in host.slabs())
     rest = host.rest.cuda() if halves else None
@@ -140,7 +140,7 @@ def test_the_path_without_a_compiler_reverts_on_cuda(halves):
     adam_step.plain_revert(*slabs, hyper(6), **where)
     master = join(weights, rest) if halves else weights
     for was, became, back in zip(host.states(), new, (master, *moments), strict=True):
-        assert ulps(back.cpu().double() - was.double(), was, became) <= 10
+        assert ulps(back.cpu().double() - was.double(), was, became) <= 4
 
 
 def test_an_update_that_emptied_the_weights_cannot_be_taken_back():
