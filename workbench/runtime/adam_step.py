@@ -36,8 +36,8 @@ from torch import Tensor
 from workbench.runs.spec import RunSpec
 from workbench.runtime.split import join, split
 
-# Elements the inverse takes at a time, since it needs several temporaries of 8 bytes per element.
-UNDO_CHUNK = 1 << 19
+# Elements that plain operations take at a time: they need several temporaries of 8 bytes each.
+PIECE = 1 << 19
 
 
 class Diverged(ArithmeticError):
@@ -165,7 +165,7 @@ def check_slabs(
             raise ValueError(f"{first} and {second} overlap by {end - begin} bytes")
 
 
-def fused_update(
+def plain_update(
     weights: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
@@ -174,40 +174,27 @@ def fused_update(
     *,
     decay_split: int,
     chunk: int,
+    fused: bool,
     rest: Tensor | None = None,
     undo: AdamStep | None = None,
 ) -> None:
-    """The update by torch's fused AdamW, on any device, at most ``chunk`` elements at a time.
+    """The update by torch's operations, on any device, at most ``chunk`` elements at a time.
 
-    The fused kernel wants gradients in the weights' type; and it divides (rather than multiplies)
-    by a scale of its own and overwrites the gradients with the result. So where either matters, a
-    chunk's gradient is widened or scaled into a temporary of at most ``4 * chunk`` bytes first,
-    and the caller's gradients stay as they were. Split masters take another ``4 * chunk``. With
+    ``fused`` is for a CPU, where torch's fused AdamW rounds as our kernel does. On CUDA it rounds
+    otherwise, as no inverse can know: torch 2.11's takes 1 - beta from a beta rounded to fp32, and
+    a first moment that is taken back is off by 9 ulp. Without it, the operations are those that the
+    inverse is made for, in more passes.
+
+    The caller's gradients stay as they were, and split masters take ``4 * chunk`` bytes. With
     ``undo``, what an update with it and the same gradient did is taken back first.
     """
-    slabs = (weights, exp_avg, exp_avg_sq, grad)
-    step = torch.full((), float(hyper.step), device=weights.device)
-    for states, part, decays in _chunks(*slabs, rest, decay_split, chunk):
+    apply = _apply_fused if fused else _apply
+    for states, part, decays in _chunks(
+        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
+    ):
         if undo is not None:
             _revert(*states, part, undo, decays)
-        part = part.float()
-        if hyper.grad_scale != 1:
-            part = part * hyper.grad_scale
-        master, *moments = ([state] for state in states)
-        torch._fused_adamw_(
-            master,
-            [part],
-            *moments,
-            [],
-            [step],
-            lr=hyper.lr,
-            beta1=hyper.beta1,
-            beta2=hyper.beta2,
-            weight_decay=hyper.weight_decay if decays else 0.0,
-            eps=hyper.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        apply(*states, part, hyper, decays)
 
 
 def plain_revert(
@@ -248,6 +235,56 @@ def _chunks(
             split(master, weights[at], rest.view(-1)[at])
 
 
+def _apply_fused(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    decays: bool,
+) -> None:
+    """Torch's kernel wants gradients in the weights' type; and it divides (rather than multiplies)
+    by a scale of its own and overwrites the gradients with the result. So where either matters,
+    they are widened or scaled into a temporary first."""
+    grad = grad.float()
+    if hyper.grad_scale != 1:
+        grad = grad * hyper.grad_scale
+    torch._fused_adamw_(
+        [master],
+        [grad],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [torch.full((), float(hyper.step), device=master.device)],
+        lr=hyper.lr,
+        beta1=hyper.beta1,
+        beta2=hyper.beta2,
+        weight_decay=hyper.weight_decay if decays else 0.0,
+        eps=hyper.eps,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _apply(
+    master: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    decays: bool,
+) -> None:
+    """The update with the scalars, and by the step, that ``_revert`` takes it back with."""
+    s = hyper.scalars()
+    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
+        g = g.float() * s["grad_scale"]
+        m.lerp_(g, s["lerp_weight"])
+        v.mul_(s["beta2"]).addcmul_(g, g, value=s["one_minus_beta2"])
+        if decays:
+            p.mul_(s["decay"])
+        p.add_(_step(m, v, s))
+
+
 def _revert(
     master: Tensor,
     exp_avg: Tensor,
@@ -256,16 +293,13 @@ def _revert(
     hyper: AdamStep,
     decays: bool,
 ) -> None:
-    """The inverse, rounded as in ``host_adam.cpp``: products that must stay exact are in double,
-    and so are roots, since those of fp32 are not always rounded correctly."""
+    """The inverse, rounded as in ``host_adam.cpp``: products that must stay exact are in double."""
     s = hyper.scalars()
     rounding = 2.0**-24  # of a sum, relative to it
     kept_m = 1 - s["lerp_weight"]
-    pieces = (slab.split(UNDO_CHUNK) for slab in (master, exp_avg, exp_avg_sq, grad))
-    for p, m, v, g in zip(*pieces, strict=True):
+    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
         g = g.float() * s["grad_scale"]
-        rms = v.double().sqrt_().float().div_(s["sqrt_correction2"])
-        p.sub_((m * s["neg_step_size"]).div_(rms.add_(s["eps"])))
+        p.sub_(_step(m, v, s))
         if decays:
             p.div_(s["decay"])
 
@@ -277,3 +311,14 @@ def _revert(
         left = v.double().sub_(added).float()
         forgotten = left <= v * rounding
         v.copy_(left.div_(s["beta2"] or math.inf)).masked_fill_(forgotten, 0)
+
+
+def _pieces(*slabs: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(slab.split(PIECE) for slab in slabs), strict=True)
+
+
+def _step(exp_avg: Tensor, exp_avg_sq: Tensor, s: dict[str, float]) -> Tensor:
+    """What these moments add to the weights. Roots are in double: those of fp32 are not always
+    rounded correctly."""
+    rms = exp_avg_sq.double().sqrt_().float().div_(s["sqrt_correction2"])
+    return (exp_avg * s["neg_step_size"]).div_(rms.add_(s["eps"]))

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from workbench.runtime import host_adam
-from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
+from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
 from workbench.runtime.gpu_compiler import triton_works
 
-# Elements taken at a time without Triton. Masters are joined, and gradients widened, then scaled,
-# into temporaries of 24 MiB each, of which four live at once: 96 MiB of the device budget. The
-# inverse needs less (``UNDO_CHUNK``). A few launches for each 6 Mi elements do not show.
+# Elements taken at a time without Triton: masters are joined into a temporary of 24 MiB, beside
+# which the operations of one ``PIECE`` have theirs.
 CHUNK = 6 << 20
 
 
@@ -41,8 +40,8 @@ def update(
     that update is taken back first, as by ``revert``, in the same pass.
 
     ``threads`` matters on a CPU alone. On a GPU the result is the host's to the bit, but for values
-    that are not a number. Where Triton cannot be used there it is that of torch's fused AdamW,
-    which differs in the last bits, and ``undo`` takes passes of its own.
+    that are not a number. Where Triton cannot be used there, torch's operations make the update,
+    which differ in the last bits, and ``undo`` takes passes of its own.
 
     Raises ValueError for tensors an update cannot take, and as ``revert`` does for ``undo``.
     """
@@ -56,7 +55,7 @@ def update(
         launch(*slabs, hyper, **where)
         return
     with torch.no_grad():
-        fused_update(*slabs, hyper, **where, chunk=CHUNK)
+        plain_update(*slabs, hyper, **where, chunk=CHUNK, fused=False)
 
 
 def revert(

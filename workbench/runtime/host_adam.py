@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from workbench import native
-from workbench.runtime.adam_step import AdamStep, check_slabs, fused_update, plain_revert
+from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]
 
@@ -141,7 +141,7 @@ def update(
         kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return
     with torch.no_grad():
-        fused_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
+        plain_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK, fused=True)
 
 
 def revert(
