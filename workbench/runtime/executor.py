@@ -53,6 +53,8 @@ STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_OUT)
 host: the sender copies it."""
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
+START_S = 1.0
+"""How long a thread whose start was interrupted may take to begin, if it ever does."""
 
 Work = Callable[[Action, int], None]
 """Performs one action of one step, on the current stream of the calling thread."""
@@ -200,7 +202,9 @@ class Executor:
         """
         try:
             for thread, ended in self._threads:
-                if thread.ident is not None:  # one that is only about to start will see the stop
+                if thread.ident is None:  # its start was interrupted: it begins yet, or never
+                    ended.wait(START_S)
+                if thread.ident is not None:
                     ended.wait()  # `join`, interrupted, takes a running thread for dead (gh-90882)
                     thread.join()
             self._threads.clear()
