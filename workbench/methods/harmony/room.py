@@ -9,8 +9,10 @@ from itertools import accumulate, chain
 
 from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import PP, Packs, Task
+from workbench.methods.harmony.recordings import Recordings
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sheet import AHEAD
+from workbench.profile.profile import UnitCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +47,9 @@ class Setting:
 class Room:
     """What packs of one model need, from running sums: thousands of them are asked for."""
 
-    def __init__(self, sizes: Sizes, units: int) -> None:
+    def __init__(self, sizes: Sizes, units: int, recorded_below_s: float = 0.0) -> None:
         self._sizes, self._units = sizes, units
+        self._recordings = Recordings(sizes, units, recorded_below_s)
         self._visits = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
         self._stays = [
             2 * visit + sizes.state_bytes(unit) for unit, visit in enumerate(self._visits)
@@ -57,9 +60,10 @@ class Room:
             together.setdefault(sizes.owner(unit), []).append(unit)
         self._together = {unit: tuple(group) for group in together.values() for unit in group}
         """Unit -> those that share weights with it, itself among them."""
-        self._inside: dict[int, tuple[list[int], list[int]]] = {}
-        """By samples: running sums of what a backward pass keeps, and what it needs beside."""
-        self._passing: dict[int, list[int]] = {}
+        self._inside: dict[tuple[int, bool], tuple[list[int], list[int]]] = {}
+        """By samples, and whether blocks are recorded: running sums of what a backward pass keeps,
+        and what it needs beside."""
+        self._passing: dict[tuple[int, bool], list[int]] = {}
 
     def rings(self, packs: Packs, rank: int, device_bytes: int, less: int = 0) -> Rings:
         """A rank's rings: of two packs of weights, or what there is room for but at least one; so
@@ -143,7 +147,8 @@ class Room:
     def _working(self, packs: Packs, rank: int) -> int:
         """About what a rank needs beside weights and gradients: the micro-batch in work, what
         waits between tasks, and what lies there all the time."""
-        ends, beside = self._of(packs.backward_size)
+        recorded = self._recordings.made(packs)
+        ends, beside = self._of(packs.backward_size, recorded)
         tasks = packs.tasks_of(rank)
         most = max(
             (
@@ -155,7 +160,7 @@ class Room:
             ),
             default=0,
         )  # fmt: skip
-        passing = self._forward_of(packs.forward_size)
+        passing = self._forward_of(packs.forward_size, recorded)
         forward = max(
             (
                 _waiting(packs, self._sizes, task)
@@ -167,16 +172,29 @@ class Room:
             default=0,
         )
         always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
-        return max(most, forward) + always
+        return max(most, forward) + always + self._recordings.nbytes(packs, rank)
 
-    def _of(self, samples: int) -> tuple[list[int], list[int]]:
-        if samples not in self._inside:
-            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
+    def _costs(self, samples: int, recorded: bool) -> list[UnitCost]:
+        """Recorded blocks keep nothing and need nothing beside, but in their recordings."""
+        costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
+        if recorded:
+            costs[1:-1] = [
+                replace(cost, kept_bytes=0, forward_scratch_bytes=0, backward_scratch_bytes=0)
+                for cost in costs[1:-1]
+            ]
+        return costs
+
+    def _of(self, samples: int, recorded: bool) -> tuple[list[int], list[int]]:
+        of = samples, recorded
+        if of not in self._inside:
+            costs = self._costs(*of)
             ends = [0, *accumulate(cost.kept_bytes + cost.input_bytes for cost in costs)]
-            visits = map(self._sizes.visit_bytes, range(self._units))
+            visits = [*map(self._sizes.visit_bytes, range(self._units))]
+            if recorded:  # whose gradients are in the making there, too
+                visits[1:-1] = [0] * len(visits[1:-1])
             beside = [c.backward_scratch_bytes + v for c, v in zip(costs, visits, strict=True)]
-            self._inside[samples] = ends, beside
-        return self._inside[samples]
+            self._inside[of] = ends, beside
+        return self._inside[of]
 
     def _leaving(self, packs: Packs, task: Task) -> int:
         """Inputs of later backward packs that a forward task made and that are on their way to the
@@ -188,15 +206,15 @@ class Room:
         largest = max((self._sizes.input_bytes(u, packs.forward_size) for u in starts), default=0)
         return AHEAD * largest
 
-    def _forward_of(self, samples: int) -> list[int]:
+    def _forward_of(self, samples: int, recorded: bool) -> list[int]:
         """What a forward pass of each layer needs: its output, its input, and what it makes between
         them."""
-        if samples not in self._passing:
-            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
-            self._passing[samples] = [
-                cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs
+        of = samples, recorded
+        if of not in self._passing:
+            self._passing[of] = [
+                cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in self._costs(*of)
             ]
-        return self._passing[samples]
+        return self._passing[of]
 
 
 def _waiting(packs: Packs, sizes: Sizes, task: Task) -> int:

@@ -87,7 +87,8 @@ class _Search:
             ServerCosts(sizes, server, shared_updates=setting.mode == DP, clips=clips)
             for clips in ((False,) if setting.sure else (False, True))
         ]
-        self._room, self._pace = Room(sizes, units), Pace(sizes, server, units)
+        self._room = Room(sizes, units, setting.recorded_below_s)
+        self._pace = Pace(sizes, server, units)
         self._seen: set[Packs] = set()
         self._trials = 0
         self._lacking: tuple[int, int] | None = None
@@ -199,7 +200,8 @@ def scheduled(
 ) -> Schedule:
     """The schedule of some packs, with rings of two packs where there is room for them, so many
     bytes `less`."""
-    room = Room(sizes, packs.num_units) if room is None else room
+    if room is None:
+        room = Room(sizes, packs.num_units, setting.recorded_below_s)
     rings = [room.rings(packs, rank, setting.device_bytes, less) for rank in range(packs.ranks)]
     most = max(packs.forward_size, packs.backward_size)
     longest = longest_forward_s(sizes, packs.num_units, most)
