@@ -147,6 +147,9 @@ class States:
         if self.rest is None:
             self.weights.copy_(master)
             return
+        if not self.weights.is_cuda:
+            split.split(master, self.weights, self.rest)
+            return
         weights, rest = (torch.empty(len(master), dtype=t.dtype) for t in (self.weights, self.rest))
         split.split(master, weights, rest)
         self.weights.copy_(weights)
