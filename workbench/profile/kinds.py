@@ -109,7 +109,7 @@ class _Costs:
 
     def _wait(self) -> None:
         if self._alone.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self._alone.device)
 
     def _bytes(self) -> dict[str, int]:
         """As UnitCost counts them: see footprint.py."""

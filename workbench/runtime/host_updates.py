@@ -225,6 +225,10 @@ class HostUpdates:
         """Nothing is: checkpoints ask."""
         return False
 
+    def seed(self, unit: int, master: Tensor) -> None:
+        """Write a layer's first weights, fp32; moments are zeros, as new memory is."""
+        self.states(unit).set_master(master)
+
     def states(self, unit: int) -> States:
         """Weights, moments and masters' rest of a layer, where they live."""
         return States.within(

@@ -7,7 +7,9 @@ is a view of the slot for good, and whoever is in the slot runs in it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,14 @@ from workbench.runtime.storage import Flat
 
 WRITERS = 4
 """Units whose initial weights are written at a time; each takes its fp32 weights in memory."""
+
+
+class Seeded(Protocol):
+    """Who takes first weights."""
+
+    def seed(self, unit: int, master: Tensor) -> None:
+        """A unit's fp32 weights; of several units at the same time."""
+        ...
 
 
 class Shells:
@@ -81,20 +91,31 @@ class Shells:
         return module
 
 
-def write_initial(model: LayeredModel, memory: Memory, flats: list[Flat], seed: int) -> None:
-    """Write the initial weights of all units.
+def write_initial(
+    model: LayeredModel,
+    memory: Seeded,
+    flats: list[Flat],
+    seed: int,
+    *,
+    watch: Callable[[], object] = lambda: None,
+) -> None:
+    """Write the initial weights of all units; `watch` is called after each, and may raise.
 
     One unit is made at a time, for random numbers may be drawn from one generator; what is made is
-    written beside that, for a disk takes longer than the draws.
+    written beside that, for a disk, and large units, take longer than the draws.
     """
+
+    def write(unit: int, built: nn.Module) -> None:
+        master = torch.empty(flats[unit].numel)
+        flats[unit].copy_in(built, master)
+        memory.seed(unit, master)
+
     written: deque[Future[None]] = deque()
     with ThreadPoolExecutor(WRITERS) as writers:
-        for unit, flat in enumerate(flats):
-            built = model.build(unit, seed=seed)
-            master = torch.empty(flat.numel)
-            flat.copy_in(built, master)
-            written.append(writers.submit(memory.seed, unit, master))
+        for unit in range(len(flats)):
+            written.append(writers.submit(write, unit, model.build(unit, seed=seed)))
             while len(written) > WRITERS:
                 written.popleft().result()
+            watch()
         for last in written:
             last.result()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from operator import itemgetter
 
 from workbench.schedule.action import Action
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
-from workbench.schedule.schedule import DEVICE, Schedule
+from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
 
 def check_buffers(proof: Proof) -> None:
@@ -99,15 +101,40 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
 def _check_side_by_side(
     proof: Proof, names: list[str], takes: dict[str, int], frees: dict[str, int], why: str
 ) -> None:
-    """The same of buffers with places in a slot, each against those it overlaps."""
-    ends = {
-        name: (buffer.offset, buffer.offset + buffer.nbytes)
-        for name in names
-        for buffer in [proof.schedule.buffers[name]]
-    }
-    for place, name in enumerate(names):
-        first, end = ends[name]
-        for following in names[place + 1 :]:
-            if first < ends[following][1] and ends[following][0] < end:
-                proof.require(frees[name], takes[following], why)
-                proof.require(frees[following], takes[name], why, next_step=True)
+    """The same of buffers with places in a slot, each against those it overlaps.
+
+    The users of one byte follow one another, so that each is asked for against those that had its
+    bytes last, and in the next step the first of a byte against the last of it.
+    """
+    last: list[_Piece] = []
+    for name in names:
+        for before in _lay(last, proof.schedule.buffers[name], name):
+            proof.require(frees[before], takes[name], why)
+    first: list[_Piece] = []
+    for name in reversed(names):
+        _lay(first, proof.schedule.buffers[name], name)
+    for start, end, name in last:
+        for *_, following in _under(first, start, end)[1]:
+            proof.require(frees[name], takes[following], why, next_step=True)
+
+
+_Piece = tuple[int, int, str]
+"""From one byte of a slot up to another, and the buffer that has them. Pieces lie in order and do
+not overlap."""
+
+
+def _lay(pieces: list[_Piece], buffer: Buffer, name: str) -> list[str]:
+    """Give a buffer its bytes; returns who had any of them."""
+    start, end = buffer.offset, buffer.offset + buffer.nbytes
+    place, under = _under(pieces, start, end)
+    left = [(first, start, other) for first, _, other in under[:1] if first < start]
+    right = [(end, stop, other) for _, stop, other in under[-1:] if stop > end]
+    pieces[place] = [*left, (start, end, name), *right]
+    return [other for *_, other in under]
+
+
+def _under(pieces: list[_Piece], start: int, end: int) -> tuple[slice, list[_Piece]]:
+    """Where pieces have bytes from `start` to `end`, and which those are."""
+    low = bisect_right(pieces, start, key=itemgetter(1))
+    high = bisect_left(pieces, end, low, key=itemgetter(0))
+    return slice(low, high), pieces[low:high]

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
+from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
-from workbench.runtime.threads import available_cores
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
@@ -44,8 +43,6 @@ from workbench.schedule.validate import validate
 POLL_S = 0.005
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
-FILLERS = 8
-"""Layers that get their first weights at a time: each needs fp32 copies of one layer meanwhile."""
 TIMELINE_STEPS = 3
 PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
 
@@ -111,8 +108,10 @@ class Crew:
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
         self._start(segments)
-        if first == 0:  # nothing was taken up
-            self._first_weights()
+        if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
+            write_initial(
+                self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
+            )
         last, seen = time.time(), first
         for _, end in segments:
             self.board.allow(end)
@@ -132,27 +131,6 @@ class Crew:
                 raise RankFailed(late)
             time.sleep(POLL_S)
         self._check(total)
-
-    def _first_weights(self) -> None:
-        """Of all layers, while the ranks import, page-lock and record: they wait for the word that
-        they may begin. Raises what made a rank fail meanwhile."""
-
-        def fill(unit: int) -> None:
-            flat = self.flats[unit]
-            master = torch.empty(flat.numel)
-            flat.copy_in(self.model.build(unit, seed=self.spec.seed), master)
-            self.states.states(unit).set_master(master)
-
-        with ThreadPoolExecutor(min(FILLERS, available_cores())) as pool:
-            filled = [pool.submit(fill, unit) for unit in range(len(self.flats))]
-            try:
-                for each in filled:
-                    while not wait([each], POLL_S).done:
-                        self._check_ends()
-                    each.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm's running statistics at the end of the last segment, by their names."""

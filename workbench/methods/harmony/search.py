@@ -34,9 +34,10 @@ from workbench.schedule.validate import Validation, validate
 from workbench.units import format_bytes
 
 STEPS = 2
-TRIALS, ACTIONS = 12, 40_000
+TRIALS, ACTIONS, MOST_ACTIONS = 12, 40_000, 300_000
 """Schedules that are simulated at a time, the most promising first: so many at least, and so many
-actions in all. Those of a small model take no time, and estimates are least sure of them."""
+actions in all. Those of a small model take no time, and estimates are least sure of them. But no
+more actions than the last: of hundreds of layers and dozens of micro-batches a few schedules do."""
 MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
 LESS = 0.02
@@ -130,7 +131,7 @@ class _Search:
             self._seen.add(packs)
             found.append(self._tried(packs))
             actions += len(found[-1].schedule.actions)
-            if len(found) >= TRIALS and actions >= ACTIONS:
+            if actions >= MOST_ACTIONS or (len(found) >= TRIALS and actions >= ACTIONS):
                 break
         return found
 

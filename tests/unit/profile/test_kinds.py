@@ -1,0 +1,40 @@
+"""Layers of models without a formula, timed on a GPU, where they run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from workbench.model import ModelSpec, make_model
+from workbench.model.families import blank_rows
+from workbench.profile import kinds
+
+BERT = ModelSpec(family="bert", layers=3, hidden=64, heads=4, seq=32, vocab=300)
+VGG = ModelSpec(family="vgg", layers=5, hidden=8, heads=4, seq=32, vocab=10)
+RESNET = ModelSpec(family="resnet", layers=4, hidden=16, heads=4, seq=32, vocab=10)
+
+
+def test_a_timing_waits_for_the_device_that_the_layer_is_on(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    device = torch.device("cuda", 1)
+    kinds._Costs(SimpleNamespace(device=device))._seconds(lambda: None)
+    assert set(waited) == {device}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [BERT, VGG, RESNET], ids=lambda spec: spec.family)
+def test_costs_on_a_gpu(spec):
+    *inputs, targets = blank_rows(spec, 4)
+    settings = {"seq": spec.seq, "dtype": torch.float32}
+    model = make_model(spec)
+    here, _ = kinds.kind_costs(model, tuple(inputs), targets, device="cuda", **settings)
+    host, _ = kinds.kind_costs(model, tuple(inputs), targets, device="cpu", **settings)
+    assert {*here} == {*host}
+    for kind, cost in here.items():
+        assert cost.forward_s > 0
+        assert cost.backward_s > 0
+        assert cost.input_bytes == host[kind].input_bytes
+        assert cost.parameters == host[kind].parameters
