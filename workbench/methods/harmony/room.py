@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from workbench.methods.harmony.draft import Rings, Sizes
-from workbench.methods.harmony.packs import PP, Packs, Task
+from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.recordings import Recordings
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sheet import AHEAD
@@ -148,38 +148,34 @@ class Room:
         """About what a rank needs beside weights and gradients: the micro-batch in work, what
         waits between tasks, and what lies there all the time."""
         recorded = self._recordings.made(packs)
-        ends, beside = self._of(packs.backward_size, recorded)
-        tasks = packs.tasks_of(rank)
-        most = max(
-            (
-                ends[task.units.stop] - ends[task.units.start]
-                + max(beside[task.units.start : task.units.stop])
-                + _waiting(packs, self._sizes, task)
-                for task in tasks
-                if not task.forward
-            ),
-            default=0,
-        )  # fmt: skip
-        passing = self._forward_of(packs.forward_size, recorded)
-        forward = max(
-            (
-                _waiting(packs, self._sizes, task)
-                + max(passing[task.units.start : task.units.stop])
-                + self._leaving(packs, task)
-                for task in tasks
-                if task.forward
-            ),
-            default=0,
-        )
+        share = len(range(*packs.share(rank if packs.mode == DP else None)))
+        ends, beside = self._of(min(packs.backward_size, share), recorded)
+        passing = self._forward_of(min(packs.forward_size, share), recorded)
+        waits = _Waits(packs, self._sizes, rank)
+        most = 0
+        for before, task in waits.pairs():
+            first, stop = task.units.start, task.units.stop
+            inside = waits.between(before, task)
+            if task.forward:
+                inside += max(passing[first:stop]) + self._leaving(packs, task)
+            else:
+                inside += ends[stop] - ends[first] + max(beside[first:stop]) + waits.fetched(task)
+            most = max(most, inside)
         always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
-        return max(most, forward) + always + self._recordings.nbytes(packs, rank)
+        return most + always + self._recordings.nbytes(packs, rank)
 
     def _costs(self, samples: int, recorded: bool) -> list[UnitCost]:
         """Recorded blocks keep nothing and need nothing beside, but in their recordings."""
         costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
         if recorded:
             costs[1:-1] = [
-                replace(cost, kept_bytes=0, forward_scratch_bytes=0, backward_scratch_bytes=0)
+                replace(
+                    cost,
+                    kept_bytes=0,
+                    forward_scratch_bytes=0,
+                    recompute_scratch_bytes=0,
+                    backward_scratch_bytes=0,
+                )
                 for cost in costs[1:-1]
             ]
         return costs
@@ -192,7 +188,10 @@ class Room:
             visits = [*map(self._sizes.visit_bytes, range(self._units))]
             if recorded:  # whose gradients are in the making there, too
                 visits[1:-1] = [0] * len(visits[1:-1])
-            beside = [c.backward_scratch_bytes + v for c, v in zip(costs, visits, strict=True)]
+            beside = [
+                max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes + visit)
+                for cost, visit in zip(costs, visits, strict=True)
+            ]
             self._inside[of] = ends, beside
         return self._inside[of]
 
@@ -217,18 +216,56 @@ class Room:
         return self._passing[of]
 
 
-def _waiting(packs: Packs, sizes: Sizes, task: Task) -> int:
-    """Activations or their gradients between a task and its neighbours: of all samples where the
-    neighbour is on the same rank, else what was made for it, and what came in the inbox."""
-    ends = (task.units.start, task.units.stop)
-    into, out = ends if task.forward else reversed(ends)
-    apart = packs.mode == PP and packs.ranks > 1
-    largest, whole = task.micros[0][1] - task.micros[0][0], task.micros[-1][1] - task.micros[0][0]
-    total = 0
-    if 0 < into < packs.num_units:
-        total += sizes.input_bytes(into, 2 * AHEAD * largest if apart else whole)
-    if 0 < out < packs.num_units:
-        total += sizes.input_bytes(out, whole)
-    if task.fused and task.units.start and not apart:  # inputs, and the gradients made of them
-        total += sizes.input_bytes(task.units.start, whole)
-    return total
+class _Waits:
+    """What lies between the tasks of one rank: activations and their gradients."""
+
+    def __init__(self, packs: Packs, sizes: Sizes, rank: int) -> None:
+        self._packs, self._sizes, self._tasks = packs, sizes, packs.tasks_of(rank)
+        self._apart = packs.mode == PP and packs.ranks > 1
+        starts = [t.units.start for t in self._tasks if not (t.forward or t.fused)]
+        samples = packs.backward_size
+        self._stash = max((sizes.input_bytes(unit, samples) for unit in starts if unit), default=0)
+        self._inbox = max(map(self._came, self._tasks), default=0) if self._apart else 0
+
+    def pairs(self) -> Iterable[tuple[Task, Task]]:
+        """Each task behind the one that the rank does before it."""
+        return zip(self._tasks[-1:] + self._tasks, self._tasks, strict=False)
+
+    def between(self, before: Task, task: Task) -> int:
+        """Of all samples where the neighbour is on the same rank. Else what was made for it, or for
+        that of the task before, which may not have left yet; the inbox; and what came in it."""
+        sizes, whole = self._sizes, self._whole(task)
+        if self._apart:
+            return self._inbox + self._came(task) + max(self._made(before), self._made(task))
+        total = sum(self._bytes(unit, whole) for unit in (task.units.start, task.units.stop))
+        if task.fused and task.units.start:  # inputs, and the gradients made of them
+            total += sizes.input_bytes(task.units.start, whole)
+        return total
+
+    def fetched(self, task: Task) -> int:
+        """Stashed inputs that came ahead, beside the one in work."""
+        return (AHEAD if task.fused else AHEAD - 1) * self._stash
+
+    def _came(self, task: Task) -> int:
+        first, end = task.micros[0]
+        return AHEAD * self._bytes(_into(task), end - first)
+
+    def _made(self, task: Task) -> int:
+        return self._bytes(_out(task), self._whole(task))
+
+    def _whole(self, task: Task) -> int:
+        return task.micros[-1][1] - task.micros[0][0]
+
+    def _bytes(self, unit: int, samples: int) -> int:
+        """Of what flows into a unit; tokens come another way."""
+        return self._sizes.input_bytes(unit, samples) if 0 < unit < self._packs.num_units else 0
+
+
+def _into(task: Task) -> int:
+    """The unit whose input, or whose gradient of it, a task begins with."""
+    return task.units.start if task.forward else task.units.stop
+
+
+def _out(task: Task) -> int:
+    """The same of what it ends with."""
+    return task.units.stop if task.forward else task.units.start
