@@ -132,8 +132,8 @@ def missing(rows: pd.DataFrame) -> list[str]:
     for batch, *_ in OVER_ZERO:
         at = xl[(xl["batch"] == batch) & (xl["ranks"] == GPUS)]
         free = at[at["device_cap_gib"].isna() & (at["method"] == ROOF)]
-        absent = [name for name in (PP, DP, ZERO) if _run(xl, name, batch) is None]
-        absent += [f"{ROOF} without a cap"] if free.empty else []
+        absent = [LABELS[name] for name in (PP, DP, ZERO) if _run(xl, name, batch) is None]
+        absent += [f"{LABELS[ROOF]} without a cap"] if free.empty else []
         if absent:
             out.append(f"{_setting(batch)} ({', '.join(absent)})")
     return out
@@ -212,6 +212,8 @@ def _step_times(rows: pd.DataFrame) -> Goal:
 def _peaks(rows: pd.DataFrame) -> Goal:
     goal = f"every device peak within {PEAK_WITHIN:.0%} of its prediction"
     ratios = own_ratios(rows, "peak_ratio", OWN_RUNTIME)
+    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
+    planned = own[own["predicted_peak_device_gib"].notna()]
     if ratios.empty:
         return left_open(goal, "no run on our own runtime has a prediction")
     far = (ratios - 1).abs()
@@ -219,6 +221,7 @@ def _peaks(rows: pd.DataFrame) -> Goal:
     why = (
         f"{_runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the worst "
         f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
+        f"{_without_peak(planned)}"
     )
     return judged(goal, f"{far.max():.1%} at most", far.max() <= PEAK_WITHIN, why)
 
@@ -233,8 +236,15 @@ def _caps(rows: pd.DataFrame) -> Goal:
     why = (
         f"{_runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} of "
         f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
+        f"{_without_peak(own[own['device_cap_gib'].notna()])}"
     )
     return judged(goal, f"{used.max():.1%} of the cap at most", used.max() <= 1, why)
+
+
+def _without_peak(rows: pd.DataFrame) -> str:
+    """At the end of a reason: whose peak was not measured, of which nothing is said."""
+    told = [_described(run) for _, run in rows[rows["peak_device_gib"].isna()].iterrows()]
+    return f"; not measured: {', '.join(told)}" if told else ""
 
 
 # -- more GPUs, larger models ----------------------------------------------------------------------
@@ -259,6 +269,9 @@ def _scaling(rows: pd.DataFrame) -> Goal:
         if run["status"] != "ok":
             return did_not_train(goal, run)
     ratio = many["samples_per_second"] / one["samples_per_second"]
+    if one["round"] != many["round"]:
+        told = f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s"
+        return apart(goal, f"{ratio:.2f} times", told, many["round"], one["round"])
     told = (
         f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s, "
         f"{_sized(many)}, minibatch {many['batch']}{variant_of(many)}"

@@ -220,3 +220,11 @@ def test_fp32_states_are_larger(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, [ten(1, 2.0), ten(1, 2.0, dtype="fp32")])
     states = rows["states_gib"] * 2**30 / rows["parameters"]
     assert states.tolist() == pytest.approx([14.0, 16.0])
+
+
+def test_a_run_without_its_peak_is_named_where_peaks_are_judged(tmp_path: Path) -> None:
+    lines = [line("harmony-pp", speed=70.0), line("harmony-dp", 2, speed=40.0, peak_device_gib="")]
+    for place in (PEAK, CAP):
+        why = judge(tmp_path, lines, place)[2]
+        assert why.startswith("1 run on our own runtime")
+        assert why.endswith("not measured: Harmony-DP with 48 layers on 2 GPUs at minibatch 64")
