@@ -158,6 +158,32 @@ def test_table_1_is_a_table(tmp_path: Path) -> None:
         assert told in text
 
 
+def test_table_1_draws_searches_as_measured_and_like_beside_like(tmp_path: Path) -> None:
+    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+    paper = drawn("harmony_table1", rows)
+    assert {"measured: our search", "simulated: our plan"} <= {
+        text.get_text() for text in paper.legends[0].get_texts()
+    }
+    estimates = table.pick(
+        rows, source=table.REFERENCE, quantity="iteration_s", method="harmony-pp", minibatch=64
+    )
+    assert estimates["how"].str.contains("transfers overlap; high: without overlap").all()
+    stated = [text.get_text() for text in paper.axes[0].texts]
+    assert "no stored search" in stated, "instead of a bar"
+
+
+def test_table_1_tells_plans_for_one_gpu_instead_of_drawing_them(tmp_path: Path) -> None:
+    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+    place = {"model": "vgg416", "method": "harmony-pp", "minibatch": 64, "ranks": 4}
+    alone = {**place, "quantity": "gpus", "value": 1.0, "source": table.SIMULATED,
+             "variant": table.THEIRS, "unit": "GPUs"}  # fmt: skip
+    there = rows[~((rows["quantity"] == "gpus") & (rows["model"] == "vgg416"))]
+    text = flat(words(drawn("harmony_table1", table.join(there, table.table([alone])))))
+    assert "The published plan of VGG416 is for one GPU alone" in text
+    several = rows.assign(value=rows["value"].where(rows["quantity"] != "gpus", 4.0))
+    assert "for one GPU alone" not in flat(words(drawn("harmony_table1", several)))
+
+
 def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
     rows = rows_of("harmony_17", runs("harmony_17"), nowhere(tmp_path))
     first, second = (as_svg(drawn("harmony_17", rows)) for _ in range(2))

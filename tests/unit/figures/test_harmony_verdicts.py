@@ -235,9 +235,11 @@ def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
 def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
     ours = {"model": "gpt2_xl", "variant": table.OURS, "method": "harmony-pp", "minibatch": 64}
-    quick = changed(rows, 0.01, **ours, quantity="search_s")
+    search = ours | {"variant": table.OUR_SEARCH, "quantity": "search_s"}
+    quick = changed(rows, 0.01, **search)
     assert judged("harmony_table1", quick, "GPT2-XL: searched").verdict == HOLDS
-    long = changed(rows, 100.0, **ours, quantity="search_s")
+    assert judged("harmony_table1", quick, "GPT2-XL: searched").judged == "measured: our search"
+    long = changed(rows, 100.0, **search)
     assert judged("harmony_table1", long, "GPT2-XL: searched").verdict == FAILS
     fast = changed(rows, 0.5, **ours, quantity="iteration_s")
     assert judged("harmony_table1", fast, "GPT2-XL: our plan").verdict == HOLDS
@@ -258,7 +260,7 @@ def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: P
 
 def test_table_1_keeps_packs_and_schedules_apart(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    quick = changed(rows, 0.1, variant=table.THEIRS, quantity="overlapped_estimate_s")
+    quick = changed(rows, 0.1, source=table.REFERENCE, quantity="overlapped_estimate_s")
     assert judged("harmony_table1", quick, "packs under our runtime").verdict == HOLDS
     assert judged("harmony_table1", quick, "estimate it with overlap").verdict == FAILS
 

@@ -19,11 +19,12 @@ from workbench.figures.harmony.table import (
     OURS,
     REFERENCE,
     SIMULATED,
+    THEIR_SEARCH,
     THEIRS,
     label_of,
     series,
 )
-from workbench.figures.style import GREY, PAGE_IN, Look
+from workbench.figures.style import GREY, PAGE_IN, Look, lighter
 
 LOOKS = {
     "harmony-pp": Look("#0072B2", "o"),
@@ -54,7 +55,7 @@ def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
         return {**look, "linestyle": ":", "linewidth": 1.3}
     if source == SIMULATED:
         return {**look, "hatch": HATCHES[variant]}
-    return {**look, "facecolor": color}
+    return {**look, "facecolor": lighter(color) if variant == THEIR_SEARCH else color}
 
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
