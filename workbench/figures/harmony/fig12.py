@@ -145,7 +145,26 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         "minibatch of 64. Swap: data parallel and pipeline without packs, on as much memory. "
         "Measured: bytes counted by the runtime, activations included, and as a stroke weights and "
         "gradients alone; what was simulated before the run lies under it.",
+        *absences(rows),
     )
+
+
+def absences(rows: pd.DataFrame) -> list[str]:
+    """Why nothing that was measured is drawn, or what a size did not run of both modes."""
+    own = pick(rows, source=MEASURED)
+    if own["value"].isna().all():
+        why = next(iter(own["note"]), "nothing was run at this size")
+        return [f"Nothing measured is drawn: {why}."]
+    ran = {method: set(pick(own, method=method)["ranks"]) for method in HARMONY}
+    one_device = "On one device both modes are the same, drawn as Harmony-DP." if any(
+        1 in ranks for ranks in ran.values()
+    ) else ""  # fmt: skip
+    lacking = [
+        f"{label_of(method)} on {ranks:g} devices"
+        for method in HARMONY
+        for ranks in sorted(set.union(*ran.values()) - ran[method] - {1})
+    ]
+    return [one_device, looks.not_run(rows, lacking)]
 
 
 def _stacks(axes: Any, rows: pd.DataFrame) -> None:
@@ -248,7 +267,8 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
         marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
     marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
-    looks.legend(figure, rows[rows["source"] != FORMULA], methods=False)
+    drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
+    looks.legend(figure, drawn, methods=False)
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:

@@ -22,6 +22,7 @@ from workbench.figures.harmony.table import (
     THEIR_SEARCH,
     THEIRS,
     label_of,
+    pick,
     series,
 )
 from workbench.figures.style import GREY, PAGE_IN, Look, lighter
@@ -183,22 +184,22 @@ def lines(
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
 
 
-def empty(axes: Any, words: str) -> None:
-    """A panel without any value, which says why."""
+def empty(axes: Any, words: str, letters: int = 34) -> None:
+    """A panel without any value, which says why, in lines of so many letters."""
     axes.set_axis_off()
     axes.text(
-        0.5, 0.5, textwrap.fill(words, 34), transform=axes.transAxes, ha="center", va="center",
+        0.5, 0.5, textwrap.fill(words, letters), transform=axes.transAxes, ha="center", va="center",
         fontsize=7, color=GREY,
     )  # fmt: skip
 
 
-def nothing_reduced(axes: Any, rows: pd.DataFrame) -> None:
+def nothing_reduced(axes: Any, rows: pd.DataFrame, letters: int = 34) -> None:
     """The panel of reduced models where none ran: why, or where the published ones are."""
     own = rows[rows["source"] == MEASURED]
     words = next(iter(own["note"]), "nothing was run at this size")
     if own["value"].notna().any():
         words = "the published models, in the panels beside"
-    empty(axes, f"measured here: {words}")
+    empty(axes, f"measured here: {words}", letters)
 
 
 def title(axes: Any, words: str) -> None:
@@ -271,6 +272,13 @@ def small_print(figure: Any, *sentences: str) -> None:
         return
     figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
     figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
+
+
+def not_run(rows: pd.DataFrame, lacking: Iterable[str]) -> str:
+    """A sentence on what a size leaves out of a figure; empty where that is nothing."""
+    told = "; ".join(lacking)
+    size = next(iter(pick(rows, source=MEASURED)["size"]), "")
+    return f"Not run at {size} size, which is to take little time: {told}." if told else ""
 
 
 ESTIMATES = (
