@@ -97,8 +97,8 @@ class HarmonySession(Session):
         return Shown(pd.DataFrame(lines, columns=PREVIEW).fillna(""))
 
     def _memory(self, spec: RunSpec) -> dict[str, str]:
-        """What the plan says that a run needs; where packs are to be searched for, which takes
-        longer than a preview may, the cap of its devices."""
+        """What the plan says that a run needs, or why it cannot; where packs are to be searched
+        for, which takes longer than a preview may, the cap of its devices."""
         cap = spec.device_memory
         unknown = {"device": f"at most {format_bytes(cap)}" if cap else UNKNOWN, "host": UNKNOWN}
         packs = spec.method in sizes.HARMONY and spec.backward_packs == "auto"
@@ -106,11 +106,17 @@ class HarmonySession(Session):
         if packs or sizes_too:
             return unknown
         try:
-            peaks = answer(spec, self.store).plan.peak_bytes
+            found = answer(spec, self.store)
         except ValueError:
             return unknown
-        known = {tier: format_bytes(peaks[tier]) for tier in unknown if tier in peaks}
-        return unknown | known
+        plan = found.plan
+        if plan.fits:
+            peaks = plan.peak_bytes
+            return unknown | {tier: format_bytes(peaks[tier]) for tier in unknown if tier in peaks}
+        if found.source == "measured":
+            return unknown | {"state": "cannot fit", "note": plan.binding}
+        first = "a first guess, this machine is not measured yet"
+        return unknown | {"note": f"{first}: {plan.binding}"}
 
     def _expected(self, spec: RunSpec) -> float | None:
         """Seconds of earlier runs of the method on as many ranks; None where there was none."""
