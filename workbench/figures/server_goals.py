@@ -94,8 +94,10 @@ def _share(rows: pd.DataFrame) -> Goal:
     if run["status"] != "ok":
         return did_not_train(goal, run)
     if pd.isna(run["share"]):
-        words = f"no run of {ROOF} without a cap on {GPUS} GPUs at minibatch {SHARE_BATCH}"
-        return left_open(goal, f"{words}; {run['samples_per_second']:.4g} samples/s of {PP}")
+        words = f"no run of {LABELS[ROOF]} without a cap on {GPUS} GPUs at minibatch {SHARE_BATCH}"
+        return left_open(
+            goal, f"{words}; {run['samples_per_second']:.4g} samples/s of {LABELS[PP]}"
+        )
     why = (
         f"{run['samples_per_second']:.4g} of {run['roof']:.4g} samples/s of {run['roof_label']}"
         f"{variant_of(run)}"
@@ -144,7 +146,7 @@ def _setting(batch: int) -> str:
 
 
 def _no_run(method: str, batch: int) -> str:
-    return f"no run of {method} on {GPUS} GPUs of {CAP_GIB} GiB at minibatch {batch}"
+    return f"no run of {LABELS[method]} on {GPUS} GPUs of {CAP_GIB} GiB at minibatch {batch}"
 
 
 def _run(
@@ -262,7 +264,9 @@ def _scaling(rows: pd.DataFrame) -> Goal:
         if part["ranks"].min() == 1 < part["ranks"].max()
     ]
     if not series:
-        return left_open(goal, f"no model ran in {PP} on one GPU and on more, at one minibatch")
+        return left_open(
+            goal, f"no model ran in {LABELS[PP]} on one GPU and on more, at one minibatch"
+        )
     most, *_, part = max(series, key=lambda each: each[:3])
     one, many = (preferred(part[part["ranks"] == ranks]).iloc[0] for ranks in (1, most))
     for run in (one, many):

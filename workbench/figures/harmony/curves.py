@@ -65,9 +65,9 @@ def absent(trained: Trained, why: str) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame) -> None:
     """The curves over each other, and beside them how far each is from one device."""
-    looks.prepare(figure, 1.1)
-    left, right = figure.subplots(1, 2)
     shown = rows.dropna(subset=["value"])
+    looks.prepare(figure, 0.4 if shown.empty else 1.1)
+    left, right = figure.subplots(1, 2)
     if shown.empty:
         note = next(iter(rows["note"]), "nothing was run at this size")
         looks.empty(left, f"losses measured here: {note}")

@@ -50,13 +50,13 @@ CLAIM = (
 PLANS = ("10",)
 """Of the kept plans, by their figure."""
 PARTS = {
-    "weights_in": ("weights in", "#0072B2"),
+    "weights_in": ("weights in", "#005A94"),
     "gradients_out": ("gradients out", "#D55E00"),
     "activations_in": ("activations in", "#56B4E9"),
-    "activations_out": ("activations out", "#E69F00"),
-    "p2p": ("device to device, not over the host's link", "#999999"),
+    "activations_out": ("activations out", "#F0CF5A"),
+    "p2p": ("device to device, not over the host's link", "#222222"),
 }
-"""Label and colour."""
+"""Label and colour; all five are of different lightness, since a grey print has nothing else."""
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
 ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
 """What was counted of weights and gradients, under the mark of all bytes."""
@@ -256,7 +256,10 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     from matplotlib.patches import Patch
 
     small = {"fontsize": looks.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
-    parts = [Patch(color=color, label=words) for words, color in PARTS.values()]
+    parts = [
+        Patch(facecolor=lighter(color), edgecolor=color, label=words)
+        for words, color in PARTS.values()
+    ]
     left.legend(handles=parts[::-1], loc="upper left", **small)
     marks = [
         Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))

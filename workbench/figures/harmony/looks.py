@@ -43,6 +43,8 @@ HATCHES = {OURS: "/////", THEIRS: "xxxxx", HERE: "\\\\\\\\\\"}
 FILLS = {OURS: "left", THEIRS: "bottom", HERE: "top"}
 """Which half of a marker is filled, of simulations."""
 DASHES = {OURS: "--", THEIRS: "-.", HERE: (0, (5, 1, 1, 1))}
+UNDERNEATH = 6.5
+"""Size of the markers that are drawn first."""
 NOTE_PT = 6
 PLOT_IN = 2.0
 """Height of a row of panels; legend and small print come on top."""
@@ -161,6 +163,8 @@ def lines(
             if part.empty:
                 continue
             look = line_look(method, source, variant)
+            if method == next(iter(LOOKS)):  # others of equal value are drawn over it
+                look["markersize"] = UNDERNEATH
             axes.plot(part["x"], part["value"], **look)
             spread = part.dropna(subset=["high"])
             low = spread["low"].fillna(spread["value"])
