@@ -24,20 +24,30 @@ from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
 from workbench.figures.style import PAGE_IN, styled
 from workbench.figures.verdict import RATIOS, as_table
 from workbench.model.corpus import STDLIB
+from workbench.preview import UNKNOWN, total
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
 from workbench.runs.events import Event
+from workbench.runs.planning import answer
 from workbench.runs.progress import Progress, format_seconds
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of, shown_event
 from workbench.shown import Shown
+from workbench.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_GPU = "no GPU can be used here, so the published sizes are estimated and simulated"
+NO_LOSSES = (
+    "no GPU can be used here, and losses of the published size can only be measured: there is "
+    "nothing to show"
+)
+"""Of figures 13 and 21, of which nothing is estimated or simulated."""
+PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "host", "note"]
+"""Columns; `device`: memory of each device."""
 NOT_RUN = "nothing has been run at this size yet"
 TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"), strict=True))
 """Of the columns of verdicts: the reference is an estimate, nothing that was published."""
@@ -56,18 +66,57 @@ class HarmonySession(Session):
         super().__init__(exhibit, dials, store)
         self.text = text
 
+    @property
+    def _only_measured(self) -> bool:
+        return self.exhibit.FIGURE in own_text.READS
+
+    @property
+    def _no_gpu(self) -> str:
+        return NO_LOSSES if self._only_measured else NO_GPU
+
     # -- runs -----------------------------------------------------------------------------------
 
     def preview(self) -> pd.DataFrame:
-        """What `run` would do: one row a run, with what is known of its time."""
+        """What `run` would do: one row a run, with what is known of its time and memory, and one
+        for all of them together."""
         if self.simulated:
-            return Shown([{"run": "nothing runs", "state": "estimated", "note": NO_GPU}])
+            state = "nothing to show" if self._only_measured else "estimated"
+            return Shown([{"run": "nothing runs", "state": state, "note": self._no_gpu}])
         points = self.sweep({}).points
-        lines = [_line(point.spec, point.record, self._expected(point.spec)) for point in points]
-        if not lines:
+        if not points:
             note = "estimates and plans of the published settings are kept"
-            lines = [{"run": "nothing runs", "state": "kept", "note": note}]
-        return Shown(lines)
+            return Shown([{"run": "nothing runs", "state": "kept", "note": note}])
+        lines, seconds = [], []
+        for point in points:
+            took = 0.0 if point.record else self._expected(point.spec)
+            memory = {} if point.record else self._memory(point.spec)
+            lines.append(_line(point.spec, point.record, took) | memory)
+            seconds.append(took)
+        blank = dict.fromkeys(("model", "ranks", "minibatch"), "")
+        lines.append({"run": "all", **blank, **total(seconds)[1]})
+        return Shown(pd.DataFrame(lines, columns=PREVIEW).fillna(""))
+
+    def _memory(self, spec: RunSpec) -> dict[str, str]:
+        """What the plan says that a run needs, or why it cannot; where packs are to be searched
+        for, which takes longer than a preview may, the cap of its devices."""
+        cap = spec.device_memory
+        unknown = {"device": f"at most {format_bytes(cap)}" if cap else UNKNOWN, "host": UNKNOWN}
+        packs = spec.method in sizes.HARMONY and spec.backward_packs == "auto"
+        sizes_too = spec.method in sizes.HARMONY + sizes.SWAPPED and spec.forward_size == "auto"
+        if packs or sizes_too:
+            return unknown
+        try:
+            found = answer(spec, self.store)
+        except ValueError:
+            return unknown
+        plan = found.plan
+        if plan.fits:
+            peaks = plan.peak_bytes
+            return unknown | {tier: format_bytes(peaks[tier]) for tier in unknown if tier in peaks}
+        if found.source == "measured":
+            return unknown | {"state": "cannot fit", "note": plan.binding}
+        first = "a first guess, this machine is not measured yet"
+        return unknown | {"note": f"{first}: {plan.binding}"}
 
     def _expected(self, spec: RunSpec) -> float | None:
         """Seconds of earlier runs of the method on as many ranks; None where there was none."""
@@ -147,7 +196,7 @@ class HarmonySession(Session):
         if records:
             own = self.exhibit.rows(records, self.store, self.size)
         elif kept.empty:
-            own = self.exhibit.absent(self.size, NO_GPU if self.simulated else NOT_RUN)
+            own = self.exhibit.absent(self.size, self._no_gpu if self.simulated else NOT_RUN)
         else:
             own = table([])
         own = own.assign(size=size)
@@ -170,16 +219,25 @@ class HarmonySession(Session):
 
     def provenance(self) -> pd.DataFrame:
         """Where this exhibit's numbers come from: estimates, plans, machine, code, dates."""
-        plans = self.plans()
-        days = f"{plans['planned'].min()} to {plans['planned'].max()}"
-        more = {
-            "reference": "estimates of the authors' own model, in workbench/published/harmony.csv",
-            "plans": f"on the published profiles, {days}",
-        }
-        if self.exhibit.FIGURE in own_text.READS:
-            more["text"] = own_text.described(self.size, self.exhibit.FIGURE, self.text)
-        facts = super().provenance()
-        return Shown([*more.items(), *facts.itertuples(index=False)], columns=["what", "is"])
+        facts = {row.what: row.is_ for row in super().provenance().set_axis(
+            ["what", "is_"], axis=1).itertuples()}  # fmt: skip
+        if self._only_measured:
+            more = {
+                "reference": "none: the values of the paper are not known, and nothing estimates "
+                "losses",
+                "text": own_text.described(self.size, self.exhibit.FIGURE, self.text),
+            }
+            if self.simulated:
+                facts["numbers"] = NO_LOSSES
+        else:
+            plans = self.plans()
+            days = f"{plans['planned'].min()} to {plans['planned'].max()}"
+            more = {
+                "reference": "estimates of the authors' own model, in "
+                "workbench/published/harmony.csv",
+                "plans": f"on the published profiles, {days}",
+            }
+        return Shown([*more.items(), *facts.items()], columns=["what", "is"])
 
 
 def _line(spec: RunSpec, record: RunRecord | None, seconds: float | None) -> dict[str, Any]:
@@ -190,7 +248,7 @@ def _line(spec: RunSpec, record: RunRecord | None, seconds: float | None) -> dic
         "ranks": spec.ranks,
         "minibatch": spec.batch,
         "state": f"cached {record.started[:16].replace('T', ' ')}" if done else "to run",
-        "time": "" if done else "?" if seconds is None else format_seconds(seconds),
+        "time": "" if done else UNKNOWN if seconds is None else format_seconds(seconds),
         "note": record.message if done else "",
     }
 

@@ -50,7 +50,7 @@ def preview(session: Session) -> pd.DataFrame:
             row, took = _of_run(point.spec, point.record, session.store)
             lines.append(row)
             seconds.append(took)
-    lines.append(_total(lines, seconds))
+    lines.append(_total(seconds))
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
@@ -117,14 +117,21 @@ def _cached(record: RunRecord) -> str:
     return f"cached {record.started[:16].replace('T', ' ')}"
 
 
-def _total(lines: list[dict], seconds: list[float | None]) -> dict[str, Any]:
+def _total(seconds: list[float | None]) -> dict[str, Any]:
+    run, told = total(seconds)
+    return _row("all", disk=format_bytes(run * RECORD_BYTES), **told)
+
+
+def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
+    """How many of these runs are to be made, and the words of the row of all: 0 is a run that is
+    there, None one of unknown time."""
     known = [value for value in seconds if value is not None]
     rest = sum(value is None for value in seconds)
     run = sum(value != 0.0 for value in seconds)
-    time = format_seconds(sum(known)) if known else UNKNOWN
+    time = UNKNOWN if rest and not sum(known) else format_seconds(sum(known))
     note = f"{rest} of unknown time: not measured here yet" if rest else ""
-    state = f"{len(lines) - run} cached, {run} to run"
-    return _row("all", state=state, time=time, disk=format_bytes(run * RECORD_BYTES), note=note)
+    state = f"{len(seconds) - run} cached, {run} to run"
+    return run, {"state": state, "time": time, "note": note}
 
 
 def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:

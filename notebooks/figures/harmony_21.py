@@ -19,8 +19,8 @@
 #
 # **How it is tested.** GPT-2 trains on text on one device in plain torch, and on several under
 # Harmony-DP and Harmony-PP, from the same weights on the same samples. The paper's curves are not
-# known; they are said to coincide. Reference estimates stand in for published values, which are not
-# known; they are no measurements.
+# known; they are said to coincide, and nothing estimates losses: all that is drawn is measured
+# here.
 #
 # | size | what runs | takes |
 # |---|---|---|

@@ -235,7 +235,7 @@ def small_print(figure: Any, rows: pd.DataFrame, *more: str) -> None:
         sentences.append(f"{CALIBRATED} its published value calibrates the simulation.")
     if not sentences:
         return
-    width = int(figure.get_figwidth() * 22.5)  # characters of 6 point
+    width = int(figure.get_figwidth() * 22)  # characters of 6 point
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, width)]
     figure.set_figheight(figure.get_figheight() + 0.1 * len(lines))
     figure.supxlabel("\n".join(lines), fontsize=6, color=GREY, ha="left", x=0.01)

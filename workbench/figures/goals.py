@@ -42,8 +42,8 @@ class Goal:
 def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
     """All goals against the rows of one device (`here_table.table`); `repeated`: the same with
     every repeated run, so that two methods may be compared in the last round that has both."""
-    rows = _of_setting(rows)
-    every = rows if repeated is None else _of_setting(repeated)
+    rows = of_setting(rows)
+    every = rows if repeated is None else of_setting(repeated)
     shares = [_share(rows, every, *goal) for goal in SHARES]
     return [
         *shares[:3],
@@ -60,7 +60,8 @@ def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal
     ]
 
 
-def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
+def of_setting(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that goals are about."""
     return rows[(rows["dtype"] == DTYPE) & (rows["hidden"] == HIDDEN) & (rows["seq"] == SEQ)]
 
 

@@ -142,9 +142,10 @@ def draw_predictions(
     looks: Mapping[str, Look],
     own: Container[str],
     within: float,
+    judged: pd.DataFrame | None = None,
 ) -> None:
     """Predicted over measured, over what was measured, with the band of good ones; in the title how
-    far those of the methods `own` are off on the mean."""
+    far those of the methods `own` are off on the mean, of the rows that are `judged` (of all)."""
     from matplotlib.ticker import FuncFormatter
 
     axes.set_xscale("log")
@@ -163,7 +164,7 @@ def draw_predictions(
     axes.set_ylim(1 - far, 1 + far)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     _set_ticks(axes, known[column])
-    ratios = own_ratios(rows, ratio, own)
+    ratios = own_ratios(rows if judged is None else judged, ratio, own)
     runs = "own run" if len(ratios) == 1 else "own runs"
     off = mean_deviation(ratios)
     mean = "" if off is None else f": {off:.1%} off on the mean of {len(ratios)} {runs}"

@@ -14,6 +14,7 @@ import pandas as pd
 
 from workbench.figures import draw as drawing
 from workbench.figures import here_marks as marks
+from workbench.figures.goals import of_setting
 from workbench.figures.here_table import OWN_RUNTIME, PLAIN, preferred
 from workbench.figures.style import GREY, HERE_LOOKS, PAGE_IN
 from workbench.published.here import LABELS
@@ -56,7 +57,9 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     shown = shares_of(rows)
     for batch in BATCHES:
         _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
-    judged = {"looks": HERE_LOOKS, "own": OWN_RUNTIME, "within": WITHIN}
+    judged = {
+        "looks": HERE_LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
+    }  # fmt: skip
     step, peak = places["step"], places["peak"]
     columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
     marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
@@ -124,7 +127,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "of the same sitting where it has one. "
         "A bar is the last run of its settings, with the lowest clipping limit that was run.",
         "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
-        "those on this project's runtime. Methods without points have no plan here. "
+        "those on this project's runtime, of the setting above, which the goals are about. Methods "
+        "without points have no plan here. "
         f"The band is {WITHIN:.0%}.",
     ]
     absent = missing_cases(rows)

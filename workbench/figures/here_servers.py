@@ -126,7 +126,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "memory of each GPU. At a bar: samples/s, and its share of data parallelism without a cap "
         "on as many GPUs (on one: of plain training too) at the same minibatch, where that was "
         "measured. A bar is the last run of its settings, with the lowest clipping limit that was "
-        "run.",
+        "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
+        "kept, laid evenly about the median.",
     ]
     if len(moved):
         out.append(
@@ -142,7 +143,13 @@ def notes(rows: pd.DataFrame) -> list[str]:
             "runs: those on this project's runtime. The bands are "
             f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
         )
-    absent = _not_drawn(len(moved) > 0, len(series) > 0, _predicted(rows))
+    torn = panels.torn(bars)
+    if torn:
+        out.append(
+            "No line of scaling joins runs of different rounds, which differ in code and day: "
+            f"{'; '.join(torn)}."
+        )
+    absent = _not_drawn(len(moved) > 0, len(series) > 0 or len(torn) > 0, _predicted(rows))
     out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
     lost = panels.unfinished(rows)
     out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []

@@ -94,8 +94,10 @@ def _share(rows: pd.DataFrame) -> Goal:
     if run["status"] != "ok":
         return did_not_train(goal, run)
     if pd.isna(run["share"]):
-        words = f"no run of {ROOF} without a cap on {GPUS} GPUs at minibatch {SHARE_BATCH}"
-        return left_open(goal, f"{words}; {run['samples_per_second']:.4g} samples/s of {PP}")
+        words = f"no run of {LABELS[ROOF]} without a cap on {GPUS} GPUs at minibatch {SHARE_BATCH}"
+        return left_open(
+            goal, f"{words}; {run['samples_per_second']:.4g} samples/s of {LABELS[PP]}"
+        )
     why = (
         f"{run['samples_per_second']:.4g} of {run['roof']:.4g} samples/s of {run['roof_label']}"
         f"{variant_of(run)}"
@@ -132,8 +134,8 @@ def missing(rows: pd.DataFrame) -> list[str]:
     for batch, *_ in OVER_ZERO:
         at = xl[(xl["batch"] == batch) & (xl["ranks"] == GPUS)]
         free = at[at["device_cap_gib"].isna() & (at["method"] == ROOF)]
-        absent = [name for name in (PP, DP, ZERO) if _run(xl, name, batch) is None]
-        absent += [f"{ROOF} without a cap"] if free.empty else []
+        absent = [LABELS[name] for name in (PP, DP, ZERO) if _run(xl, name, batch) is None]
+        absent += [f"{LABELS[ROOF]} without a cap"] if free.empty else []
         if absent:
             out.append(f"{_setting(batch)} ({', '.join(absent)})")
     return out
@@ -144,7 +146,7 @@ def _setting(batch: int) -> str:
 
 
 def _no_run(method: str, batch: int) -> str:
-    return f"no run of {method} on {GPUS} GPUs of {CAP_GIB} GiB at minibatch {batch}"
+    return f"no run of {LABELS[method]} on {GPUS} GPUs of {CAP_GIB} GiB at minibatch {batch}"
 
 
 def _run(
@@ -212,6 +214,8 @@ def _step_times(rows: pd.DataFrame) -> Goal:
 def _peaks(rows: pd.DataFrame) -> Goal:
     goal = f"every device peak within {PEAK_WITHIN:.0%} of its prediction"
     ratios = own_ratios(rows, "peak_ratio", OWN_RUNTIME)
+    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
+    planned = own[own["predicted_peak_device_gib"].notna()]
     if ratios.empty:
         return left_open(goal, "no run on our own runtime has a prediction")
     far = (ratios - 1).abs()
@@ -219,6 +223,7 @@ def _peaks(rows: pd.DataFrame) -> Goal:
     why = (
         f"{_runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the worst "
         f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
+        f"{_without_peak(planned)}"
     )
     return judged(goal, f"{far.max():.1%} at most", far.max() <= PEAK_WITHIN, why)
 
@@ -233,8 +238,15 @@ def _caps(rows: pd.DataFrame) -> Goal:
     why = (
         f"{_runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} of "
         f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
+        f"{_without_peak(own[own['device_cap_gib'].notna()])}"
     )
     return judged(goal, f"{used.max():.1%} of the cap at most", used.max() <= 1, why)
+
+
+def _without_peak(rows: pd.DataFrame) -> str:
+    """At the end of a reason: whose peak was not measured, of which nothing is said."""
+    told = [_described(run) for _, run in rows[rows["peak_device_gib"].isna()].iterrows()]
+    return f"; not measured: {', '.join(told)}" if told else ""
 
 
 # -- more GPUs, larger models ----------------------------------------------------------------------
@@ -252,13 +264,18 @@ def _scaling(rows: pd.DataFrame) -> Goal:
         if part["ranks"].min() == 1 < part["ranks"].max()
     ]
     if not series:
-        return left_open(goal, f"no model ran in {PP} on one GPU and on more, at one minibatch")
+        return left_open(
+            goal, f"no model ran in {LABELS[PP]} on one GPU and on more, at one minibatch"
+        )
     most, *_, part = max(series, key=lambda each: each[:3])
     one, many = (preferred(part[part["ranks"] == ranks]).iloc[0] for ranks in (1, most))
     for run in (one, many):
         if run["status"] != "ok":
             return did_not_train(goal, run)
     ratio = many["samples_per_second"] / one["samples_per_second"]
+    if one["round"] != many["round"]:
+        told = f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s"
+        return apart(goal, f"{ratio:.2f} times", told, many["round"], one["round"])
     told = (
         f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s, "
         f"{_sized(many)}, minibatch {many['batch']}{variant_of(many)}"

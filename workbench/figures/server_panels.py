@@ -43,6 +43,8 @@ PLANNED = {
     "markerfacecoloralt": "white", "markeredgewidth": 0.7,
 }  # fmt: skip
 """Of what a plan says: half filled, as all that is simulated."""
+WHISKER = {"color": "black", "linewidth": 0.7, "marker": "_", "markersize": 3.5}
+"""Of a bar's spread."""
 IDEAL = {"color": GREY, "linewidth": 0.8, "linestyle": "--"}
 
 
@@ -148,8 +150,19 @@ def _speed_bar(axes: Any, run: Any, x: float) -> float:
     speed = f"{run.samples_per_second:.3g}"
     share = "" if pd.isna(run.share) else f", {run.share:.0%}"
     words = f"{speed}{share} {run.variant}".rstrip()
-    marks.bar(axes, look, x, run.samples_per_second, words, pale=bool(run.variant))
-    return _top(run.samples_per_second, words)
+    low, high = between(run.samples_per_second, run.spread_seconds)
+    at = (high, 2.5)
+    marks.bar(axes, look, x, run.samples_per_second, words, pale=bool(run.variant), words_at=at)
+    if low < high:
+        axes.plot([x, x], [low, high], **WHISKER)
+    return _top(high, words)
+
+
+def between(speed: float, spread: float) -> tuple[float, float]:
+    """Speeds at the quartiles of the step times, of which the distance over the median is known and
+    not how it lies about it: half to each side. Both are the speed where no spread is known."""
+    half = 0.0 if pd.isna(spread) else spread / 2
+    return speed / (1 + half), speed / (1 - half) if half < 1 else speed
 
 
 def moving(rows: pd.DataFrame) -> pd.DataFrame:
@@ -221,16 +234,43 @@ def _is_xl(row: pd.Series) -> bool:
 # -- lines ----------------------------------------------------------------------------------------
 
 
+SAME = [*MODEL, "batch", "clip", "device_cap_gib"]
+"""What runs of one line have in common, besides their round: the code and the machine of the day
+would be in its slope else."""
+
+
 def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """The runs of Harmony of one model, minibatch and cap, where there are several numbers of GPUs
-    for a method; of `shown` rows."""
-    ok = rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok") & (rows["variant"] == "")]
-    same = [*MODEL, "batch", "clip", "device_cap_gib"]
+    """The runs of Harmony of one model, minibatch, cap and round, where there are several numbers
+    of GPUs for a method; of `shown` rows."""
     return [
         part
-        for _, part in ok.groupby(same, sort=False, dropna=False)
-        if (part.groupby("method")["ranks"].nunique() > 1).any()
+        for _, part in _scaled(rows).groupby([*SAME, "round"], sort=False, dropna=False)
+        if _several(part)
     ]
+
+
+def torn(rows: pd.DataFrame) -> list[str]:
+    """What would be a line, were its runs of one round: which settings, on which GPUs in which
+    round; of `shown` rows."""
+    out = []
+    for _, part in _scaled(rows).groupby(SAME, sort=False, dropna=False):
+        rounds = part.groupby("round", sort=False)
+        if _several(part) and not any(_several(each) for _, each in rounds):
+            told = [f"{_gpus(run.ranks)} at {run.round}" for run in part.itertuples()]
+            out.append(
+                f"{model_words(part)} at minibatch {part['batch'].iloc[0]}: "
+                f"{', '.join(dict.fromkeys(told))}"
+            )
+    return out
+
+
+def _scaled(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok") & (rows["variant"] == "")]
+
+
+def _several(rows: pd.DataFrame) -> bool:
+    """Whether a method has several numbers of GPUs."""
+    return bool((rows.groupby("method")["ranks"].nunique() > 1).any())
 
 
 def draw_scaling(axes: Any, rows: pd.DataFrame) -> None:

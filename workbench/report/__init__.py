@@ -36,7 +36,12 @@ from workbench.report.evidence import (
     prediction_table,
 )
 from workbench.report.explained import explained_summary, explained_table
-from workbench.report.harmony import ANCHOR, harmony_sections
+from workbench.report.harmony import (
+    ANCHOR,
+    harmony_exhibits,
+    harmony_sections,
+    harmony_verdicts,
+)
 from workbench.report.here import SERVERS_COLUMNS, here_section, lanes_section, measured_on
 from workbench.report.page import Html, drawing, facts, page, table, tag
 from workbench.report.timeline import draw_gantt
@@ -101,15 +106,22 @@ def write_report(size: str, results: str | Path) -> Path:
     outcomes = load_outcomes(store, size)
     tables = {session.name: session.rows() for session in sessions}
     records = {session.name: session.records() for session in sessions}
+    harmony = harmony_exhibits(size, store.root, outcomes)
     here, lanes, servers = (open_exhibit(name, size, results) for name in HERE)
     body = [
         _head(size, sessions, records, measured_on(tables.values())),
-        _summary(sessions, tables, outcomes),
+        _summary(
+            {
+                "STRONGHOLD": _stronghold_verdicts(sessions, tables),
+                "Harmony": harmony_verdicts(harmony),
+            },
+            outcomes,
+        ),
         *(_exhibit(session, tables[session.name], outcomes) for session in sessions),
         here_section(here, outcomes.get(HERE_OFFLOAD), _verdict_cell),
         lanes_section(lanes, outcomes.get(HERE_LANES)),
         here_section(servers, outcomes.get(HERE_SERVERS), _verdict_cell, SERVERS_COLUMNS),
-        harmony_sections(size, store.root, outcomes, _verdict_cell),
+        harmony_sections(harmony, outcomes, _verdict_cell),
         _explained() if size == "paper" else [],
         _training(records["fig8a"]) if not sessions[0].simulated else [],
         _predictions(records) if not sessions[0].simulated else [],
@@ -120,7 +132,7 @@ def write_report(size: str, results: str | Path) -> Path:
     path = folder_of(store, size) / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, page(f"STRONGHOLD, size {size}", *body))
+        write_whole(path, page(f"STRONGHOLD and Harmony, size {size}", *body))
     except OSError as error:
         raise store.unusable(error) from error
     return path
@@ -154,35 +166,39 @@ def _head(
     ]  # fmt: skip
 
 
-def _summary(
-    sessions: list[Session], tables: dict[str, pd.DataFrame], outcomes: dict[str, Outcome]
-) -> list[Html]:
+def _stronghold_verdicts(sessions: list[Session], tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     parts = []
     for session in sessions:
         verdicts = session.verdict(tables[session.name]).drop(columns=["why"])
         verdicts.insert(0, "figure", session.exhibit.FIGURE)
         parts.append(verdicts)
-    verdicts = pd.concat(parts, ignore_index=True)
-    counts = verdicts["verdict"].value_counts()
-    words = ", ".join(f"{verdict} {counts[verdict]}" for verdict in CLASSES if verdict in counts)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _summary(systems: dict[str, pd.DataFrame], outcomes: dict[str, Outcome]) -> list[Html]:
+    """How many claims of each system hold, and all verdicts."""
+    out = [tag("h2", "Verdicts")]
     failed = [
         tag("li", f"{words_of(figure)}: {outcome.message}")
         for figure, outcome in outcomes.items()
         if not outcome.ok
     ]
-    return [
-        tag("h2", "Verdicts"),
-        tag("p", f"{len(verdicts)} claims: {words}."),
-        tag("div", "Not all exhibits ran to their end:", tag("ul", failed), class_="warn")
-        if failed
-        else Html(),
-        table(verdicts, _verdict_cell),
-    ]
+    if failed:
+        words = "Not all exhibits ran to their end:"
+        out.append(tag("div", words, tag("ul", failed), class_="warn"))
+    for name, verdicts in systems.items():
+        counts = verdicts["verdict"].value_counts()
+        told = [f"{verdict} {counts[verdict]}" for verdict in CLASSES if verdict in counts]
+        out.append(tag("p", f"{name}, {len(verdicts)} claims: {', '.join(told)}."))
+        out.append(table(verdicts, _verdict_cell))
+    return out
 
 
 def _verdict_cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
         return tag("span", SIGNS[value] + value, class_=CLASSES[value])
+    if name == "exhibit":
+        return tag("a", words_of(value), href=f"#{value}")
     return tag("a", value, href=f"#fig{value}") if name == "figure" else None
 
 

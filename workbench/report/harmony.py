@@ -30,9 +30,33 @@ MOST_ROWS = 400
 """Rows that a section lists; losses by step are many, and in the CSV beside the figure."""
 
 
+Shown = tuple[HarmonySession, pd.DataFrame]
+"""An exhibit with its rows, which are read once."""
+
+
+def harmony_exhibits(size: str, results: Path, outcomes: dict[str, Outcome]) -> list[Shown]:
+    """All of them at a size, on the text that each was last run on."""
+    out = []
+    for figure in HARMONY:
+        outcome = outcomes.get(figure)
+        text = outcome.text if outcome else STDLIB
+        session = HarmonySession(find(figure), size, Store(results), text)
+        out.append((session, session.rows()))
+    return out
+
+
+def harmony_verdicts(exhibits: list[Shown]) -> pd.DataFrame:
+    """The verdicts of all exhibits under each other, without their reasons."""
+    parts = []
+    for session, rows in exhibits:
+        verdicts = session.verdict(rows).drop(columns=["why"])
+        verdicts.insert(0, "exhibit", session.name)
+        parts.append(verdicts.astype(object))
+    return pd.concat(parts, ignore_index=True)
+
+
 def harmony_sections(
-    size: str,
-    results: Path,
+    exhibits: list[Shown],
     outcomes: dict[str, Outcome],
     cell: Callable[[str, Any], Html | None],
 ) -> list[Html]:
@@ -46,20 +70,18 @@ def harmony_sections(
         tag("h1", "Harmony (VLDB'22): models beyond all devices of a server", id=ANCHOR),
         tag("p", about),
     ]
-    for figure in HARMONY:
-        outcome = outcomes.get(figure)
-        text = outcome.text if outcome else STDLIB
-        session = HarmonySession(find(figure), size, Store(results), text)
-        out += _section(session, outcome, cell)
+    for session, rows in exhibits:
+        out += _section(session, rows, outcomes.get(session.exhibit.FIGURE), cell)
     return out
 
 
 def _section(
     session: HarmonySession,
+    rows: pd.DataFrame,
     outcome: Outcome | None,
     cell: Callable[[str, Any], Html | None],
 ) -> list[Html]:
-    exhibit, rows = session.exhibit, session.rows()
+    exhibit = session.exhibit
     shown = rows.reindex(columns=list(COLUMNS)).rename(columns=COLUMNS).head(MOST_ROWS)
     beyond = f", the first {MOST_ROWS} of them here" if len(rows) > MOST_ROWS else ""
     return [

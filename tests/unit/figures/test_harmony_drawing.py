@@ -134,6 +134,38 @@ def test_a_bar_is_as_high_as_its_value_and_one_without_says_why(tmp_path: Path) 
     assert "out of device memory" in words(paper)
 
 
+def test_what_a_size_leaves_out_is_named_and_nothing_else_in_the_legend(tmp_path: Path) -> None:
+    for name, sentence in (
+        ("harmony_10", "PP Swap of BERT, VGG, ResNet"), ("harmony_12", "Harmony-DP on 3 devices"),
+        ("harmony_17", "Harmony-DP on 3 devices"), ("harmony_18", "Harmony-DP on 3 devices"),
+    ):  # fmt: skip
+        text = flat(words(drawn(name, rows_of(name, runs(name), nowhere(tmp_path)))))
+        assert f"Not run at {SMOKE.name} size" in text, name
+        assert sentence in text
+        nothing = drawn(name, rows_of(name, [], nowhere(tmp_path)))
+        assert "Not run at" not in flat(words(nothing))
+        names = {text.get_text() for legend in nothing.legends for text in legend.get_texts()}
+        assert not {each for each in names if each.startswith("measured")}
+    twelve = drawn("harmony_12", rows_of("harmony_12", [], nowhere(tmp_path)))
+    assert "Nothing measured is drawn: not here." in flat(words(twelve))
+
+
+def test_a_device_that_never_computes_has_a_zero(tmp_path: Path) -> None:
+    rows = rows_of("harmony_8", [], nowhere(tmp_path))
+    third = table.pick(rows, quantity="busy", variant=table.THEIRS).index[2]
+    rows.loc[third, "value"] = 0.0
+    paper = drawn("harmony_8", rows)
+    (busy,) = [axes for axes in paper.axes if "how busy" in axes.get_title(loc="left")]
+    assert [text.get_text() for text in busy.texts] == ["0"]
+
+
+def test_losses_that_hardly_fall_are_said_to(tmp_path: Path) -> None:
+    falls = rows_of("harmony_13", runs("harmony_13"), nowhere(tmp_path))
+    assert "hardly fall" not in flat(words(drawn("harmony_13", falls)))
+    flat_ones = falls.assign(value=0.69)
+    assert "Losses hardly fall here" in flat(words(drawn("harmony_13", flat_ones)))
+
+
 def test_parts_of_a_volume_add_up(tmp_path: Path) -> None:
     rows = rows_of("harmony_12", [], nowhere(tmp_path))
     paper = drawn("harmony_12", rows)
@@ -148,7 +180,7 @@ def test_curves_lie_on_each_other_and_their_difference_beside(tmp_path: Path) ->
     curves = [line.get_ydata() for line in left.lines]
     assert len(curves) == 3
     assert all(list(curve) == list(curves[0]) for curve in curves)
-    assert "counts as equal" in words(paper)
+    assert "counts as equal" in flat(words(paper))
     assert right.get_yscale() == "log"
 
 
@@ -156,6 +188,32 @@ def test_table_1_is_a_table(tmp_path: Path) -> None:
     text = words(drawn("harmony_table1", rows_of("harmony_table1", [], nowhere(tmp_path))))
     for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "U_F/U_B, packs"):
         assert told in text
+
+
+def test_table_1_draws_searches_as_measured_and_like_beside_like(tmp_path: Path) -> None:
+    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+    paper = drawn("harmony_table1", rows)
+    assert {"measured: our search", "simulated: our plan"} <= {
+        text.get_text() for text in paper.legends[0].get_texts()
+    }
+    estimates = table.pick(
+        rows, source=table.REFERENCE, quantity="iteration_s", method="harmony-pp", minibatch=64
+    )
+    assert estimates["how"].str.contains("transfers overlap; high: without overlap").all()
+    stated = [text.get_text() for text in paper.axes[0].texts]
+    assert "no stored search" in stated, "instead of a bar"
+
+
+def test_table_1_tells_plans_for_one_gpu_instead_of_drawing_them(tmp_path: Path) -> None:
+    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+    place = {"model": "vgg416", "method": "harmony-pp", "minibatch": 64, "ranks": 4}
+    alone = {**place, "quantity": "gpus", "value": 1.0, "source": table.SIMULATED,
+             "variant": table.THEIRS, "unit": "GPUs"}  # fmt: skip
+    there = rows[~((rows["quantity"] == "gpus") & (rows["model"] == "vgg416"))]
+    text = flat(words(drawn("harmony_table1", table.join(there, table.table([alone])))))
+    assert "The published plan of VGG416 is for one GPU alone" in text
+    several = rows.assign(value=rows["value"].where(rows["quantity"] != "gpus", 4.0))
+    assert "for one GPU alone" not in flat(words(drawn("harmony_table1", several)))
 
 
 def test_equal_figures_are_equal_files(tmp_path: Path) -> None:

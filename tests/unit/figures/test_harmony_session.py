@@ -18,7 +18,7 @@ from workbench.figures.harmony.own_text import READS
 from workbench.figures.sizes import SIZES
 from workbench.harmony_session import HarmonySession
 from workbench.published import harmony_plans
-from workbench.report.harmony import harmony_sections
+from workbench.report.harmony import harmony_exhibits, harmony_sections, harmony_verdicts
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.runs import machine
 from workbench.runs.runner import key_of
@@ -55,10 +55,12 @@ def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
 def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path) -> None:
     session = open_exhibit(name, "paper", tmp_path / "new")
     assert session.preview()["note"].str.contains("no GPU can be used here").all()
+    losses = name in ("harmony_13", "harmony_21")  # which nothing estimates or simulates
+    assert session.preview()["note"].str.contains("estimated and simulated").all() != losses
     assert list(session.stages()) == []
     assert not (tmp_path / "new").exists()
     rows = session.run()
-    assert rows[rows["source"] == table.MEASURED]["value"].isna().all()
+    assert table.pick(rows, source=table.MEASURED, variant="")["value"].isna().all()
     assert (rows["figure"] == name).all()
     paths = session.figure(rows).paths
     assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
@@ -66,17 +68,22 @@ def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path)
     verdict = session.verdict(rows)
     assert "reference ratio" in verdict.columns
     assert "measured" not in set(verdict[verdict["verdict"] == "holds"]["judged"])
-    assert "not a measurement" in session.provenance().to_string() or "estimates" in str(
-        session.provenance()
-    )
+    told = session.provenance().set_index("what")["is"]
+    assert told["reference"].startswith("none" if losses else "estimates")
+    assert ("plans" in told) != losses
 
 
 def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None:
     session = with_one_run("harmony_12", tmp_path)
     preview = session.preview()
-    assert preview["state"].tolist() == ["cached 2026-11-21 06:00", *["to run"] * 4]
-    assert preview["ranks"].tolist() == [1, 2, 2, 2, 2]
-    assert preview["time"].tolist() == ["", *["?"] * 4]
+    assert preview["state"].tolist() == [
+        "cached 2026-11-21 06:00", *["to run"] * 4, "1 cached, 4 to run"
+    ]  # fmt: skip
+    assert preview["ranks"].tolist() == [1, 2, 2, 2, 2, ""]
+    assert preview["time"].tolist() == ["", *["?"] * 4, "?"]
+    assert preview["note"].iloc[-1] == "4 of unknown time: not measured here yet"
+    for tier in ("device", "host"):
+        assert preview[tier].iloc[1:-1].str.contains("iB").all(), "packs are pinned, so it is known"
     rows = session.rows()
     assert set(rows.query("source == 'measured'")["ranks"]) == {1}
     assert set(session.verdict(rows).query("judged == 'measured'")["verdict"]) == {
@@ -141,10 +148,14 @@ def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
 
 def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     session = with_one_run("harmony_21", tmp_path)
-    text = "".join(harmony_sections("tiny", session.store.root, {}, lambda name, value: None))
+    exhibits = harmony_exhibits("tiny", session.store.root, {})
+    text = "".join(harmony_sections(exhibits, {}, lambda name, value: None))
     for name in EXHIBITS:
         assert f'id="{name}"' in text
     assert text.count("data:image/svg+xml") == len(EXHIBITS)
+    verdicts = harmony_verdicts(exhibits)
+    assert set(verdicts["exhibit"]) == set(EXHIBITS)
+    assert {"holds", "does not hold", "no value"} == set(verdicts["verdict"])
     assert "They are not measurements" in text
 
 
@@ -158,7 +169,8 @@ def test_its_notebook_has_six_cells_like_the_others(name: str) -> None:
     assert title.source.startswith("# Harmony, ")
     assert find(name).SECTION in " ".join(title.source.split())
     assert "**Claim**" in title.source
-    assert "no measurements" in " ".join(title.source.split())
+    told = "all that is drawn is measured" if name in READS else "no measurements"
+    assert told in " ".join(title.source.split())
     assert all(f"| {size} |" in title.source for size in SIZES)
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in (

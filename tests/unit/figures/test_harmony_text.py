@@ -14,7 +14,7 @@ from workbench.figures.harmony import own_text, sizes
 from workbench.harmony_session import HarmonySession
 from workbench.model.corpus import STDLIB
 from workbench.report import Outcome
-from workbench.report.harmony import harmony_sections
+from workbench.report.harmony import harmony_exhibits
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
 from workbench.session import open_exhibit
@@ -56,6 +56,28 @@ def test_it_changes_that_exhibits_model_alone(name: str, size: str, texts: Path)
     assert (after.four, after.moved) == (before.four, before.moved)
     steps = {spec.steps for spec in find(name).specs(after, {})}
     assert steps == {spec.steps for spec in find(name).specs(before, {})} == {before.curve_steps}
+
+
+def test_a_vocabulary_beside_pairs_is_used_where_the_model_has_room(texts: Path) -> None:
+    folder = texts / "MRPC"
+    names = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "a",
+        "man",
+        "went",
+        "out",
+        "some",
+        "##body",
+        "left",
+    ]
+    (folder / "vocab.txt").write_text("\n".join([*names, ".", *map(str, range(300))]))
+    for size, tokenizer in (("paper", "wordpiece"), ("small", "wordpiece"), ("tiny", None)):
+        after = own_text.trained_on(sizes.named(size), "harmony_13", str(folder))
+        assert after.pairs.changes.get("tokenizer") == tokenizer, size
+    assert own_text.found("harmony_13", "paper", str(folder), texts) == str(folder)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +172,6 @@ def test_the_report_shows_the_runs_on_that_text(texts: Path) -> None:
     outcome = Outcome(ok=True, message="", seconds=1.0, started="2026", notebook="n", text="/mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HarmonySession, "rows", rows)
-        harmony_sections(
-            "tiny", texts / "results", {"harmony_13": outcome}, lambda name, value: None
-        )
+        harmony_exhibits("tiny", texts / "results", {"harmony_13": outcome})
     assert {figure for figure, text in asked if text == "/mine"} == {"harmony_13"}
     assert {text for figure, text in asked if figure != "harmony_13"} == {STDLIB}

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import sizes, table
-from workbench.figures.harmony.judge import SHARED, within
+from workbench.figures.harmony.judge import within
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict
 
 MEASURED = (table.MEASURED, "")
@@ -64,7 +64,9 @@ def test_8_does_not_judge_a_processor(tmp_path: Path) -> None:
     made = [run(uneven, 1.0), run(even, 2.0)]
     words = "takes at least as long as"
     here = judged("harmony_8", rows_of("harmony_8", made, nowhere(tmp_path)), f"packs of 4 {words}")
-    assert (here.verdict, here.why, here.here) == (UNTESTED, SHARED, pytest.approx(0.5))
+    assert (here.verdict, here.here) == (UNTESTED, pytest.approx(0.5))
+    assert "bytes" not in here.why
+    assert "leaves its share to the others" in here.why
 
 
 # -- figure 10 -------------------------------------------------------------------------------------
@@ -83,6 +85,20 @@ def test_10_is_judged_by_plans_and_not_by_a_processor(tmp_path: Path) -> None:
     for name in ("Harmony-DP", "PP Swap", "DP Swap"):
         claim = f"GPT, minibatch 8: Harmony-PP is at least as fast as {name}"
         assert judged("harmony_10", rows, claim).verdict == UNTESTED
+
+
+def test_10_says_why_by_what_the_estimate_says(tmp_path: Path) -> None:
+    rows = rows_of("harmony_10", [], nowhere(tmp_path))
+    slow = changed(rows, 0.1, variant=table.OURS, method="harmony-pp")
+    claim = "GPT2-XL, minibatch 16: Harmony-PP is at least"
+    assert judged("harmony_10", slow, claim).why.startswith("our runtime loads")
+    neither = changed(slow, 0.1, source=table.REFERENCE, method="harmony-pp")
+    assert judged("harmony_10", neither, claim).why.startswith("neither is it in the estimate; in")
+    alone = neither.assign(
+        setting=neither["setting"].where(neither["source"] != table.REFERENCE, "1/1, 0 and 1 packs")
+    )
+    why = judged("harmony_10", alone, claim).why
+    assert "the published search gives Harmony-PP one GPU" in why
 
 
 def test_10_judges_gpus(tmp_path: Path) -> None:
@@ -104,6 +120,17 @@ def test_10_leaves_a_model_without_plans_open(tmp_path: Path) -> None:
 
 
 # -- figure 12 -------------------------------------------------------------------------------------
+
+
+def test_12_has_a_reference_for_4_devices_alone(tmp_path: Path) -> None:
+    rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
+    words = "Harmony-PP moves fewer bytes than Harmony-DP on the most devices"
+    told = judged("harmony_12", rows, words)
+    assert told.published is None
+    assert "of weights and gradients alone 1.67 on 2 devices" in told.claim
+    of_two = rows[(rows["source"] != table.MEASURED) | (rows["ranks"] == 2)]
+    moved = of_two.assign(ranks=of_two["ranks"].where(of_two["source"] != table.MEASURED, 4))
+    assert judged("harmony_12", moved, words).published == pytest.approx(2.004, abs=1e-3)
 
 
 def test_12_holds_for_runs_that_move_what_they_should(tmp_path: Path) -> None:
@@ -205,7 +232,13 @@ def test_17_fails_where_one_number_of_devices_is_slower(tmp_path: Path) -> None:
 def test_18_tells_scaling_from_saturation(tmp_path: Path) -> None:
     rows = rows_of("harmony_18", [], nowhere(tmp_path))
     place = {"model": "gpt2_40b", "variant": table.OURS, "ranks": 8}
-    pp, dp = "GPT2-40B: Harmony-PP on 8", "GPT2-40B: Harmony-DP gains"
+    pp, dp = "GPT2-40B: Harmony-PP on 8", "GPT2-40B: Harmony-DP saturates"
+    both = "GPT2-40B: from 4 to 8 devices Harmony-PP gains more"
+    assert judged("harmony_18", rows, both).verdict == HOLDS
+    gains = judged("harmony_18", changed(rows, 0.1, **place, method="harmony-dp"), dp)
+    assert (gains.verdict, "in the estimate: our replicas" in gains.why) == (FAILS, True)
+    lost = changed(rows, 3.0, **place, method="harmony-pp")
+    assert judged("harmony_18", lost, both).verdict == FAILS
     assert judged("harmony_18", rows, pp).published == pytest.approx(1463.0 / 215.0)
     slow = changed(rows, 3.0, **place, method="harmony-pp")
     assert judged("harmony_18", slow, pp).verdict == FAILS
@@ -235,9 +268,11 @@ def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
 def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
     ours = {"model": "gpt2_xl", "variant": table.OURS, "method": "harmony-pp", "minibatch": 64}
-    quick = changed(rows, 0.01, **ours, quantity="search_s")
+    search = ours | {"variant": table.OUR_SEARCH, "quantity": "search_s"}
+    quick = changed(rows, 0.01, **search)
     assert judged("harmony_table1", quick, "GPT2-XL: searched").verdict == HOLDS
-    long = changed(rows, 100.0, **ours, quantity="search_s")
+    assert judged("harmony_table1", quick, "GPT2-XL: searched").judged == "measured: our search"
+    long = changed(rows, 100.0, **search)
     assert judged("harmony_table1", long, "GPT2-XL: searched").verdict == FAILS
     fast = changed(rows, 0.5, **ours, quantity="iteration_s")
     assert judged("harmony_table1", fast, "GPT2-XL: our plan").verdict == HOLDS
@@ -258,7 +293,7 @@ def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: P
 
 def test_table_1_keeps_packs_and_schedules_apart(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    quick = changed(rows, 0.1, variant=table.THEIRS, quantity="overlapped_estimate_s")
+    quick = changed(rows, 0.1, source=table.REFERENCE, quantity="overlapped_estimate_s")
     assert judged("harmony_table1", quick, "packs under our runtime").verdict == HOLDS
     assert judged("harmony_table1", quick, "estimate it with overlap").verdict == FAILS
 

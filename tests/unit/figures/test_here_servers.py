@@ -148,6 +148,28 @@ def test_scaling_has_the_speeds_and_the_line_of_proportion(tmp_path: Path) -> No
     assert "4 GPUs are 3.5 times 1" in texts(large.figure)
 
 
+def test_no_line_joins_runs_of_different_rounds(tmp_path: Path) -> None:
+    lines = [ten(1, 2.0), ten(4, 7.0) | {"commit": "9876fed"}]
+    paper = drawn(rows_of(tmp_path, lines))
+    assert not titled(paper, "scaling, measured")
+    words = texts(paper)
+    assert "1 GPU at 0123abc of 2026-11-21, 4 GPUs at 9876fed of 2026-11-21" in words
+    assert "scaling (no model ran" not in words, "that is not why"
+    (scaled,) = titled(drawn(rows_of(tmp_path, [*lines, ten(2, 3.8)])), "scaling, measured")
+    assert [*scaled.lines[1].get_xdata()] == [1, 2], "those of one round alone"
+    goal = goals(rows_of(tmp_path, [ten(1, 2.0), ten(8, 12.0) | {"commit": "9876fed"}]))[9]
+    assert (goal.measured, goal.verdict) == ("6.00 times", MISSING)
+
+
+def test_whiskers_are_the_middle_half_of_the_steps(tmp_path: Path) -> None:
+    lines = [line("harmony-pp", speed=60.0, step_seconds_spread=0.4)]
+    lines.append(line("harmony-dp", speed=50.0, step_seconds_spread=""))
+    (axes,) = titled(drawn(rows_of(tmp_path, lines)), "throughput")
+    whiskers = [mark.get_ydata() for mark in axes.lines if len(mark.get_ydata()) == 2]
+    assert [*whiskers[0]] == pytest.approx([50.0, 75.0])
+    assert len(whiskers) == 1
+
+
 def test_points_are_predictions_over_measurements(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     (step,), (peak,) = (titled(drawn(rows), words) for words in ("step time", "device peak"))
@@ -191,8 +213,8 @@ def test_what_has_no_rows_is_left_out_and_named(tmp_path: Path) -> None:
     assert "bytes over the host links (no run counts them)" in words
     assert "predictions (no run has one)" in words
     assert "scaling (no model ran in Harmony" in words
-    assert "minibatch 64 (harmony-pp, harmony-dp, data-parallel without a cap)" in words
-    assert "minibatch 16 (harmony-pp, harmony-dp, zero-infinity, data-parallel" in words
+    assert "minibatch 64 (Harmony-PP, Harmony-DP, data parallel without a cap)" in words
+    assert "minibatch 16 (Harmony-PP, Harmony-DP, ZeRO-Infinity, data parallel" in words
     assert "Not measured" not in texts(drawn(rows_of(tmp_path)))
 
 

@@ -54,14 +54,14 @@ def test_the_first_reference_decides_and_our_own_stands_beside_it(
     own = line("harmony-pp", batch=batch, speed=speed)
     measured, found, why = judge(tmp_path, [own], place)
     assert found == verdict
-    assert f"no run of zero-infinity on 4 GPUs of 11 GiB at minibatch {batch}" in why
+    assert f"no run of ZeRO-Infinity on 4 GPUs of 11 GiB at minibatch {batch}" in why
     zero = line("zero-infinity", batch=batch, speed=speed / 2)
     assert "2.00 times this project's own" in judge(tmp_path, [own, zero], place)[2]
     assert "ended with status oom_host" in judge(
         tmp_path, [own, line("zero-infinity", batch=batch, status="oom_host")], place
     )[2]  # fmt: skip
     unclipped = {**zero, "clip": ""}
-    assert "no run of zero-infinity" in judge(tmp_path, [own, unclipped], place)[2]
+    assert "no run of ZeRO-Infinity" in judge(tmp_path, [own, unclipped], place)[2]
 
 
 def test_the_share_of_data_parallelism_stays_open_without_its_run(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_share_of_data_parallelism_stays_open_without_its_run(tmp_path: Path
     assert judge(tmp_path, [own, roof], SHARE)[:2] == ("60.0%", HOLDS)
     assert judge(tmp_path, [{**own, **line("harmony-pp", speed=59.9)}, roof], SHARE)[1] == FAILS
     _, verdict, why = judge(tmp_path, [own, {**roof, "ranks": 1}], SHARE)
-    assert (verdict, "no run of data-parallel without a cap on 4 GPUs" in why) == (MISSING, True)
+    assert (verdict, "no run of data parallel without a cap on 4 GPUs" in why) == (MISSING, True)
     capped = {**roof, "device_cap_gib": 24}
     assert judge(tmp_path, [own, capped], SHARE)[1] == MISSING
 
@@ -80,7 +80,7 @@ def test_pp_against_dp(tmp_path: Path) -> None:
     faster = line("harmony-dp", speed=70.1)
     assert judge(tmp_path, [pp, faster], OVER_DP)[1] == FAILS
     assert judge(tmp_path, [pp], OVER_DP)[1:] == (
-        MISSING, "no run of harmony-dp on 4 GPUs of 11 GiB at minibatch 64",
+        MISSING, "no run of Harmony-DP on 4 GPUs of 11 GiB at minibatch 64",
     )  # fmt: skip
     assert judge(tmp_path, [pp, line("harmony-dp")], OVER_DP)[1] == MISSING
     assert judge(tmp_path, [line("harmony-pp"), dp], OVER_DP)[1] == FAILS, "it ran out of memory"
@@ -220,3 +220,11 @@ def test_fp32_states_are_larger(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, [ten(1, 2.0), ten(1, 2.0, dtype="fp32")])
     states = rows["states_gib"] * 2**30 / rows["parameters"]
     assert states.tolist() == pytest.approx([14.0, 16.0])
+
+
+def test_a_run_without_its_peak_is_named_where_peaks_are_judged(tmp_path: Path) -> None:
+    lines = [line("harmony-pp", speed=70.0), line("harmony-dp", 2, speed=40.0, peak_device_gib="")]
+    for place in (PEAK, CAP):
+        why = judge(tmp_path, lines, place)[2]
+        assert why.startswith("1 run on our own runtime")
+        assert why.endswith("not measured: Harmony-DP with 48 layers on 2 GPUs at minibatch 64")

@@ -31,6 +31,8 @@ order."""
 EQUAL = 1e-9
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""
 HALF_UNIT = 2**-24
+LEARNT = 0.02
+"""By how much losses fall at least where something is learnt."""
 DEFAULT_TEXT = "the sources of Python's standard library"
 
 
@@ -63,16 +65,15 @@ def absent(trained: Trained, why: str) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame) -> None:
     """The curves over each other, and beside them how far each is from one device."""
-    looks.prepare(figure, 1.1)
-    left, right = figure.subplots(1, 2)
     shown = rows.dropna(subset=["value"])
+    looks.prepare(figure, 0.4 if shown.empty else 1.1)
+    left, right = figure.subplots(1, 2)
     if shown.empty:
         note = next(iter(rows["note"]), "nothing was run at this size")
         looks.empty(left, f"losses measured here: {note}")
         looks.empty(right, "the paper's curves are not known; they are said to coincide")
         looks.small_print(figure, "No number of the original is known for this figure.")
         return
-    plain = _curve(shown, PLAIN)
     for place, method in enumerate(m for m in METHODS if m in set(shown["method"])):
         look, curve = looks.LOOKS[method], _curve(shown, method)
         # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
@@ -89,7 +90,9 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
             )  # fmt: skip
     left.set(xlabel="step", ylabel="loss (nats)")
     looks.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
-    _difference_axes(right, len(plain))
+    _difference_axes(right)
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     looks.legend(figure, shown, as_lines=True)
     ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
     looks.small_print(
@@ -98,7 +101,18 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         "weights, samples, clipping and schedule. Measured; no number of the original is known for "
         "this figure.",
         f"Trained on {', '.join(map(_named, sorted(set(shown['text']))))}.",
+        "Losses hardly fall here: in so few steps so small a model learns little of this task. "
+        "What is claimed is that the curves coincide."
+        if hardly_falls(_curve(shown, PLAIN))
+        else "",
     )
+
+
+def hardly_falls(curve: pd.Series) -> bool:
+    """Whether the last third of the losses is less than 2 % below the first."""
+    third = max(1, len(curve) // 3)
+    first, last = curve.iloc[:third].mean(), curve.iloc[-third:].mean()
+    return bool(last > (1 - LEARNT) * first)
 
 
 def _named(text: str) -> str:
@@ -106,13 +120,13 @@ def _named(text: str) -> str:
     return DEFAULT_TEXT if text in ("", STDLIB) else f"{Path(text).name!r}, a text of the user's"
 
 
-def _difference_axes(axes: Any, steps: int) -> None:
+def _difference_axes(axes: Any) -> None:
     axes.axhline(TOLERANCE, color="#888888", lw=0.8, ls="--")
     axes.axhline(HALF_UNIT, color="#888888", lw=0.8, ls=":")
-    for level, words in ((TOLERANCE, "counts as equal"), (HALF_UNIT, "half a unit of fp32")):
-        axes.annotate(
-            words, (steps, level), xytext=(0, 2), textcoords="offset points", ha="right",
-            fontsize=looks.NOTE_PT, color=GREY, bbox={"fc": "white", "ec": "none", "pad": 0.6},
+    for level, words in ((TOLERANCE, "counts\nas equal"), (HALF_UNIT, "half a unit\nof fp32")):
+        axes.annotate(  # beside the axes, where no point is
+            words, (1.01, level), xycoords=axes.get_yaxis_transform(), va="center",
+            fontsize=looks.NOTE_PT, color=GREY, annotation_clip=False,
         )  # fmt: skip
     axes.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-3))
     axes.set_yticks([EQUAL, 1e-7, 1e-5, 1e-3], ["equal", "1e-7", "1e-5", "1e-3"])

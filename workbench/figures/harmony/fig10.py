@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.judge import cannot_tell
-from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.figures.harmony.table import (
     MEASURED,
     OURS,
@@ -18,6 +18,7 @@ from workbench.figures.harmony.table import (
     as_speed,
     estimated,
     join,
+    label_of,
     measured,
     missing,
     model_label,
@@ -48,6 +49,8 @@ WHY_DP = (
     "our runtime loads the weights of replicas while they compute and divides their updates, which "
     "the estimate does not, so fewer bytes save little time"
 )
+ON_ONE = "0 and 1 packs"
+"""How a setting ends that leaves all layers to one GPU."""
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
@@ -95,8 +98,11 @@ def absent(size: HarmonySize, why: str) -> pd.DataFrame:
 def draw(figure: Any, rows: pd.DataFrame) -> None:
     """A panel a published model, and what ran here."""
     other = rows[~rows["model"].isin(MODELS)]
-    looks.prepare(figure, 2)
-    axes = figure.subplot_mosaic([list(FOUR), ["here"] * len(FOUR)])
+    ran = other["value"].notna().any()
+    looks.prepare(figure, 2 if ran else 1.2)
+    axes = figure.subplot_mosaic(
+        [list(FOUR), ["here"] * len(FOUR)], height_ratios=(1, 1 if ran else 0.12)
+    )
     drawn = []
     for place, model in enumerate(FOUR):
         part = pick(rows, model=model, variant=("", OURS))
@@ -105,22 +111,55 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         looks.lines(axes[model], part, "minibatch (samples)", words, log="x")
         looks.title(axes[model], f"{model_label(model)}, {GPUS} GPUs")
     names = {name: name for name in dict.fromkeys(other["model"])}
-    if other["value"].notna().any():
+    if ran:
         looks.bars(axes["here"], other, names, "throughput (samples/s)", column="model")
         ranks = ", ".join(f"{n:g}" for n in sorted(set(other["ranks"].dropna())))
         looks.title(axes["here"], f"here, reduced models, {ranks} devices")
     else:
-        looks.nothing_reduced(axes["here"], rows)
+        looks.nothing_reduced(axes["here"], rows, letters=110)
     shown = join(*drawn, other.dropna(subset=["value"]))
     looks.legend(figure, shown, as_lines=True)
     looks.small_print(
         figure,
         looks.ESTIMATES,
         f"{looks.OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates are of "
-        "what the published search chooses, which for ResNet1026 is at some minibatches a plan for "
-        "one GPU, since it ranks a model that fits one first.",
-        "Bars: hatched as the schedule was simulated before it ran, filled as measured.",
+        f"what the published search chooses.{_lone(rows)}",
+        "Bars: hatched as the schedule was simulated before it ran, filled as measured."
+        if ran
+        else "",
+        *_not_run(rows),
     )
+
+
+def _lone(rows: pd.DataFrame) -> str:
+    """Of which models the published search gives Harmony-PP one GPU, at which minibatches."""
+    told = pick(rows, source=REFERENCE, method=PP)
+    told = told[told["setting"].str.endswith(ON_ONE)]
+    words = [
+        f"{model_label(model)} that is a plan for one GPU at minibatches of "
+        f"{', '.join(f'{n:g}' for n in sorted(part['minibatch']))}"
+        for model, part in told.groupby("model", sort=False)
+    ]
+    why = "since it ranks a plan that fits one GPU by a thousandth of its time"
+    return f" Of {' and of '.join(words)}, {why}." if words else ""
+
+
+def _not_run(rows: pd.DataFrame) -> list[str]:
+    """Methods that some models ran by and others did not, and why."""
+    own = pick(rows, source=MEASURED)
+    models = list(dict.fromkeys(own["model"]))
+    if own["key"].eq("").all():
+        return []  # none ran, and the panel says why
+    lacking = {
+        method: [model_label(m) for m in models if pick(own, model=m, method=method).empty]
+        for method in dict.fromkeys(own["method"])
+    }
+    few = [f"{label_of(m)} of {', '.join(lacking[m])}" for m in HARMONY + SWAPPED if lacking.get(m)]
+    libraries = [label_of(m) for m in PEERS if lacking.get(m)]
+    out = [looks.not_run(rows, few)]
+    if libraries:
+        out.append(f"{', '.join(libraries)}: decoders only, which is what these libraries train.")
+    return out
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:
@@ -130,14 +169,15 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     for model in FOUR:
         least, most = MODELS[model].minibatches[0], MODELS[model].minibatches[-1]
         label = model_label(model)
+        told = lead(rows, model, least, REFERENCE, "")
         found.append(
             at_least(
                 f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP",
-                lead(rows, model, least, REFERENCE, ""),
+                told,
                 lead(rows, model, least, *series),
                 1.0,
                 series,
-                why_not=WHY_DP,
+                why_not=why_slower(rows, model, least, told),
             )
         )
         if model in ("bert_96_seq512", "gpt2_xl"):  # the others have no stored schedules
@@ -157,6 +197,20 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
                 )
             )
     return found + _of_runs(rows)
+
+
+def why_slower(rows: pd.DataFrame, model: str, batch: int, told: float | None) -> str:
+    """Why our Harmony-PP is not the faster mode, as far as the estimates' ratio `told` says so."""
+    if told is None or told >= 1:
+        return WHY_DP
+    setting = pick(rows, model=model, minibatch=batch, source=REFERENCE, method=PP)["setting"]
+    alone = ": the published search gives Harmony-PP one GPU" if any(
+        name.endswith(ON_ONE) for name in setting
+    ) else ""  # fmt: skip
+    return (
+        f"neither is it in the estimate{alone}; in our plans both modes use all, and replicas hide "
+        "their loads and divide their updates"
+    )
 
 
 def _of_runs(rows: pd.DataFrame) -> list[Verdict]:

@@ -50,13 +50,13 @@ CLAIM = (
 PLANS = ("10",)
 """Of the kept plans, by their figure."""
 PARTS = {
-    "weights_in": ("weights in", "#0072B2"),
+    "weights_in": ("weights in", "#005A94"),
     "gradients_out": ("gradients out", "#D55E00"),
     "activations_in": ("activations in", "#56B4E9"),
-    "activations_out": ("activations out", "#E69F00"),
-    "p2p": ("device to device, not over the host's link", "#999999"),
+    "activations_out": ("activations out", "#F0CF5A"),
+    "p2p": ("device to device, not over the host's link", "#222222"),
 }
-"""Label and colour."""
+"""Label and colour; all five are of different lightness, since a grey print has nothing else."""
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
 ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
 """What was counted of weights and gradients, under the mark of all bytes."""
@@ -145,7 +145,26 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         "minibatch of 64. Swap: data parallel and pipeline without packs, on as much memory. "
         "Measured: bytes counted by the runtime, activations included, and as a stroke weights and "
         "gradients alone; what was simulated before the run lies under it.",
+        *absences(rows),
     )
+
+
+def absences(rows: pd.DataFrame) -> list[str]:
+    """Why nothing that was measured is drawn, or what a size did not run of both modes."""
+    own = pick(rows, source=MEASURED)
+    if own["value"].isna().all():
+        why = next(iter(own["note"]), "nothing was run at this size")
+        return [f"Nothing measured is drawn: {why}."]
+    ran = {method: set(pick(own, method=method)["ranks"]) for method in HARMONY}
+    one_device = "On one device both modes are the same, drawn as Harmony-DP." if any(
+        1 in ranks for ranks in ran.values()
+    ) else ""  # fmt: skip
+    lacking = [
+        f"{label_of(method)} on {ranks:g} devices"
+        for method in HARMONY
+        for ranks in sorted(set.union(*ran.values()) - ran[method] - {1})
+    ]
+    return [one_device, looks.not_run(rows, lacking)]
 
 
 def _stacks(axes: Any, rows: pd.DataFrame) -> None:
@@ -237,7 +256,10 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     from matplotlib.patches import Patch
 
     small = {"fontsize": looks.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
-    parts = [Patch(color=color, label=words) for words, color in PARTS.values()]
+    parts = [
+        Patch(facecolor=lighter(color), edgecolor=color, label=words)
+        for words, color in PARTS.values()
+    ]
     left.legend(handles=parts[::-1], loc="upper left", **small)
     marks = [
         Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
@@ -248,7 +270,8 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
         marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
     marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
-    looks.legend(figure, rows[rows["source"] != FORMULA], methods=False)
+    drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
+    looks.legend(figure, drawn, methods=False)
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:

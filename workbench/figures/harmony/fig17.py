@@ -63,28 +63,41 @@ def absent(size: HarmonySize, why: str) -> pd.DataFrame:
 
 def draw(figure: Any, rows: pd.DataFrame) -> None:
     """A panel a model, and what ran here."""
-    looks.prepare(figure, 2)
-    there = [list(scaling.MODELS[:3]), [scaling.MODELS[3], "here", "here"]]
-    axes = figure.subplot_mosaic(there)
+    own = scaling.here(rows)
+    own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
+    axes = _places(figure, ran=len(own) > 0)
     theirs = rows[rows["variant"].isin(("", OURS))]
     for model in scaling.MODELS:
+        words = "" if own.empty and model != scaling.MODELS[0] else "time per iteration (s)"
         looks.lines(
-            axes[model], pick(theirs, model=model), "devices", "time per iteration (s)",
+            axes[model], pick(theirs, model=model), "devices", words,
             log="xy", ticks=scaling.DEVICES,
         )  # fmt: skip
         looks.title(axes[model], model_label(model))
         _plain_ticks(axes[model], pick(theirs, model=model))
-    own = scaling.here(rows)
-    own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
     if len(own):
         looks.lines(axes["here"], own, "devices", "time per iteration (s)")
         looks.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
     else:
-        looks.nothing_reduced(axes["here"], rows)
+        looks.nothing_reduced(axes["here"], rows, letters=110)
     shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
     looks.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
-    looks.small_print(figure, looks.ESTIMATES, looks.OTHER_END + " On one device both are the same."
-                      )  # fmt: skip
+    looks.small_print(
+        figure,
+        looks.ESTIMATES,
+        f"{looks.OTHER_END} On one device both are the same.",
+        looks.not_run(rows, scaling.not_run(rows)),
+    )
+
+
+def _places(figure: Any, *, ran: bool) -> dict[str, Any]:
+    """Axes of the models, and of what ran or of the words why nothing did."""
+    first, last = scaling.MODELS[:3], scaling.MODELS[3]
+    if ran:
+        looks.prepare(figure, 2)
+        return figure.subplot_mosaic([list(first), [last, "here", "here"]])
+    looks.prepare(figure, 1.2)
+    return figure.subplot_mosaic([[*first, last], ["here"] * 4], height_ratios=(1, 0.12))
 
 
 def _plain_ticks(axes: Any, rows: pd.DataFrame) -> None:

@@ -43,8 +43,15 @@ PLANS = ("8",)
 """Of the kept plans, by their figure."""
 GPUS = 4
 EVEN, UNEVEN = "50/25, packs of 2", "10/5, packs of 14"
+SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": looks.NOTE_PT}
 CLEARLY = 1.3
 """Time of the uneven setting over the even one from which there is an effect; estimated: 1.7."""
+
+
+UNEVEN_ON_CORES = (
+    "without GPUs the ranks share the cores: one that waits leaves its share to the others, so an "
+    "uneven setting need not take longer here"
+)
 
 
 def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
@@ -133,7 +140,7 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     else:
         note = here["note"].iloc[0] if len(here) else "nothing was run at this size"
         looks.empty(axes["here"], f"measured here: {note}")
-    looks.legend(figure, rows, methods=False)
+    looks.legend(figure, rows.dropna(subset=["value"]), methods=False)
     looks.small_print(
         figure,
         looks.ESTIMATES,
@@ -162,12 +169,17 @@ def _busy(axes: Any, rows: pd.DataFrame, names: dict[str, str]) -> None:
         part = pick(single, setting=name).sort_values("x")
         for i, row in enumerate(part.itertuples()):
             look = looks.bar_look(looks.LOOKS[row.method].color, row.source, row.variant)
-            axes.bar(place + (i - (len(part) - 1) / 2) * width, row.value, width * 0.86, **look)
+            x = place + (i - (len(part) - 1) / 2) * width
+            axes.bar(x, row.value, width * 0.86, **look)
+            if row.value == 0:  # there is no bar to see
+                axes.annotate("0", (x, 0), xytext=(0, 1.5), ha="center", **SMALL)
         mean = one(shares, setting=name, source=REFERENCE)
         if mean is not None:
             color = looks.LOOKS[PP].color
             axes.plot([place - 0.44, place + 0.44], [mean] * 2, color=color, lw=1.3, ls=":")
-    axes.set_xticks(range(len(names)), list(names.values()))
+    axes.set_xticks(
+        range(len(names)), [name.replace(" packs", "\npacks") for name in names.values()]
+    )
     axes.tick_params(axis="x", length=0, labelsize=6)
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("compute, share of a step")
@@ -206,7 +218,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
                 first / last,
                 1.0,
                 (MEASURED, ""),
-                cannot=cannot_tell(here),
+                cannot=UNEVEN_ON_CORES if cannot_tell(here) else "",
             )
         )
     return judged

@@ -19,11 +19,13 @@ from workbench.figures.harmony.table import (
     OURS,
     REFERENCE,
     SIMULATED,
+    THEIR_SEARCH,
     THEIRS,
     label_of,
+    pick,
     series,
 )
-from workbench.figures.style import GREY, PAGE_IN, Look
+from workbench.figures.style import GREY, PAGE_IN, Look, lighter
 
 LOOKS = {
     "harmony-pp": Look("#0072B2", "o"),
@@ -41,6 +43,8 @@ HATCHES = {OURS: "/////", THEIRS: "xxxxx", HERE: "\\\\\\\\\\"}
 FILLS = {OURS: "left", THEIRS: "bottom", HERE: "top"}
 """Which half of a marker is filled, of simulations."""
 DASHES = {OURS: "--", THEIRS: "-.", HERE: (0, (5, 1, 1, 1))}
+UNDERNEATH = 6.5
+"""Size of the markers that are drawn first."""
 NOTE_PT = 6
 PLOT_IN = 2.0
 """Height of a row of panels; legend and small print come on top."""
@@ -54,7 +58,7 @@ def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
         return {**look, "linestyle": ":", "linewidth": 1.3}
     if source == SIMULATED:
         return {**look, "hatch": HATCHES[variant]}
-    return {**look, "facecolor": color}
+    return {**look, "facecolor": lighter(color) if variant == THEIR_SEARCH else color}
 
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
@@ -159,6 +163,8 @@ def lines(
             if part.empty:
                 continue
             look = line_look(method, source, variant)
+            if method == next(iter(LOOKS)):  # others of equal value are drawn over it
+                look["markersize"] = UNDERNEATH
             axes.plot(part["x"], part["value"], **look)
             spread = part.dropna(subset=["high"])
             low = spread["low"].fillna(spread["value"])
@@ -182,22 +188,22 @@ def lines(
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
 
 
-def empty(axes: Any, words: str) -> None:
-    """A panel without any value, which says why."""
+def empty(axes: Any, words: str, letters: int = 34) -> None:
+    """A panel without any value, which says why, in lines of so many letters."""
     axes.set_axis_off()
     axes.text(
-        0.5, 0.5, textwrap.fill(words, 34), transform=axes.transAxes, ha="center", va="center",
+        0.5, 0.5, textwrap.fill(words, letters), transform=axes.transAxes, ha="center", va="center",
         fontsize=7, color=GREY,
     )  # fmt: skip
 
 
-def nothing_reduced(axes: Any, rows: pd.DataFrame) -> None:
+def nothing_reduced(axes: Any, rows: pd.DataFrame, letters: int = 34) -> None:
     """The panel of reduced models where none ran: why, or where the published ones are."""
     own = rows[rows["source"] == MEASURED]
     words = next(iter(own["note"]), "nothing was run at this size")
     if own["value"].notna().any():
         words = "the published models, in the panels beside"
-    empty(axes, f"measured here: {words}")
+    empty(axes, f"measured here: {words}", letters)
 
 
 def title(axes: Any, words: str) -> None:
@@ -270,6 +276,13 @@ def small_print(figure: Any, *sentences: str) -> None:
         return
     figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
     figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
+
+
+def not_run(rows: pd.DataFrame, lacking: Iterable[str]) -> str:
+    """A sentence on what a size leaves out of a figure; empty where that is nothing."""
+    told = "; ".join(lacking)
+    size = next(iter(pick(rows, source=MEASURED)["size"]), "")
+    return f"Not run at {size} size, which is to take little time: {told}." if told else ""
 
 
 ESTIMATES = (

@@ -14,15 +14,15 @@ from workbench.figures.exhibit import words_of
 from workbench.figures.harmony.curves import DEFAULT_TEXT
 from workbench.figures.harmony.sizes import HarmonySize, Trained, named
 from workbench.model.corpus import STDLIB
-from workbench.model.pairs import MRPC_FILES, Pairs, load_pairs
+from workbench.model.pairs import MRPC_FILES, WORDPIECE, WORDPIECE_FILE, Pairs, load_pairs
 from workbench.model.text import Text
 from workbench.model.wikitext import FORMS, load_wikitext
 
 READS = {"harmony_13": "pairs", "harmony_21": "text"}
 """The exhibits that train on a text, and their models by their names in a size."""
 TOKENIZER = "bytes"
-"""Of the exhibits' runs, whatever vocabulary lies in the folder: the reduced models have room for
-no other."""
+"""Of the exhibits' runs, but where pairs come with a vocabulary for which the model has room: the
+reduced ones have none."""
 FORMATS = {
     "harmony_13": f"MRPC, with {' or '.join(MRPC_FILES['train'])}",
     "harmony_21": f"WikiText, with {' or '.join(f'wiki.train.{form}' for form in FORMS)}",
@@ -34,9 +34,20 @@ def trained_on(size: HarmonySize, figure: str, text: str) -> HarmonySize:
     if text == STDLIB:
         return size
     trained = _trained(size, figure)
-    return replace(
-        size, **{READS[figure]: replace(trained, changes=trained.changes | {"text": text})}
-    )
+    changes = {"text": text}
+    if tokenizer_of(trained, figure, text) != TOKENIZER:
+        changes["tokenizer"] = WORDPIECE
+    return replace(size, **{READS[figure]: replace(trained, changes=trained.changes | changes)})
+
+
+def tokenizer_of(trained: Trained, figure: str, text: str | Path) -> str:
+    """``wordpiece`` for pairs beside whose text lies a ``vocab.txt`` of no more words than the
+    model has, as BERT's; else ``bytes``."""
+    words = Path(text) / WORDPIECE_FILE
+    if READS[figure] != "pairs" or not words.is_file():
+        return TOKENIZER
+    count = len(words.read_bytes().splitlines())
+    return WORDPIECE if count <= trained.model.vocab else TOKENIZER
 
 
 def found(figure: str, size: str, text: str, base: Path) -> str:
@@ -78,5 +89,5 @@ def _trained(size: HarmonySize, figure: str) -> Trained:
 def _read(figure: str, trained: Trained, folder: Path) -> Pairs | Text:
     shape = {"vocab": trained.model.vocab, "seq": trained.model.seq}
     if READS[figure] == "pairs":
-        return load_pairs(folder, TOKENIZER, seed=0, **shape)
+        return load_pairs(folder, tokenizer_of(trained, figure, folder), seed=0, **shape)
     return load_wikitext(folder, TOKENIZER, **shape)

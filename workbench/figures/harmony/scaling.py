@@ -12,6 +12,7 @@ from workbench.figures.harmony.table import (
     MEASURED,
     estimated,
     join,
+    label_of,
     measured,
     missing,
     one,
@@ -99,6 +100,15 @@ def here(rows: pd.DataFrame) -> pd.DataFrame:
 def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) -> float | None:
     """Of a step."""
     return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
+
+
+def not_run(rows: pd.DataFrame) -> list[str]:
+    """Methods that stop at fewer devices than another of the same model."""
+    own = pick(rows, source=MEASURED)
+    own = own[own["key"] != ""]
+    most = own["ranks"].max()
+    ends = own.groupby("method", sort=False)["ranks"].max()
+    return [f"{label_of(m)} on {most:g} devices" for m, ranks in ends.items() if ranks < most]
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:

@@ -31,6 +31,8 @@ REFERENCE, FORMULA, SIMULATED, MEASURED = SOURCES = (
 )  # fmt: skip
 OURS, THEIRS = "our plan", "published plan"
 """Variants of a simulation on the published profiles: whose packs."""
+OUR_SEARCH, THEIR_SEARCH = "our search", "published search, done again"
+"""Variants of a measurement: whose search was timed."""
 HERE = "before the run"
 """The variant of what was predicted of a run here."""
 SERVER = "GTX 1080Ti server, as published"
