@@ -144,7 +144,7 @@ def test_sizes_can_be_pinned():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"largest_backward": 1}, {"mode": "dp", "device_bytes": 80_000}]
+    "changes", [{"largest_backward": 1}, {"mode": "dp", "device_bytes": 70_000}]
 )
 def test_both_passes_divide_alike_where_samples_depend_on_their_micro_batch(changes):
     setting = replace(SETTING, **changes)

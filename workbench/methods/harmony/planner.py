@@ -127,7 +127,7 @@ def _searched(spec: RunSpec, setting: Setting, sizes: ProfiledSizes, server: Ser
     if spec.replay != "auto" or setting.recorded_below_s <= 0:
         return search(setting, sizes, units, server)
     try:
-        return search(setting, sizes, units, server, most_trials=RECORDED_TRIALS)
+        return search(setting, sizes, units, server, most_trials=RECORDED_TRIALS, last_resort=False)
     except DoesNotFit as error:
         if error.tier != DEVICE:
             raise

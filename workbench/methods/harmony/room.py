@@ -61,8 +61,8 @@ class Room:
         self._together = {unit: tuple(group) for group in together.values() for unit in group}
         """Unit -> those that share weights with it, itself among them."""
         self._inside: dict[tuple[int, bool], tuple[list[int], list[int]]] = {}
-        """By samples, and whether blocks are recorded: running sums of what a backward pass keeps,
-        and what it needs beside."""
+        """By samples, and whether blocks are recorded: running sums of what layers keep for their
+        backward passes, and those with what a layer's own passes need beside."""
         self._passing: dict[tuple[int, bool], list[int]] = {}
 
     def rings(self, packs: Packs, rank: int, device_bytes: int, less: int = 0) -> Rings:
@@ -149,7 +149,7 @@ class Room:
         waits between tasks, and what lies there all the time."""
         recorded = self._recordings.made(packs)
         share = len(range(*packs.share(rank if packs.mode == DP else None)))
-        ends, beside = self._of(min(packs.backward_size, share), recorded)
+        ends, tops = self._of(min(packs.backward_size, share), recorded)
         passing = self._forward_of(min(packs.forward_size, share), recorded)
         waits = _Waits(packs, self._sizes, rank)
         most = 0
@@ -159,7 +159,7 @@ class Room:
             if task.forward:
                 inside += max(passing[first:stop]) + self._leaving(packs, task)
             else:
-                inside += ends[stop] - ends[first] + max(beside[first:stop]) + waits.fetched(task)
+                inside += max(tops[first:stop]) - ends[first] + waits.fetched(task)
             most = max(most, inside)
         always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
         return most + always + self._recordings.nbytes(packs, rank)
@@ -188,11 +188,12 @@ class Room:
             visits = [*map(self._sizes.visit_bytes, range(self._units))]
             if recorded:  # whose gradients are in the making there, too
                 visits[1:-1] = [0] * len(visits[1:-1])
-            beside = [
-                max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes + visit)
-                for cost, visit in zip(costs, visits, strict=True)
+            # A pass there and back: what later layers kept is gone when an earlier one needs most.
+            tops = [
+                end + max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes + visit)
+                for end, cost, visit in zip(ends[1:], costs, visits, strict=True)
             ]
-            self._inside[of] = ends, beside
+            self._inside[of] = ends, tops
         return self._inside[of]
 
     def _leaving(self, packs: Packs, task: Task) -> int:

@@ -42,6 +42,8 @@ MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
 LESS = 0.02
 """Share of a device that candidates are made smaller by at least, where none of the first fits."""
+MORE = 0.1
+"""Share by which what is foreseen may be too much: where nothing else is left to try."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +70,20 @@ class _Tried:
 
 
 def search(
-    setting: Setting, sizes: Sizes, units: int, server: Server, *, most_trials: int = MOST_TRIALS
+    setting: Setting,
+    sizes: Sizes,
+    units: int,
+    server: Server,
+    *,
+    most_trials: int = MOST_TRIALS,
+    last_resort: bool = True,
 ) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks, after
-    `most_trials` plans that do not fit."""
+    `most_trials` plans that do not fit. As a last resort plans are tried that hardly can."""
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
     if least > setting.host_bytes:
         raise _lacks(least, HOST_TIER, setting, "more than ")
-    return _Search(setting, sizes, units, server).found(most_trials)
+    return _Search(setting, sizes, units, server).found(most_trials, last_resort)
 
 
 class _Search:
@@ -95,9 +103,10 @@ class _Search:
         self._lacking: tuple[int, int] | None = None
         """Bytes of the device and of the host that the smallest of all tried needs."""
 
-    def found(self, most_trials: int) -> Found:
+    def found(self, most_trials: int, last_resort: bool) -> Found:
         setting, foreseen = self._setting, self._setting.device_bytes
-        candidates = self._candidates(foreseen)
+        sizes = [foreseen, int(foreseen * (1 + MORE))] if last_resort else [foreseen]
+        candidates = chain.from_iterable(map(self._candidates, sizes))
         while len(self._seen) < most_trials and (tried := self._first(candidates)):
             found, shortage = self._fitting(tried)
             if found is not None:
