@@ -28,7 +28,7 @@ from workbench.model import make_model
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.adam_step import Diverged
-from workbench.runtime.board import Board
+from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
@@ -113,15 +113,20 @@ class Crew:
         self._start(segments)
         if first == 0:  # nothing was taken up
             self._first_weights()
-        last, seen = time.time(), first
+        self._await_ready(first)
+        seen = first
         for _, end in segments:
             self.board.allow(end)
+            last = time.time()  # neither starting nor saving is a step's time
             while self.board.drained < end or seen < end:
-                self._check(end)
+                running = self._check(end)
                 if seen < min(self.board.steps, end) and self._known(seen):
                     last = self._report(seen, last, report)
                     seen += 1
+                    self.board.report(seen)
                     continue
+                if not running:
+                    raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
@@ -132,6 +137,13 @@ class Crew:
                 raise RankFailed(late)
             time.sleep(POLL_S)
         self._check(total)
+
+    def _await_ready(self, step: int) -> None:
+        """Until all ranks may begin a step. Raises what made one fail, or who does not start."""
+        while any(self.board.stage(rank) is not Stage.READY for rank in range(len(self._ranks))):
+            if not self._check(step + 1):
+                raise RankFailed("all ranks have ended before they were ready")
+            time.sleep(POLL_S)
 
     def _first_weights(self) -> None:
         """Of all layers, while the ranks import, page-lock and record: they wait for the word that
@@ -195,12 +207,13 @@ class Crew:
         self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
         return ended
 
-    def _check(self, until: int) -> None:
+    def _check(self, until: int) -> bool:
         """Raise the cause where a rank has failed, was killed, or hangs on its way to the end of a
-        step."""
+        step; whether any is still running."""
         running = self._check_ends()
         if running and (late := self._watch.late(until)):
             raise RankFailed(late)
+        return running
 
     def _check_ends(self) -> bool:
         """Raise the cause where a rank has failed or was killed; whether any is still running."""
