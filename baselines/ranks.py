@@ -39,6 +39,9 @@ NOTICE_S = 1.0
 """How long after a failure the others may still say theirs, which may be the cause."""
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
+START_S = 1800.0
+"""Before the first step has ended, in which weights are drawn, memory is page-locked and layers and
+operators are compiled, nothing may be said for so long."""
 HANG_S, HANG_STEPS = 300.0, 20
 """After the first step nothing may take longer than that, nor than so many times as long as what
 took longest before."""
@@ -167,7 +170,8 @@ class _Crew:
         """Raise the first cause where a rank has failed, was killed, or hangs."""
         if not any(process.poll() for process in self._ranks):
             silent = time.monotonic() - self._heard_s
-            if self._stepped and silent > max(HANG_S, HANG_STEPS * self._longest_s):
+            later = max(HANG_S, HANG_STEPS * self._longest_s)
+            if silent > (later if self._stepped else START_S):
                 running = [process.pid for process in self._ranks if process.poll() is None]
                 if len(running) == len(self._ranks):
                     where = stuck.where(self._folder, running)
