@@ -43,7 +43,8 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
     """How many samples of the spec's batch a micro-batch may have on a device of `budget` bytes:
     stored, or looked for now.
 
-    Raises OutOfMemory where the device has no room for the fewest, ValueError where none runs.
+    Raises ValueError: NoRoom (probe.py) where the device has none for the fewest, CannotRun where
+    no number runs.
     """
     machine = this_machine(spec.device)
     path = _path(spec, results, machine)
