@@ -26,6 +26,10 @@ VISITED = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
         {"host_workers": 2},
         {"pulled": 1},
         {"disk_layers": 1},
+        {"window": 2},
+        {"resident": 1},
+        {"link_bytes_per_s": 1e9},
+        {"disk_memory": 1 << 30},
     ],
     ids=str,
 )
