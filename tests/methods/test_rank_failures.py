@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
@@ -21,6 +22,18 @@ from workbench.runtime.board import KEPT, Board, Stage
 from workbench.runtime.tiers import OutOfMemory
 
 REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
+LOSES_ITS_PEER = """
+import json, os, signal, sys, time
+folder, rank = sys.argv[1:]
+if rank == "0":
+    told = {"type": "RuntimeError", "message": "Connection closed by peer", "time": time.time()}
+    with open(f"{folder}/failure-0.json", "w") as file:
+        json.dump({**told, "lost_peer": True}, file)
+    sys.exit(1)
+time.sleep(0.4)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Rank 0 says what rank 1's end led to, before that is seen to have ended."""
 ALONE = replace(PACKS, ranks=1)
 
 
@@ -143,3 +156,12 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path):
 def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(Crew, "_known", lambda crew, step: step < 2)
     assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
+
+
+def test_the_cause_is_named_and_not_what_it_led_to(tmp_path):
+    process = (sys.executable, "-c", LOSES_ITS_PEER)
+    with (
+        pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
+        crew_of(PACKS, spec_for(), tmp_path, process=process) as crew,
+    ):
+        crew.run(Silent())

@@ -16,11 +16,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import save_file
 
+from workbench.methods.harmony.causes import NOTICE_S, Told, first_cause
 from workbench.methods.harmony.watch import LIMITS, Limits, Watch
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
@@ -46,6 +47,8 @@ END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
 FILLERS = 8
 """Layers that get their first weights at a time: each needs fp32 copies of one layer meanwhile."""
+LED = 2
+"""Exit status of a rank that ends because another one failed."""
 TIMELINE_STEPS = 3
 PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
 
@@ -217,25 +220,28 @@ class Crew:
 
     def _check_ends(self) -> bool:
         """Raise the cause where a rank has failed or was killed; whether any is still running."""
-        for rank, process in enumerate(self._ranks):
-            if process.poll() not in (None, 0, 2):
-                self._raise(rank, process.returncode)
-        if self._ranks and all(process.poll() is not None for process in self._ranks):
-            failed = [(p.returncode, rank) for rank, p in enumerate(self._ranks) if p.returncode]
-            if failed:  # 2 is the status of those that end because another one did
-                status, rank = min(failed)
-                self._raise(rank, status)
-            return False
-        return bool(self._ranks)
+        running = any(process.poll() is None for process in self._ranks)
+        failed = self._failed()
+        if not failed:
+            if not running and (led := self._failed(led=True)):
+                self._raise(*first_cause(self.folder, led))
+            return running
+        until = time.monotonic() + NOTICE_S
+        while -signal.SIGKILL not in failed.values() and time.monotonic() < until:
+            if all(process.poll() is not None for process in self._ranks):
+                break
+            time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
+            failed = self._failed()
+        self._raise(*first_cause(self.folder, failed))
 
-    def _raise(self, rank: int, status: int) -> None:
-        path = self.folder / f"failure-{rank}.json"
-        if not path.exists():
-            how = f"ended with exit status {status}"
-            if status < 0:
-                how = f"was killed by {signal.Signals(-status).name}"
-            raise RankFailed(f"rank {rank} {how}; see log.txt")
-        told = json.loads(path.read_text())
+    def _failed(self, *, led: bool = False) -> dict[int, int]:
+        """Exit statuses of ranks that failed; `led` with those that say another one did."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
+        return {r: status for r, status in statuses.items() if status and (led or status != LED)}
+
+    def _raise(self, rank: int, told: Told) -> NoReturn:
+        if told["type"] is None:
+            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
         message = f"rank {rank}: {told['message'] or told['type']}"
         if told["type"] == "OutOfMemory":
             raise OutOfMemory(
