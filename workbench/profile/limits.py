@@ -74,6 +74,12 @@ def _path(spec: RunSpec, results: Path, machine: Machine) -> Path:
 
 
 def _from(data: dict[str, Any]) -> FoundLimits:
-    return FoundLimits(
+    """Raises ValueError where a number is none."""
+    found = FoundLimits(
         **{**data, "machine": Machine(**data["machine"]), "limits": Limits(**data["limits"])}
     )
+    numbers = {"tried": found.tried, "budget": found.budget, **asdict(found.limits)}
+    for name, number in numbers.items():
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{name} is {number!r}, and must be a whole number of at least 1")
+    return found

@@ -222,17 +222,17 @@ class Crew:
         """Raise the cause where a rank has failed or was killed; whether any is still running."""
         running = any(process.poll() is None for process in self._ranks)
         failed = self._failed()
-        if not failed:
-            if not running and (led := self._failed(led=True)):
-                self._raise(*first_cause(self.folder, led))
-            return running
         until = time.monotonic() + NOTICE_S
-        while -signal.SIGKILL not in failed.values() and time.monotonic() < until:
+        while failed and -signal.SIGKILL not in failed.values() and time.monotonic() < until:
             if all(process.poll() is not None for process in self._ranks):
                 break
             time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
             failed = self._failed()
-        self._raise(*first_cause(self.folder, failed))
+        if not running:
+            failed = failed or self._failed(led=True)
+        if failed:
+            self._raise(*first_cause(self.folder, failed))
+        return running
 
     def _failed(self, *, led: bool = False) -> dict[int, int]:
         """Exit statuses of ranks that failed; `led` with those that say another one did."""
