@@ -91,6 +91,8 @@ class Progress:
             )
         elif kind in ("waiting", "phase", "profile"):
             self.line(event["text"])
+        elif kind == "not_saved":
+            self.line(event["reason"])
         elif kind == "step":
             self._step(event)
 

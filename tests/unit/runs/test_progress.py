@@ -46,6 +46,13 @@ def test_the_first_step_alone_says_nothing_of_the_others() -> None:
     assert "0.5 s left" in stream.getvalue()
 
 
+def test_a_checkpoint_that_was_not_saved_is_a_line() -> None:
+    stream = io.StringIO()
+    reason = "the checkpoint step-00000002 was not written: [Errno 28] No space left on device"
+    Progress(stream, SPEC).on_event({"event": "not_saved", "next_step": 2, "reason": reason})
+    assert stream.getvalue() == reason + "\n"
+
+
 def test_a_pipe_gets_whole_lines_and_not_one_a_step() -> None:
     stream = io.StringIO()
     shown = Progress(stream, SPEC)
