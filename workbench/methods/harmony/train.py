@@ -14,6 +14,7 @@ import torch
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import server_of
+from workbench.methods.history import check_start
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.train import load_batches, told_of, write_timeline
 from workbench.model import make_model
@@ -52,6 +53,7 @@ def train_planned(
     """The same with the plans of another method whose layers visit from shared host memory."""
     load_batches(spec, make_model(spec.model), folder / "cache")
     planner.check(spec, mode)
+    check_start(spec, folder)
     report.phase("profiling")
     profiles = profiles_for(spec, folder.parents[1], report)
     made = planner.plan(spec, profiles, mode=mode)
