@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -24,14 +22,13 @@ import torch.distributed as dist
 
 from baselines.ranks import EVENTS, MEETING, ORDER
 from baselines.stuck import answer_from
+from workbench.methods.harmony.causes import chain_of, told_of
 from workbench.methods.train import resolve_device
 from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 
 PATIENCE = timedelta(minutes=30)
 """A rank may wait so long for another, which is more than any step takes."""
-LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
-"""In messages of errors that say no more than that a peer is gone."""
 
 
 def main(folder: Path, rank: int) -> int:
@@ -101,29 +98,15 @@ class Untold:
 def explained(error: BaseException) -> dict[str, Any]:
     """A failure as ranks.py reads it. Libraries wrap what went wrong in errors of their own: memory
     that ran out is what counts."""
-    chain = list(_chain(error))
+    chain = list(chain_of(error))
     full = [cause for cause in chain if isinstance(cause, OutOfMemory | torch.OutOfMemoryError)]
     cause = full[0] if full else error
-    lost = any(
-        isinstance(each, dist.DistError) or any(word in str(each) for word in LOST)
-        for each in chain
-    )
-    told = {
-        "type": type(cause).__name__,
-        "message": str(cause).strip(),
-        "time": time.time(),
-        "lost_peer": lost and not full,
-    }
+    told = told_of(cause)
+    told["lost_peer"] &= not full
     for field in ("tier", "what", "asked", "in_use", "budget", "errno"):
         if hasattr(cause, field):
             told[field] = getattr(cause, field)
     return told
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _tell(path: Path, what: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from baselines import stuck
+from workbench.methods.harmony.causes import NOTICE_S, first_cause
 from workbench.methods.harmony.crew import RankFailed
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
@@ -35,10 +35,11 @@ PROCESS = (sys.executable, "-m", "baselines.rank_main")
 ORDER, EVENTS, MEETING = "order.json", "events.jsonl", "meeting"
 """Files of the ranks' folder: what to do, what rank 0 tells, where all meet."""
 POLL_S = 0.01
-NOTICE_S = 1.0
-"""How long after a failure the others may still say theirs, which may be the cause."""
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
+START_S = 1800.0
+"""Before the first step has ended, in which weights are drawn, memory is page-locked and layers and
+operators are compiled, nothing may be said for so long."""
 HANG_S, HANG_STEPS = 300.0, 20
 """After the first step nothing may take longer than that, nor than so many times as long as what
 took longest before."""
@@ -167,7 +168,8 @@ class _Crew:
         """Raise the first cause where a rank has failed, was killed, or hangs."""
         if not any(process.poll() for process in self._ranks):
             silent = time.monotonic() - self._heard_s
-            if self._stepped and silent > max(HANG_S, HANG_STEPS * self._longest_s):
+            later = max(HANG_S, HANG_STEPS * self._longest_s)
+            if silent > (later if self._stepped else START_S):
                 running = [process.pid for process in self._ranks if process.poll() is None]
                 if len(running) == len(self._ranks):
                     where = stuck.where(self._folder, running)
@@ -175,26 +177,8 @@ class _Crew:
             return
         time.sleep(NOTICE_S)
         statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
-        causes = [self._cause(rank, status) for rank, status in statuses.items() if status]
-        rank, told = min(causes, key=lambda cause: _precedence(cause[1]))
-        _raise(rank, told)
-
-    def _cause(self, rank: int, status: int) -> tuple[int, dict[str, Any]]:
-        path = self._folder / f"failure-{rank}.json"
-        if path.exists():
-            return rank, json.loads(path.read_text())
-        how = f"ended with exit status {status}"
-        if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-        return rank, {"type": None, "message": how, "status": status}
-
-
-def _precedence(told: dict[str, Any]) -> tuple[int, float]:
-    """Smaller for what rather is a cause than a consequence. Nobody's failure sends SIGKILL to
-    another rank, while one that aborts may have lost its peer."""
-    if told["type"] is None:
-        return (0 if told["status"] == -signal.SIGKILL else 2), 0.0
-    return (3 if told["lost_peer"] else 1), told["time"]
+        failed = {rank: status for rank, status in statuses.items() if status}
+        _raise(*first_cause(self._folder, failed))
 
 
 def _raise(rank: int, told: dict[str, Any]) -> None:

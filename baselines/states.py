@@ -44,7 +44,7 @@ class ModuleHolder:
     def write(self, folder: Path) -> dict[str, int]:
         """As `Holder.write`."""
         folder.mkdir(parents=True)
-        return self._write(folder)
+        return self._write(folder) | self._write_empty(folder)
 
     @torch.no_grad()
     def restore(self, folder: Path) -> None:
@@ -63,6 +63,12 @@ class ModuleHolder:
 
     def _write(self, folder: Path) -> dict[str, int]:
         return dict(write_unit(folder, unit, self._tensors(unit)) for unit in self._masters)
+
+    def _write_empty(self, folder: Path) -> dict[str, int]:
+        """Files of units that own nothing, and have no masters anywhere."""
+        units = range(self._model.num_units)
+        empty = (unit for unit in units if not self._model.unit_parameters(unit))
+        return dict(write_unit(folder, unit, ()) for unit in empty)
 
     def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():
@@ -115,6 +121,8 @@ class StageHolder(ModuleHolder):
         if trouble is None:
             try:
                 files = self._write(Path(told[0]))
+                if folder is not None:
+                    files |= self._write_empty(folder)
             except (OSError, SafetensorError) as error:
                 trouble = OSError(str(error))
         return {name: size for part in self._agree(trouble, files) for name, size in part.items()}

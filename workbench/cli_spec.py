@@ -109,7 +109,7 @@ def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window:
 def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
     """The specs the flags describe, one a method; raises ValueError.
 
-    `window` is the default, cut to the number of layers.
+    `window` is the default, cut to the number of layers, of a method that does not refuse one.
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
@@ -124,7 +124,12 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
     if "window" not in changes and "window" not in data and window != "auto":
-        specs = [spec.with_(window=min(window, max(2, spec.model.layers))) for spec in specs]
+        specs = [
+            spec
+            if methods.find(spec.method).refuses
+            else spec.with_(window=min(window, max(2, spec.model.layers)))
+            for spec in specs
+        ]
     return specs
 
 

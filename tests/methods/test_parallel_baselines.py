@@ -207,6 +207,28 @@ def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path):
     assert not children()
 
 
+def test_a_rank_that_hangs_before_its_first_step_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks, "START_S", 8.0)
+    launch = ranks.subprocess.Popen
+
+    def started(command, **how):
+        """Of which the second one stops when it can answer, before the two have met."""
+        process = launch(command, **how)
+        if command[-1] == "1":
+            while not (tmp_path / "ranks" / "stack-1.txt").exists():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", started)
+    began = time.monotonic()
+    told = r"no step has ended for \d+ s: rank 1 hangs: it does not answer; rank 0 "
+    with pytest.raises(RankFailed, match=told):
+        data_parallel.train(spec_for(microbatches=2), Silent(), tmp_path)
+    assert time.monotonic() - began < 60
+    assert not children()
+
+
 def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
     """Tied over two stages, an odd number of micro-batches, without a limit on the norm."""
     spec = spec_for(microbatches=3, save_every=3, clip=None, activations="keep", steps=24)

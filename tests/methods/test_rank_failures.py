@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
@@ -9,15 +10,30 @@ import psutil
 import pytest
 
 from tests.methods.harness import Silent, assert_equals_plain
+from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, spec_for
-from workbench.methods.harmony.crew import RankFailed
+from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.harmony.watch import Limits
 from workbench.methods.history import History
+from workbench.model.spec import ModelSpec
 from workbench.runtime import checkpoint
+from workbench.runtime.board import KEPT, Board, Stage
 from workbench.runtime.tiers import OutOfMemory
 
 REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
+LOSES_ITS_PEER = """
+import json, os, signal, sys, time
+folder, rank = sys.argv[1:]
+if rank == "0":
+    told = {"type": "RuntimeError", "message": "Connection closed by peer", "time": time.time()}
+    with open(f"{folder}/failure-0.json", "w") as file:
+        json.dump({**told, "lost_peer": True}, file)
+    sys.exit(1)
+time.sleep(0.4)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Rank 0 says what rank 1's end led to, before that is seen to have ended."""
 ALONE = replace(PACKS, ranks=1)
 
 
@@ -102,6 +118,12 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
         time.sleep(4.0)
         save(*args)
 
+    def ready(board, step):
+        assert {board.stage(rank) for rank in range(2)} == {Stage.READY}, "to start is no step"
+        allow(board, step)
+
+    allow = Board.allow
+    monkeypatch.setattr(Board, "allow", ready)
     monkeypatch.setattr(History, "save", slow)
     spec = spec_for(save_every=2, steps=4)
     limits = Limits(hang_s=3.0, end_s=3.0)
@@ -109,3 +131,37 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
     assert_equals_plain(spec, crew, parameters)
+    assert max(crew.history.step_seconds) < 4.0, "to save is no step"
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_ranks_wait_for_whoever_reports(clip, tmp_path):
+    """Longer than an action may take, and for more steps than the board keeps."""
+
+    class Slow(Silent):
+        def step(self, step, loss, seconds):
+            super().step(step, loss, seconds)
+            if step == 3:
+                time.sleep(5.0)
+
+    model = ModelSpec(layers=1, hidden=16, heads=1, seq=8, vocab=256)
+    packs = replace(PACKS, minibatch=2, forward=packs_of([2]), backward=packs_of([2, 1]))
+    spec = spec_for(model=model, batch=2, steps=3 * KEPT, clip=clip)
+    with crew_of(packs, spec, tmp_path, limits=Limits(hang_s=4.0)) as crew:
+        crew.run(Slow())
+    expected, _ = judge(spec)
+    assert crew.history.losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(Crew, "_known", lambda crew, step: step < 2)
+    assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
+
+
+def test_the_cause_is_named_and_not_what_it_led_to(tmp_path):
+    process = (sys.executable, "-c", LOSES_ITS_PEER)
+    with (
+        pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
+        crew_of(PACKS, spec_for(), tmp_path, process=process) as crew,
+    ):
+        crew.run(Silent())

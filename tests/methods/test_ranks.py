@@ -46,7 +46,8 @@ def spec_for(**changes):
 
 def sizes_for(spec):
     profile = made_up_profile(spec.with_(microbatches=spec.batch))
-    tied = {MODEL.layers + 1: (0, MODEL.vocab * MODEL.hidden)} if MODEL.tied else {}
+    model = spec.model
+    tied = {model.layers + 1: (0, model.vocab * model.hidden)} if model.tied else {}
     return ProfiledSizes({1: profile}, tied=tied)
 
 

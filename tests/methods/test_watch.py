@@ -89,6 +89,27 @@ def test_standing_still_between_segments_is_no_idleness(ranks):
     assert watch.late(4) is None
 
 
+def test_while_nobody_looked_nobody_was_idle(ranks):
+    """A whole job may be stopped and go on; who hangs after that is found all the same."""
+    ready(ranks)
+    watch = watch_of(ranks, hang_s=2.0)
+    assert watch.late(4) is None
+    time.sleep(2.5)
+    assert watch.late(4) is None
+    until = time.monotonic() + 4.0
+    while (late := watch.late(4)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert late is not None
+
+
+def test_what_waits_for_a_report_is_not_idle(ranks):
+    ready(ranks)
+    watch = watch_of(ranks, hang_s=0.5)
+    time.sleep(0.6)
+    ranks.run.report(1)
+    assert watch.late(4) is None
+
+
 def test_the_first_step_may_take_as_long_as_starting(ranks):
     """Layers are compiled in it."""
     ready(ranks, steps=2)

@@ -41,6 +41,32 @@ def net(spec):
         TensorDataset(torch.randn(32, 4), torch.randint(3, (32,))),
     )
 """
+TIED = """
+from torch import nn
+
+
+class Words(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.embed = nn.Embedding(spec.vocab, spec.hidden)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(spec.hidden, spec.hidden), nn.GELU())
+            for _ in range(spec.layers)
+        )
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def net(spec):
+    return Words(spec)
+"""
+"""Its head owns nothing."""
 ON_TWO = ("-m", "harmony-pp", "--ranks", "2", "--device", "cpu", "--steps", "4")
 
 
@@ -126,6 +152,32 @@ def test_a_cap_that_no_layer_fits_in_is_told_before_anything_is_timed(tmp_path, 
     shutil.copytree(measured, tmp_path / "results" / "profiles")
     sizes = ("-l", "4", "--hidden", "64", "--set", "heads=1", "--seq", "64", "--vocab", "256")
     done = run(tmp_path, *ON_TWO, *sizes, "-b", "4", "--device-memory", "100KiB")
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 2, done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("workbench: ")]
+    assert sentence.endswith(" in a micro-batch of 1, and the device may hold 100 KiB")
     assert recorded(tmp_path)["status"] == "oom_device"
     assert not [*tmp_path.glob("results/profiles/*/units-*.json")]
+
+
+def test_a_layer_that_owns_nothing_is_in_checkpoints_of_every_method(tmp_path, measured):
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    (tmp_path / "own_net.py").write_text(TIED)
+    of = ("--set", "family=own_net:net", "-l", "3", "--hidden", "16", "--set", "heads=1")
+    of = (*of, "--seq", "8", "--vocab", "256", "-b", "4", "--set", "lr_decay_steps=9")
+    of = (*of, "--device", "cpu")
+    done = run(tmp_path, "-m", "plain", *of, "--steps", "4", "--save-every", "2")
+    assert done.returncode == 0, done.stderr
+    first = recorded(tmp_path)
+    more = ("-m", "harmony-dp", "--ranks", "2", "--steps", "6", "--start-from", first["key"])
+    done = run(tmp_path, *of, *more)
+    assert done.returncode == 0, done.stderr
+    (record,) = [
+        json.loads(path.read_text())
+        for path in tmp_path.glob("results/runs/*/record.json")
+        if first["key"] not in path.parts
+    ]
+    assert record["losses"][:4] == first["losses"]
+    shutil.rmtree(tmp_path / "results" / "runs")
+    done = run(tmp_path, *of, "-m", "plain", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    assert record["losses"] == pytest.approx(recorded(tmp_path)["losses"], rel=1e-5)

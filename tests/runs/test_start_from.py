@@ -13,7 +13,7 @@ from tests.methods import plain
 from tests.methods.harness import Silent
 from tests.methods.harness import run as train
 from workbench.methods import stronghold
-from workbench.runs import runner
+from workbench.runs import methods, runner
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
@@ -90,6 +90,26 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path, changes, wo
     spec = spec_for("l2l", **{"start_from": "first", **changes})
     with pytest.raises(ValueError, match=words):
         train(l2l, spec, tmp_path / "second")
+
+
+@pytest.mark.parametrize("method", ["harmony-pp", "l2l", "pp-swap"])
+def test_what_is_not_there_is_said_before_anything_is_measured(tmp_path: Path, method) -> None:
+    spec = spec_for(method, start_from="/nonexistent", ranks=1 if method == "l2l" else 2)
+    report = Silent()
+    with pytest.raises(ValueError, match="there is no whole checkpoint of at most 6 steps in"):
+        methods.load(method).train(spec, report, tmp_path / "runs" / "second")
+    assert report.events == []
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_what_cannot_be_read_is_named_where_it_lies(tmp_path: Path) -> None:
+    """In the folder of the run to start from, not in that of the new one."""
+    train(stronghold, spec_for("stronghold", steps=FIRST, save_every=FIRST), tmp_path / "first")
+    (saved_,) = (tmp_path / "first" / "checkpoints").glob("step-*")
+    file = saved_ / "unit-00002.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(ValueError, match=f"remove {saved_.parent} to begin anew"):
+        train(l2l, spec_for("l2l", start_from="first"), tmp_path / "second")
 
 
 def test_an_engine_with_checkpoints_of_its_own_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from workbench.methods.history import check_start
 from workbench.methods.plan import Plan
 from workbench.methods.train import load_batches, train_planned
 from workbench.model import make_model
@@ -29,6 +30,7 @@ def train_with(
     """
     # A text that is not there should be said before minutes of measuring, not after.
     load_batches(spec, make_model(spec.model), folder / "cache")
+    check_start(spec, folder)
     report.phase("profiling")
     profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
     plan = planner(spec, profile.with_link(spec.link_bytes_per_s))

@@ -90,13 +90,13 @@ class History:
         none of the run to start from.
         """
         damage = None
-        for path, manifest in self._whole():
+        for path, manifest in _whole(self._spec, self._folder):
             self._check_continues(path, manifest["continues"])
             try:
                 holder.restore(path)
                 self.statistics = checkpoint.statistics(path)
             except OSError as error:
-                damage = error
+                damage, damaged = error, path.parent
                 report.event("damaged", path=path.name, reason=str(error))
                 continue
             self.losses = [float(loss) for loss in manifest["losses"]]
@@ -108,28 +108,9 @@ class History:
             report.event("resumed", path=path.name, next_step=manifest["next_step"])
             return manifest["next_step"]
         if damage is not None:  # memory is half written by now; and nobody asked to begin anew
-            raise ValueError(f"{damage}; remove {self._folder} to begin anew") from damage
-        if self._spec.start_from:
-            raise ValueError(
-                f"start_from is {self._spec.start_from!r}; there is no whole checkpoint of at most "
-                f"{self._spec.steps} steps in {self._source()}"
-            )
+            raise ValueError(f"{damage}; remove {damaged} to begin anew") from damage
+        _check_start(self._spec, self._folder)
         return 0
-
-    def _source(self) -> Path:
-        """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
-        named = Path(self._spec.start_from)
-        run = named if named.is_dir() else self._folder.parents[1] / self._spec.start_from
-        return run / "checkpoints"
-
-    def _whole(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Checkpoints of no more steps than this run has, its own first, newest first."""
-        folders = [self._folder] if self._spec.save_every else []
-        folders += [self._source()] if self._spec.start_from else []
-        for folder in folders:
-            for path, manifest in checkpoint.whole(folder):
-                if manifest["next_step"] <= self._spec.steps:
-                    yield path, manifest
 
     def _check_continues(self, path: Path, saved: dict) -> None:
         for label, ours in self._continues.items():
@@ -139,6 +120,37 @@ class History:
                     f"{ours}: it would not be the same training; restore the setting, or remove "
                     "the checkpoint"
                 )
+
+
+def check_start(spec: RunSpec, folder: Path) -> None:
+    """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
+    start from. `folder` is the run's own, as for `History`."""
+    _check_start(spec, folder / "checkpoints")
+
+
+def _check_start(spec: RunSpec, folder: Path) -> None:
+    if spec.start_from and not any(_whole(spec, folder)):
+        raise ValueError(
+            f"start_from is {spec.start_from!r}; there is no whole checkpoint of at most "
+            f"{spec.steps} steps in {_source(spec, folder)}"
+        )
+
+
+def _source(spec: RunSpec, folder: Path) -> Path:
+    """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
+    named = Path(spec.start_from)
+    run = named if named.is_dir() else folder.parents[1] / spec.start_from
+    return run / "checkpoints"
+
+
+def _whole(spec: RunSpec, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Checkpoints of no more steps than a run has, its own first, newest first."""
+    folders = [folder] if spec.save_every else []
+    folders += [_source(spec, folder)] if spec.start_from else []
+    for each in folders:
+        for path, manifest in checkpoint.whole(each):
+            if manifest["next_step"] <= spec.steps:
+                yield path, manifest
 
 
 def continued_by(spec: RunSpec, batches: Batches | Draws) -> dict[str, Any]:

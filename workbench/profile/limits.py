@@ -43,7 +43,8 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
     """How many samples of the spec's batch a micro-batch may have on a device of `budget` bytes:
     stored, or looked for now.
 
-    Raises OutOfMemory where the device has no room for the fewest, ValueError where none runs.
+    Raises ValueError: NoRoom (probe.py) where the device has none for the fewest, CannotRun where
+    no number runs.
     """
     machine = this_machine(spec.device)
     path = _path(spec, results, machine)
@@ -73,6 +74,12 @@ def _path(spec: RunSpec, results: Path, machine: Machine) -> Path:
 
 
 def _from(data: dict[str, Any]) -> FoundLimits:
-    return FoundLimits(
+    """Raises ValueError where a number is none."""
+    found = FoundLimits(
         **{**data, "machine": Machine(**data["machine"]), "limits": Limits(**data["limits"])}
     )
+    numbers = {"tried": found.tried, "budget": found.budget, **asdict(found.limits)}
+    for name, number in numbers.items():
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{name} is {number!r}, and must be a whole number of at least 1")
+    return found

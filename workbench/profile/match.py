@@ -8,7 +8,7 @@ Imports no torch: the model comes from whoever has one, and of GPT closed formul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 from workbench.model.spec import GPT_FAMILY, ModelSpec
@@ -17,6 +17,9 @@ from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
+
+
+SECONDS = ("forward_s", "recompute_s", "backward_s", "gradient_s", "gradient_copy_s")
 
 
 def check_profiles(
@@ -36,7 +39,8 @@ def check_profiles(
 
 def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = None) -> None:
     """Raise ValueError, in a sentence that names the file of a stored one, where a profile is not
-    of the spec's model and dtype. Of families without a formula `model` tells the parameters."""
+    of the spec's model and dtype, or has times that are none. Of families without a formula `model`
+    tells the parameters."""
     shape, name = spec.model, _name(profile)
     if len(profile.units) != shape.units:
         raise ValueError(
@@ -51,6 +55,13 @@ def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = 
             f"{VALUE_BYTES[spec.dtype]}"
         )
     for unit, cost in enumerate(profile.units):
+        for what in SECONDS:
+            seconds = getattr(cost, what)
+            if not (isinstance(seconds, int | float) and 0 <= seconds < inf):
+                raise ValueError(
+                    f"{name} cannot be planned from: unit {unit} ({cost.kind}) has {what} "
+                    f"{seconds}, which must be 0 or more seconds"
+                )
         parameters = _parameters(shape, unit, model)
         if parameters not in (None, cost.parameters):
             raise ValueError(

@@ -42,6 +42,7 @@ from workbench.profile.profile import Limits
 from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.tiers import OutOfMemory
+from workbench.units import format_bytes
 
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""
@@ -56,12 +57,40 @@ class CannotRun(ValueError):
     """What a model said to a micro-batch, or how the process ended that tried it."""
 
 
+class NoRoom(ValueError):
+    """What lacks on a device that has no room for the fewest samples that a model runs with."""
+
+    def __init__(self, message: str, samples: int) -> None:
+        super().__init__(message)
+        self.samples = samples
+
+
 def limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
     """Of the spec's model on a device of `budget` bytes, up to `most` samples.
 
-    Raises OutOfMemory where the fewest samples are too many for the device, and CannotRun where no
+    Raises NoRoom where the fewest samples are too many for the device, and CannotRun where no
     number of them can be run.
     """
+    try:
+        return _limits(spec, device, budget, most)
+    except NoRoom as refusal:
+        layers, samples = Layers(spec, "cpu", sys.maxsize), refusal.samples
+        while layers.attempt(True, samples, fake=True) is not None:
+            if samples == most:
+                raise
+            samples = min(2 * samples, most)
+        layers.attempt(True, samples, fake=True)  # the first one may count what it leaves behind
+        layer, needed = layers.heaviest(samples)
+        if needed <= budget:  # so little lacks that it is seen in one order of attempts only
+            raise
+        raise NoRoom(
+            f"{layer} needs at least {format_bytes(needed)} of device memory in a micro-batch of "
+            f"{samples}, and the device may hold {format_bytes(budget)}",
+            samples,
+        ) from refusal
+
+
+def _limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
     with Processes(spec, device, budget) as processes:
         if device == "cuda":
             torch.cuda.empty_cache()  # what this process keeps, the others would lack
@@ -84,7 +113,7 @@ def search(attempt: Attempt, most: int) -> Limits:
     smallest = 1
     while (wrong := attempt(True, smallest)) is not None:
         if isinstance(wrong, OutOfMemory):
-            raise wrong
+            raise NoRoom(f"{wrong}, in micro-batches of {smallest}", smallest)
         if smallest == most:
             raise CannotRun(f"no micro-batch of up to {most} samples can be run: {wrong}")
         smallest = min(2 * smallest, most)
@@ -145,6 +174,15 @@ class Layers:
             return error.with_traceback(None)  # its frames hold the tensors
         self._peaks[backward, samples] = peaks
         return None
+
+    def heaviest(self, samples: int) -> tuple[str, int]:
+        """The layer that needs most, there and back, and its bytes, of an attempt that went
+        well."""
+        peaks = self._peaks[True, samples]
+        most = max(range(len(peaks)), key=peaks.__getitem__)
+        unit = self._units[most]
+        kind = self._model.kind(unit)
+        return f"unit {unit} of the model" + ("" if kind.isdecimal() else f" ({kind})"), peaks[most]
 
     def have_plenty(self, backward: bool, samples: int) -> bool:
         """Whether lines through the fewest samples that ran and twice as many stay below a part of

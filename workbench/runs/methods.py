@@ -32,6 +32,9 @@ class Method:
     summary: str
     windowed: bool = False
     """Whether `window` and `resident` of a spec mean anything to it."""
+    refuses: bool = False
+    """Whether it refuses what means nothing to it, those two among it, and is therefore never given
+    them by default; what the paper compares leaves them aside."""
     parallel: bool = False
     """Whether it runs on several ranks."""
     modules: bool = False
@@ -118,6 +121,7 @@ PARALLEL = {
             name="harmony-pp",
             label="Harmony-PP",
             module="workbench.methods.harmony.pp",
+            refuses=True,
             summary="packs of layers dealt out to the devices in turn, everything on the host",
             parallel=True,
             modules=True,
@@ -127,6 +131,7 @@ PARALLEL = {
             name="harmony-dp",
             label="Harmony-DP",
             module="workbench.methods.harmony.dp",
+            refuses=True,
             summary="packs of layers on every device, each with its share of the samples",
             parallel=True,
             modules=True,
@@ -136,6 +141,7 @@ PARALLEL = {
             name="pp-swap",
             label="PP Swap",
             module="baselines.swapping.pp",
+            refuses=True,
             summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
@@ -145,6 +151,7 @@ PARALLEL = {
             name="dp-swap",
             label="DP Swap",
             module="baselines.swapping.dp",
+            refuses=True,
             summary="all layers on every device, what has no room swapped every micro-batch",
             parallel=True,
             modules=True,

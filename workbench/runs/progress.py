@@ -91,6 +91,8 @@ class Progress:
             )
         elif kind in ("waiting", "phase", "profile"):
             self.line(event["text"])
+        elif kind == "not_saved":
+            self.line(event["reason"])
         elif kind == "step":
             self._step(event)
 
@@ -122,7 +124,7 @@ class Progress:
         )
         if self._sweep is not None:
             text += self._left()
-        elif steps > done:
+        elif steps > done and len(self._seconds) > 1:  # the first one may compile layers
             text += f", {format_seconds(each * (steps - done))} left"
         if self._terminal:
             width = shutil.get_terminal_size().columns

@@ -53,7 +53,7 @@ def resolve(spec: RunSpec) -> RunSpec:
     """
     changes = {"device": machine.resolve_device(spec.device)}
     method = methods.find(spec.method)
-    if not method.windowed:
+    if not (method.windowed or method.refuses):
         changes |= {"window": "auto", "resident": "auto"}
     if spec.ranks > 1 and not method.parallel:
         raise ValueError(

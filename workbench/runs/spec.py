@@ -75,7 +75,7 @@ class RunSpec:
     """Samples of a backward micro-batch there."""
     forward_packs: str = "auto"
     """Units of each forward pack there, from the first one, as in ``4 4 3``; those of the last
-    backward pack are in none."""
+    backward pack are in none. Empty, also written ``none``, where that is the whole model."""
     backward_packs: str = "auto"
     """Units of each backward pack there, the embedding and the head among them."""
     packing: Literal["ours", "faithful"] = "ours"
@@ -142,11 +142,18 @@ class RunSpec:
                 raise ValueError(f"{name} is {value}; it must be 1 to {self.batch}, or auto")
         for name in ("forward_packs", "backward_packs"):
             words = getattr(self, name).split()
-            if words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
+            if name == "forward_packs" and words in ([], [NO_PACKS]):
+                object.__setattr__(self, name, "")
+            elif words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; it must be numbers of units such as "
                     "'4 4 3', or auto"
                 )
+        if not self.forward_packs and len(self.backward_packs.split()) > 1:
+            raise ValueError(
+                f"forward_packs is {NO_PACKS!r}, backward_packs {self.backward_packs!r}; only "
+                "where one backward pack is the whole model there are no forward packs"
+            )
         if self.disk_layers != "auto" and self.optimizer_tier != "auto":
             raise ValueError(
                 f"disk_layers is {self.disk_layers} and optimizer_tier {self.optimizer_tier!r}; "
@@ -224,6 +231,8 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+NO_PACKS = "none"
+"""What people write for no forward packs."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
 """Of a weight, an activation or a gradient, by dtype."""
 CHOICES = {

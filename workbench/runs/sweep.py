@@ -197,7 +197,7 @@ class Sweep:
         """Expected time to the end; None while nothing is known.
 
         A pending point takes as long as the finished ones of its method did, or as all did; the
-        running ones as their own steps say.
+        running ones as their own steps say, from the second on.
         """
         finished: dict[str, list[float]] = {}
         for point in self.points:
@@ -210,8 +210,8 @@ class Sweep:
             seconds = mean(known) if known else None
             if point.work is None:
                 return seconds
-            if point.step_seconds:
-                return median(point.step_seconds) * (point.spec.steps - len(point.step_seconds))
+            if (done := len(point.step_seconds)) > 1:  # the first one may compile layers
+                return median(point.step_seconds[1:]) * (point.spec.steps - done)
             return None if seconds is None else max(0.0, seconds - (monotonic() - point.began))
 
         left = [expected(point) for point in self.points if point.record is None]

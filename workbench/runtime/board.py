@@ -8,7 +8,8 @@ sender's, that it is filled (inbox.py). Collectives need no board: whoever takes
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that
-is gone.
+is gone. Losses and norms lie here until the process of the run has reported them: of the last steps
+only, so a rank whose step would take the place of an unreported one waits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ NOTHING = -1
 """Instead of an action: none has begun."""
 KEPT = 64
 """Steps whose ends are kept, for whoever reports them."""
+AHEAD = KEPT - 1
+"""Steps that compute lanes may end before they are reported: a norm may be entered for one more."""
 
 
 class Stage(IntEnum):
@@ -69,7 +72,8 @@ class Board:
         finally:
             os.close(file)
         counts = np.frombuffer(self._map, np.int64, _counts(actions, ranks))
-        self._failed, self._allowed, rest = counts[:1], counts[1:2], counts[2:]
+        self._failed, self._allowed, self._reported = counts[:1], counts[1:2], counts[2:3]
+        rest = counts[3:]
         self._done, self._begun, self._left = rest[: 3 * actions].reshape(3, actions)
         of_ranks = rest[3 * actions :]
         self._await = _waiter()
@@ -77,8 +81,9 @@ class Board:
         self._doing = of_ranks[3 * ranks :].reshape(ranks, 2)
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
-        self._ends = floats[: 2 * KEPT * ranks].reshape(KEPT, ranks, 2)
-        floats = floats[2 * KEPT * ranks :]
+        self._ends = floats[: 3 * KEPT * ranks].reshape(KEPT, ranks, 3)
+        """Of the last steps, by rank: (its part of the loss, when it was done, which step)."""
+        floats = floats[3 * KEPT * ranks :]
         self.norms = floats[: ranks * units].reshape(ranks, units)
         """[ranks, units]: the square of the norm of a rank's gradients, of the step whose norm is
         taken next."""
@@ -113,7 +118,7 @@ class Board:
     def start_at(self, step: int, updates_done: int, norm: float | None = None) -> None:
         """All that comes before a step is done: the run continues a checkpoint, whose last step had
         this norm."""
-        self._done[:] = self._steps[:] = self._drained[:] = step
+        self._done[:] = self._steps[:] = self._drained[:] = self._reported[:] = step
         self.total[1] = updates_done
         if norm is not None:
             self._enter_norm(step - 1, norm)
@@ -164,12 +169,21 @@ class Board:
 
     def idle_s(self, rank: int) -> float:
         """Seconds since a rank came so far, or began something, or was allowed to go on."""
-        return time.monotonic() - max(float(self._seen[rank]), self._allowed_s)
+        return time.monotonic() - max(self.turned_s(rank), self._allowed_s)
+
+    def turned_s(self, rank: int) -> float:
+        """When a rank came so far, or began something, by the monotonic clock."""
+        return float(self._seen[rank])
 
     def end_step(self, step: int, loss: float, *, worked: bool = True) -> None:
         """This rank's compute lane is done with a step, and with its part of the loss. When it was
-        done counts for nothing where it had no work: such a rank may have started late."""
-        self._ends[step % KEPT, self.rank] = loss, time.time() if worked else 0.0
+        done counts for nothing where it had no work: such a rank may have started late. Waits where
+        a step that is not reported yet would be lost; raises Failed when it never will be."""
+        done = time.time() if worked else 0.0
+        while self._reported[0] <= step - AHEAD:
+            self.check()
+            self._await(self._reported, step - AHEAD, self._failed)
+        self._ends[step % KEPT, self.rank] = loss, done, step + 1
         self._steps[self.rank] = step + 1
 
     @property
@@ -181,7 +195,14 @@ class Board:
         """Loss of one of the last steps, and when the last rank that had work was done, in epoch
         seconds."""
         parts = self._ends[step % KEPT]
+        assert (parts[:, 2] == step + 1).all(), f"the end of step {step} is not on the board"
         return float(parts[:, 0].sum()), float(parts[:, 1].max())
+
+    def report(self, steps: int) -> None:
+        """So many steps are reported, and ranks may write over them. That they waited for it is no
+        idleness."""
+        self._allowed_s = time.monotonic()
+        self._reported[0] = steps
 
     def decide(self, step: int, norm: float) -> None:
         """Enter a step's global norm; one that is not finite counts no update."""
@@ -212,6 +233,11 @@ class Board:
         """Let all ranks go on up to a step. What they stood still until now is not idleness."""
         self._allowed_s = time.monotonic()
         self._allowed[0] = step
+
+    def excuse(self, seconds: float) -> None:
+        """Nobody looked for so long, and perhaps nobody ran: that counts as nobody's idleness."""
+        since_s = max(float(self._seen.max()), self._allowed_s)
+        self._allowed_s = min(time.monotonic(), since_s + seconds)
 
     def await_allowed(self, step: int) -> None:
         """Until this rank may begin a segment that ends at a step."""
@@ -253,11 +279,11 @@ class Board:
 
 
 def _floats(ranks: int, units: int) -> int:
-    return ranks + 2 * KEPT * ranks + ranks * units + 2 + 3 * KEPT
+    return ranks + 3 * KEPT * ranks + ranks * units + 2 + 3 * KEPT
 
 
 def _counts(actions: int, ranks: int) -> int:
-    return 2 + 3 * actions + 5 * ranks
+    return 3 + 3 * actions + 5 * ranks
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:

@@ -144,12 +144,21 @@ def write_unit(folder: Path, unit: int, tensors: Iterable[tuple[str, Tensor]]) -
 
 @contextmanager
 def reader(folder: Path, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
-    """What copies a unit's tensor, by its label, into another one.
+    """What copies a unit's tensor, by its label, into another one. Of a unit that owns nothing the
+    file may be lacking.
 
     Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
     """
+    path = folder / _file_of(unit)
+    if not path.exists():
+
+        def lacking(label: str, into: Tensor) -> None:
+            raise OSError(f"the checkpoint {folder.name} cannot be read: it has no {path.name}")
+
+        yield lacking
+        return
     try:
-        with safe_open(folder / _file_of(unit), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             names = set(file.keys())
 
             def read(label: str, into: Tensor) -> None:

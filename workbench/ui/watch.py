@@ -231,7 +231,8 @@ class SweepWatch:
             for line in read_tail(path).splitlines()[-STEPS_LOOKED_AT:]:
                 try:
                     event = json.loads(line)
-                    seconds += [float(event["seconds"])] if event["event"] == "step" else []
+                    if event["event"] == "step" and event["step"] > 0:  # that may compile layers
+                        seconds.append(float(event["seconds"]))
                 except (ValueError, TypeError, KeyError):
                     continue
             self._stamps[point.key] = seen = (stamp, median(seconds) if seconds else None)

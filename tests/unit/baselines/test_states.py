@@ -152,3 +152,14 @@ def test_fsdp_with_deepspeeds_adam_is_resumed_exactly(tmp_path, monkeypatch) -> 
     whole = run(spec, tmp_path / "whole")
     run(spec.with_(steps=3), tmp_path / "run")
     assert run(spec, tmp_path / "run").history.losses == whole.history.losses
+
+
+def test_a_file_may_lack_where_nothing_is_read_from_it(tmp_path):
+    """Of layers that own nothing, in checkpoints that torch's own training wrote before."""
+    with checkpoint.reader(tmp_path, 5):
+        pass
+    with (
+        pytest.raises(OSError, match="cannot be read: it has no unit-00005.safetensors"),
+        checkpoint.reader(tmp_path, 5) as read,
+    ):
+        read("weight/x", torch.zeros(1))

@@ -10,6 +10,7 @@ from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.methods.harmony import planner, train
 from workbench.methods.harmony.packs import micro_batches
+from workbench.methods.plan import DoesNotFit
 from workbench.profile.profile import Limits
 from workbench.runtime.tiers import OutOfMemory
 
@@ -92,9 +93,9 @@ def test_what_cannot_be_timed_is_drawn_on_from_a_part_of_it(device_for):
     ]
 
 
-def test_one_sample_too_much_is_out_of_memory(device_for):
+def test_one_sample_too_much_does_not_fit(device_for):
     device_for(Limits(smallest=1, forward=1, backward=1), most=0)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(DoesNotFit, match="cannot be timed in micro-batches of 1: the device tier"):
         train.profiles_for(spec_for(batch=4), Path(), Silent())
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.methods.plain import made_up_profile, spec_for
+from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.packs import PP
 from workbench.methods.harmony.room import Setting
 from workbench.methods.plan import DoesNotFit
 from workbench.runs import methods
+from workbench.runs.overrides import make_spec
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 VISITED = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
@@ -26,6 +27,10 @@ VISITED = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
         {"host_workers": 2},
         {"pulled": 1},
         {"disk_layers": 1},
+        {"window": 2},
+        {"resident": 1},
+        {"link_bytes_per_s": 1e9},
+        {"disk_memory": 1 << 30},
     ],
     ids=str,
 )
@@ -40,6 +45,33 @@ def test_a_setting_without_a_meaning_is_refused_in_one_sentence(method, setting)
 def test_what_it_does_anyway_may_be_asked_for(setting):
     spec = spec_for(method="harmony-pp", ranks=2, batch=4, **setting)
     assert methods.load("harmony-pp").plan(spec, made_up_profile(spec)).fits
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("written", ["none", ""])
+def test_one_pack_that_a_plan_prints_can_be_pinned_again(mode, written):
+    pins = {"forward_size": 2, "backward_size": 2, "backward_packs": str(MODEL.layers + 2)}
+    spec = make_spec(
+        {"method": f"harmony-{mode}", "model": MODEL.to_dict(), "ranks": 2, "batch": 4}
+        | {**pins, "forward_packs": written}
+    )
+    found = planner.plan(spec, {2: made_up_profile(spec.with_(microbatches=2))}, mode=mode)
+    assert {name: found.settings[name] for name in pins} == pins
+    assert found.settings["forward_packs"] == spec.forward_packs == ""
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "sentence"),
+    [
+        ("2", "4 3", "forward_packs '2' hold 2 units; they should hold 4, all before the last"),
+        ("1", "7", "forward_packs '1' hold 1 units; they should hold 0, all before the last"),
+        ("none", "4 3", "forward_packs is 'none', backward_packs '4 3'; only where one"),
+    ],
+)
+def test_packs_that_leave_units_out_are_named(forward, backward, sentence):
+    pins = {"forward_size": 2, "backward_size": 2, "batch": 4, "ranks": 2}
+    with pytest.raises(ValueError, match=sentence):
+        planner.check(spec_for(forward_packs=forward, backward_packs=backward, **pins), "pp")
 
 
 @pytest.mark.parametrize(("replay", "tier", "tried"), [

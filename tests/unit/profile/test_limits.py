@@ -65,6 +65,22 @@ def test_a_damaged_file_is_not_used(looked, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "value"), [("tried", "8"), ("budget", None), ("forward", 2.5), ("backward", True)]
+)
+def test_a_number_that_is_none_is_not_used(looked, tmp_path, name, value):
+    spec = spec_for(method="harmony-pp", ranks=2, batch=8)
+    limits.limits_for(spec, tmp_path, 100)
+    (path,) = tmp_path.glob("profiles/*/limits-*.json")
+    data = json.loads(path.read_text())
+    (data if name in data else data["limits"])[name] = value
+    path.write_text(json.dumps(data))
+    assert limits.stored_limits(spec, tmp_path) is None
+    said: list[str] = []
+    assert limits.limits_for(spec.with_(batch=16), tmp_path, 100, said.append).forward == 16
+    assert f"is not used, it cannot be read: {name} is {value!r}, and must be a whole" in said[0]
+
+
+@pytest.mark.parametrize(
     ("found", "sizes"),
     [
         (Limits(smallest=1, forward=90, backward=64), [1, 8, 64]),

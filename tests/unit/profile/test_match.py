@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -50,6 +51,19 @@ WRONG = {
         "the profile is of another model: unit 6 (block) has 12,704 parameters there and 64 in "
         "this one",
     ),
+    **{
+        f"{seconds} seconds": (
+            replace(
+                PROFILE,
+                units=(*PROFILE.units[:3], replace(PROFILE.units[3], recompute_s=seconds))
+                + PROFILE.units[4:],
+                origin="units-1.json",
+            ),
+            "the profile units-1.json cannot be planned from: unit 3 (block) has recompute_s "
+            f"{seconds}, which must be 0 or more seconds",
+        )
+        for seconds in (math.nan, math.inf, -1e-3)
+    },
     "activations": (
         replace(PROFILE, microbatch=2, origin="units-1.json"),
         "the profile units-1.json is of another model, dtype or micro-batch: 8,192 bytes enter "

@@ -84,9 +84,30 @@ def test_a_model_that_never_runs_is_refused_in_its_own_words():
         probe.search(attempts(7, 9, 9)[0], 6)
 
 
-def test_too_little_room_for_the_fewest_samples_is_out_of_memory():
-    with pytest.raises(OutOfMemory):
+def test_too_little_room_for_the_fewest_samples_is_told():
+    with pytest.raises(probe.NoRoom, match="a tensor needs 1 B, .*, in micro-batches of 2") as no:
         probe.search(attempts(2, 1, 1)[0], 6)
+    assert no.value.samples == 2
+
+
+@pytest.mark.parametrize("model", [MODEL, RESNET], ids=lambda model: model.family)
+def test_what_a_device_lacks_is_told_of_the_layer_that_needs_most(model):
+    spec = spec_for(model=model, batch=64)
+    fewest = 2 if model is RESNET else 1
+    told = rf"^unit \d+ of the model \(.+\) needs at least .* in a micro-batch of {fewest}, and"
+    with pytest.raises(probe.NoRoom, match=f"{told} the device may hold 9.766 KiB"):
+        probe.limits(spec, "cpu", 10_000, 64)
+
+
+def test_as_much_as_is_told_is_enough():
+    spec = spec_for(batch=64)
+    layers = probe.Layers(spec, "cpu", 1 << 40)
+    assert layers.attempt(True, 1, fake=True) is None
+    layer, needed = layers.heaviest(1)
+    assert layer == "unit 1 of the model (block)"
+    assert probe.limits(spec, "cpu", needed, 64).smallest == 1
+    with pytest.raises(probe.NoRoom):
+        probe.limits(spec, "cpu", needed - 1, 64)
 
 
 @pytest.mark.parametrize("model", [MODEL, RESNET], ids=lambda model: model.family)

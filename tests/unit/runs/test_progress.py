@@ -36,6 +36,23 @@ def test_a_terminal_has_one_live_line() -> None:
     assert "step 2/3, loss 1.0000, 0.5 s a step, 0.5 s left" in stream.getvalue()
 
 
+def test_the_first_step_alone_says_nothing_of_the_others() -> None:
+    stream = Terminal()
+    shown = Progress(stream, SPEC)
+    shown.on_event({**step(0), "seconds": 60.0})
+    assert "60 s a step" in stream.getvalue().replace("1 min 00 s", "60 s")
+    assert "left" not in stream.getvalue()
+    shown.on_event(step(1))
+    assert "0.5 s left" in stream.getvalue()
+
+
+def test_a_checkpoint_that_was_not_saved_is_a_line() -> None:
+    stream = io.StringIO()
+    reason = "the checkpoint step-00000002 was not written: [Errno 28] No space left on device"
+    Progress(stream, SPEC).on_event({"event": "not_saved", "next_step": 2, "reason": reason})
+    assert stream.getvalue() == reason + "\n"
+
+
 def test_a_pipe_gets_whole_lines_and_not_one_a_step() -> None:
     stream = io.StringIO()
     shown = Progress(stream, SPEC)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runtime.board import Board, Failed
+from workbench.runtime.board import AHEAD, KEPT, Board, Failed
 
 SIZES = {"actions": 3, "ranks": 2, "units": 1}
 
@@ -70,11 +70,37 @@ def test_a_step_ends_when_the_last_rank_that_had_work_is_done(boards):
     """One without any may start late: it adds no seconds to a step."""
     busy, idle = boards
     busy.end_step(0, 1.5)
-    done = busy.ended(0)[1]
+    done = time.time()
     time.sleep(0.01)
     idle.end_step(0, 0.0, worked=False)
-    assert busy.ended(0) == (1.5, done)
+    loss, ended = busy.ended(0)
+    assert loss == 1.5
+    assert ended <= done
     idle.end_step(0, 0.25)
     loss, ended = busy.ended(0)
     assert loss == 1.75
     assert ended > done
+
+
+def test_a_step_does_not_take_the_place_of_one_that_is_not_reported(boards):
+    mine, run = boards
+    for step in range(AHEAD):
+        for board in boards:
+            board.end_step(step, float(step))
+    began = time.monotonic()
+    later(lambda: run.report(1))
+    mine.end_step(AHEAD, 0.5)
+    assert 0.1 < time.monotonic() - began < 5
+    run.end_step(AHEAD, 0.5)
+    assert run.ended(1)[0] == 2.0
+    assert run.ended(AHEAD)[0] == 1.0
+    later(run.fail)
+    with pytest.raises(Failed):
+        mine.end_step(AHEAD + 1, 0.5)
+
+
+def test_the_end_of_another_step_is_not_taken_for_it(boards):
+    for board in boards:
+        board.end_step(3, 1.5)
+    with pytest.raises(AssertionError, match=f"the end of step {3 + KEPT} is not on the board"):
+        boards[0].ended(3 + KEPT)

@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import save_file
 
+from workbench.methods.harmony.causes import NOTICE_S, Told, first_cause
 from workbench.methods.harmony.watch import LIMITS, Limits, Watch
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
@@ -27,7 +28,7 @@ from workbench.model import make_model
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.adam_step import Diverged
-from workbench.runtime.board import Board
+from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
@@ -43,6 +44,8 @@ from workbench.schedule.validate import validate
 POLL_S = 0.005
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
+LED = 2
+"""Exit status of a rank that ends because another one failed."""
 TIMELINE_STEPS = 3
 PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
 
@@ -112,15 +115,20 @@ class Crew:
             write_initial(
                 self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
             )
-        last, seen = time.time(), first
+        self._await_ready(first)
+        seen = first
         for _, end in segments:
             self.board.allow(end)
+            last = time.time()  # neither starting nor saving is a step's time
             while self.board.drained < end or seen < end:
-                self._check(end)
+                running = self._check(end)
                 if seen < min(self.board.steps, end) and self._known(seen):
                     last = self._report(seen, last, report)
                     seen += 1
+                    self.board.report(seen)
                     continue
+                if not running:
+                    raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
@@ -131,6 +139,13 @@ class Crew:
                 raise RankFailed(late)
             time.sleep(POLL_S)
         self._check(total)
+
+    def _await_ready(self, step: int) -> None:
+        """Until all ranks may begin a step. Raises what made one fail, or who does not start."""
+        while any(self.board.stage(rank) is not Stage.READY for rank in range(len(self._ranks))):
+            if not self._check(step + 1):
+                raise RankFailed("all ranks have ended before they were ready")
+            time.sleep(POLL_S)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm's running statistics at the end of the last segment, by their names."""
@@ -173,34 +188,38 @@ class Crew:
         self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
         return ended
 
-    def _check(self, until: int) -> None:
+    def _check(self, until: int) -> bool:
         """Raise the cause where a rank has failed, was killed, or hangs on its way to the end of a
-        step."""
+        step; whether any is still running."""
         running = self._check_ends()
         if running and (late := self._watch.late(until)):
             raise RankFailed(late)
+        return running
 
     def _check_ends(self) -> bool:
         """Raise the cause where a rank has failed or was killed; whether any is still running."""
-        for rank, process in enumerate(self._ranks):
-            if process.poll() not in (None, 0, 2):
-                self._raise(rank, process.returncode)
-        if self._ranks and all(process.poll() is not None for process in self._ranks):
-            failed = [(p.returncode, rank) for rank, p in enumerate(self._ranks) if p.returncode]
-            if failed:  # 2 is the status of those that end because another one did
-                status, rank = min(failed)
-                self._raise(rank, status)
-            return False
-        return bool(self._ranks)
+        running = any(process.poll() is None for process in self._ranks)
+        failed = self._failed()
+        until = time.monotonic() + NOTICE_S
+        while failed and -signal.SIGKILL not in failed.values() and time.monotonic() < until:
+            if all(process.poll() is not None for process in self._ranks):
+                break
+            time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
+            failed = self._failed()
+        if not running:
+            failed = failed or self._failed(led=True)
+        if failed:
+            self._raise(*first_cause(self.folder, failed))
+        return running
 
-    def _raise(self, rank: int, status: int) -> None:
-        path = self.folder / f"failure-{rank}.json"
-        if not path.exists():
-            how = f"ended with exit status {status}"
-            if status < 0:
-                how = f"was killed by {signal.Signals(-status).name}"
-            raise RankFailed(f"rank {rank} {how}; see log.txt")
-        told = json.loads(path.read_text())
+    def _failed(self, *, led: bool = False) -> dict[int, int]:
+        """Exit statuses of ranks that failed; `led` with those that say another one did."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
+        return {r: status for r, status in statuses.items() if status and (led or status != LED)}
+
+    def _raise(self, rank: int, told: Told) -> NoReturn:
+        if told["type"] is None:
+            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
         message = f"rank {rank}: {told['message'] or told['type']}"
         if told["type"] == "OutOfMemory":
             raise OutOfMemory(

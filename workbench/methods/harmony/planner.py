@@ -19,7 +19,7 @@ from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import NO_PACKS, RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
@@ -232,6 +232,12 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
         raise ValueError(
             f"backward_packs {spec.backward_packs!r} hold {sum(backward)} units, the model has "
             f"{spec.model.units}: {spec.model.layers} layers, the embedding and the head"
+        )
+    if sum(forward) != sum(backward[:-1]):
+        raise ValueError(
+            f"forward_packs {spec.forward_packs or NO_PACKS!r} hold {sum(forward)} units; they "
+            f"should hold {sum(backward[:-1])}, all before the last pack of backward_packs "
+            f"{spec.backward_packs!r}"
         )
     return Packs(
         mode=mode,

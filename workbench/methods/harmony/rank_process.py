@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from workbench.methods.harmony.causes import told_of
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.runs.spec import RunSpec
@@ -117,7 +118,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
     path = folder / f"failure-{number}.json"
     if path.exists():
         return
-    told = {"type": type(error).__name__, "message": str(error)}
+    told = told_of(error)
     for field in ("tier", "what", "asked", "in_use", "budget", "step", "unit"):
         if hasattr(error, field):
             told[field] = getattr(error, field)

@@ -12,6 +12,10 @@ MEANINGLESS = {
     "disk_layers": ("auto", "no states are on the disk"),
     "pulled": ("auto", "states that live on the host are updated there"),
     "host_workers": (1, "every rank has one host update at a time"),
+    "window": ("auto", "packs take the place of a window"),
+    "resident": ("auto", "the plan decides which layers stay on a device"),
+    "link_bytes_per_s": (None, "the link to the host is the machine's own"),
+    "disk_memory": (None, "nothing is on the disk"),
 }
 """Field -> what it may be beside 'auto', and why it is nothing else."""
 
@@ -21,4 +25,5 @@ def check_settings(spec: RunSpec) -> None:
     for name, (only, why) in MEANINGLESS.items():
         value = getattr(spec, name)
         if value not in (only, "auto"):
-            raise ValueError(f"{name} is {value!r}; with {spec.method} {why}, leave it at {only!r}")
+            word = "none" if only is None else repr(only)
+            raise ValueError(f"{name} is {value!r}; with {spec.method} {why}, leave it at {word}")

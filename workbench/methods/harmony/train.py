@@ -14,10 +14,12 @@ import torch
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import server_of
-from workbench.methods.plan import Plan
+from workbench.methods.history import check_start
+from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.train import load_batches, told_of, write_timeline
 from workbench.model import make_model
 from workbench.profile.limits import limits_for
+from workbench.profile.probe import NoRoom
 from workbench.profile.profile import Profile
 from workbench.profile.several import of_size, pinned_sizes, sizes_of
 from workbench.profile.store import hardware, profile_for
@@ -51,6 +53,7 @@ def train_planned(
     """The same with the plans of another method whose layers visit from shared host memory."""
     load_batches(spec, make_model(spec.model), folder / "cache")
     planner.check(spec, mode)
+    check_start(spec, folder)
     report.phase("profiling")
     profiles = profiles_for(spec, folder.parents[1], report)
     made = planner.plan(spec, profiles, mode=mode)
@@ -65,7 +68,7 @@ def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Pr
     the largest that a device has room for, or to a part of it where timing takes more room than
     training.
 
-    Raises OutOfMemory where the fewest samples are too many.
+    Raises DoesNotFit where the fewest samples are too many.
     """
 
     def tell(text: str) -> None:
@@ -76,15 +79,19 @@ def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Pr
 
     if pinned_sizes(spec):
         return {size: profiled(size) for size in sizes_of(spec, None)}
-    limits = limits_for(spec, results, _device_bytes(spec, results, tell), tell)
+    try:
+        limits = limits_for(spec, results, _device_bytes(spec, results, tell), tell)
+    except NoRoom as error:
+        raise DoesNotFit(str(error), tier=DEVICE) from error
     *smaller, size = sizes_of(spec, limits)
     found = {size: profiled(size) for size in smaller}
     while size > max(found, default=0):
         try:
             found[size] = profiled(size)
-        except (OutOfMemory, torch.OutOfMemoryError):
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
             if size == limits.smallest:
-                raise
+                text = f"layers cannot be timed in micro-batches of {size}: {error}"
+                raise DoesNotFit(text, tier=DEVICE) from error
             tell(f"a micro-batch of {size} is more than the device has room to time")
             size //= 2
     return {size: replace(profile, limits=limits) for size, profile in found.items()}

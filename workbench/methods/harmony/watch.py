@@ -3,7 +3,9 @@
 A rank that fails or is killed shows it by its exit status. One that hangs shows nothing, and all
 others wait for it sooner or later, so the question is who is to blame. The board tells how far each
 rank has come, and what it has begun and not ended (runtime/board.py). To blame is one that is at
-work on something, rather than one that waits for a message or a sum of another.
+work on something, rather than one that waits for a message or a sum of another. While the watching
+process itself was stopped, as a whole job may be, nothing is known of anybody, and nobody is blamed
+for it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ STILL = {
     Stage.ABSENT: "still importing",
     Stage.HERE: "still meeting the others, or laying out memory",
 }
+
+
+LOOK_S = 1.0
+"""Between two looks; longer means that the watching process stood still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +52,12 @@ class Watch:
         self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
         self._started_s = time.monotonic()
         self._done_s: float | None = None
+        self._looked_s: float | None = None
 
     def late(self, until: int) -> str | None:
-        """Which rank hangs on its way to the end of a step, and how; None while none does."""
+        """Which rank hangs on its way to the end of a step, and how; None while none does. To be
+        asked all the time."""
+        self._look()
         stages = [self._board.stage(rank) for rank in range(self._schedule.num_ranks)]
         if min(stages) is not Stage.READY:
             return self._not_started(stages)
@@ -57,6 +66,17 @@ class Watch:
         begun = self._board.steps > self._first
         limit_s = self._limits.hang_s if begun else self._limits.start_s
         return self._blamed(at_work, limit_s) if idle_s > limit_s else None
+
+    def _look(self) -> None:
+        """Move all limits by the time that this process stood still."""
+        now = time.monotonic()
+        still_s = 0.0 if self._looked_s is None else now - self._looked_s - LOOK_S
+        self._looked_s = now
+        if still_s > 0:
+            self._started_s += still_s
+            if self._done_s is not None:
+                self._done_s += still_s
+            self._board.excuse(still_s)
 
     def _not_started(self, stages: list[Stage]) -> str | None:
         if time.monotonic() - self._started_s < self._limits.start_s:
@@ -75,7 +95,7 @@ class Watch:
             for action, step in self._board.unfinished()
             if actions[action].kind not in MEETING
         }
-        rank = max(set(at_work) & set(unfinished) or at_work, key=self._board.idle_s)
+        rank = min(set(at_work) & set(unfinished) or at_work, key=self._board.turned_s)
         since = f"nobody has begun anything for {limit_s:.0f} s"
         if rank in unfinished:
             action, step = unfinished[rank]
@@ -91,6 +111,7 @@ class Watch:
 
     def still_there(self, running: Collection[int]) -> str | None:
         """Which ranks have done all and do not end; None while they have time."""
+        self._look()
         now = time.monotonic()
         if self._done_s is None:
             self._done_s = now
