@@ -16,7 +16,7 @@ from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import DP, micro_batches
 from workbench.methods.harmony.partition import min_max_partition
 from workbench.methods.harmony.planner import binding, borrowed, check_shares, server_of
-from workbench.methods.harmony.server import ServerCosts
+from workbench.methods.harmony.server import ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
@@ -64,7 +64,6 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     profile = profiles[min(profiles)]
     sizes = ProfiledSizes(profiles, tied=borrowed(model))
     server = server_of(profile, spec)
-    costs = ServerCosts(sizes, server, shared_updates=mode == DP)
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     found: list[Plan] = []
     lacking: dict[str, int] = {}
@@ -78,6 +77,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         if tier := budgets.lacking(peak):
             lacking = lacking or {tier: peak[tier]}
             continue
+        costs = ServerCosts(sizes, server, shared_updates=mode == DP, recorded=records(schedule))
         simulated = simulate(schedule, costs, steps=STEPS)
         found.append(
             Plan(

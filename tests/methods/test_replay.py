@@ -22,8 +22,9 @@ from tests.methods.test_ranks import spec_for as spec_of_ranks
 from workbench.methods import resident, stronghold
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import packs_of
-from workbench.methods.replays import LONG_S, replays
+from workbench.methods.replays import replays
 from workbench.methods.train import Training
+from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.runtime import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
@@ -221,7 +222,7 @@ def test_recorded_where_it_pays_and_can_be(changes, hardware, expected):
 def test_long_passes_are_launched():
     spec = spec_for(model=PURE)
     profile = on_gpu(made_up_profile(spec), source="measured")
-    units = tuple(replace(cost, forward_s=LONG_S) for cost in profile.units)
+    units = tuple(replace(cost, forward_s=RECORDED_BELOW_S) for cost in profile.units)
     assert not replays(spec, replace(profile, units=units))
 
 

@@ -11,11 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.profile import RECORDED_BELOW_S, Hardware, Profile, UnitCost
 from workbench.runs.spec import RunSpec
-
-LONG_S = 2e-3
-"""A forward pass that takes longer has always been launched in time."""
 
 
 def replays(spec: RunSpec, profile: Profile) -> bool:
@@ -37,7 +34,7 @@ def recorded_below_s(spec: RunSpec, hardware: Hardware) -> float:
     if spec.replay == "on":
         return math.inf
     pays = spec.replay == "auto" and hardware.source == "measured" and not why_not
-    return LONG_S if pays else 0.0
+    return RECORDED_BELOW_S if pays else 0.0
 
 
 def replay_bytes(

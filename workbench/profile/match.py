@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
 
-SECONDS = ("forward_s", "recompute_s", "backward_s", "gradient_s", "gradient_copy_s")
+SECONDS = (
+    "forward_s", "recompute_s", "backward_s", "gradient_s", "gradient_copy_s",
+    "recorded_forward_s", "recorded_recompute_s", "recorded_backward_s",
+)  # fmt: skip
 
 
 def check_profiles(

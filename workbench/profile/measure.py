@@ -23,6 +23,7 @@ from workbench.profile.bench import Bench
 from workbench.profile.footprint import footprints, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.recorded import with_recorded
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.template import compiles
@@ -163,6 +164,12 @@ def unit_costs(
             flops=model.flops(unit, *full),
             **bytes_of[kind],
         )
+    if target.type == "cuda" and model.compilable:
+        for unit in model_units(model, 1)[1:-1]:
+            costs[model.kind(unit)] = with_recorded(
+                costs[model.kind(unit)], model, unit, microbatch=microbatch, seq=seq,
+                dtype=torch_dtype, device=target, compiled=compiled,
+            )  # fmt: skip
     if small == full:
         return costs, library_bytes, ""
     return (

@@ -19,6 +19,10 @@ MEMORY_LANES = frozenset({H2D, D2H, HOST})
 """They meet at the host's memory: two leave room for each other there, and all three do not."""
 
 
+RECORDED_BELOW_S = 2e-3
+"""A block's forward pass that takes longer has always been launched in time: it is not recorded."""
+
+
 def all_at_once(lane: str) -> str:
     """Key in `Hardware.slowdowns` of a memory lane while the other two are busy as well."""
     return f"{lane}|{'+'.join(sorted(MEMORY_LANES - {lane}))}"
@@ -125,6 +129,22 @@ class UnitCost:
     gradients it returns; with the unit's output, which autograd holds until the pass is done."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
+    recorded_forward_s: float = 0.0
+    """The three passes of a block as recordings, which the GPU launches by itself; 0 where that was
+    not measured."""
+    recorded_recompute_s: float = 0.0
+    recorded_backward_s: float = 0.0
+
+    def as_recorded(self) -> UnitCost:
+        """The same with passes that are recorded; itself where that was not measured."""
+        if self.recorded_forward_s <= 0:
+            return self
+        return replace(
+            self,
+            forward_s=self.recorded_forward_s,
+            recompute_s=self.recorded_recompute_s,
+            backward_s=self.recorded_backward_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

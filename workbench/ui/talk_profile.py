@@ -22,6 +22,7 @@ ALIKE = {"embedding", "block", "head"}
 PROPORTIONAL = (
     "forward_s", "recompute_s", "backward_s", "flops", "input_bytes", "output_bytes", "kept_bytes",
     "forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes",
+    "recorded_forward_s", "recorded_recompute_s", "recorded_backward_s",
 )  # fmt: skip
 
 

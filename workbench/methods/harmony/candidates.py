@@ -9,12 +9,13 @@ from itertools import accumulate, pairwise
 from math import inf
 from statistics import fmean
 
-from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.draft import Sizes, longest_forward_s, pass_costs
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, PP, Packs, micro_batches
 from workbench.methods.harmony.partition import min_max_partitions
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.room import Room, Setting
+from workbench.profile.profile import UnitCost
 
 KEPT = 4
 """Backward choices for which all forward choices are tried."""
@@ -59,6 +60,11 @@ class Candidates:
             both = [size for size in self._forward_sizes if size in self._backward_sizes]
             self._forward_sizes = self._backward_sizes = both
 
+    @property
+    def fastest(self) -> float:
+        """Seconds of a step of the best that were found, by their pace; infinite without any."""
+        return self._fastest
+
     def ordered(self) -> list[Packs]:
         """All that were found: the fastest of each kind that are near the fastest, then the rest,
         the fastest pace first."""
@@ -95,7 +101,7 @@ class Candidates:
         its own forward pass, so that the larger it is, the less is computed twice."""
         for packs in self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED):
             ranks = packs.ranks if packs.mirrored else 1
-            costs = [self.sizes.cost(unit, packs.backward_size) for unit in range(self.units)]
+            costs = _costs(self.setting, self.sizes, self.units, packs.backward_size)
             once = [cost.recompute_s + cost.backward_s for cost in costs]
             twice = [seconds + cost.forward_s for seconds, cost in zip(once, costs, strict=True)]
             for start in _starts(once, sum(once) / (packs.ranks if packs.mode == PP else 1)):
@@ -284,10 +290,16 @@ def _sizes(setting: Setting, largest: int | None, pinned: int | None) -> list[in
     return micro_batches(setting.minibatch, parts, least=setting.smallest, most=largest)
 
 
+def _costs(setting: Setting, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
+    """Of passes that are recorded where those of so many samples are."""
+    recorded = longest_forward_s(sizes, units, samples) < setting.recorded_below_s
+    return pass_costs(sizes, units, samples, recorded)
+
+
 def _backward_packs(
     setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
-    costs = [sizes.cost(unit, size) for unit in range(units)]
+    costs = _costs(setting, sizes, units, size)
     needs = [
         2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
         for unit, cost in enumerate(costs)
@@ -302,7 +314,7 @@ def _backward_packs(
 def _forward_packs(
     setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
-    costs = [sizes.cost(unit, size) for unit in range(units)]
+    costs = _costs(setting, sizes, units, size)
     needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
     scratch = [cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs]
     seconds = [cost.forward_s for cost in costs]

@@ -55,6 +55,12 @@ def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
     return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)
 
 
+def pass_costs(sizes: Sizes, units: int, samples: int, recorded: bool) -> list[UnitCost]:
+    """Costs of all units over so many samples, of passes that are recorded or launched."""
+    costs = [sizes.cost(unit, samples) for unit in range(units)]
+    return [cost.as_recorded() for cost in costs] if recorded else costs
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rings:
     """Device memory of one rank for what comes and goes, in bytes."""

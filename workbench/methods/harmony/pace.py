@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 
-from workbench.methods.harmony.draft import Sizes
+from workbench.methods.harmony.draft import Sizes, pass_costs
 from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.server import Server
 from workbench.methods.harmony.sheet import AHEAD
@@ -23,26 +23,37 @@ from workbench.methods.harmony.sheet import AHEAD
 class Pace:
     """Estimates for one model on one server."""
 
-    def __init__(self, sizes: Sizes, server: Server, units: int) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        server: Server,
+        units: int,
+        recorded: Callable[[Packs], bool] = lambda packs: False,
+    ) -> None:
+        """`recorded`: whether the passes of some packs are."""
         self._sizes, self._server, self._units = sizes, server, units
+        self.recorded = recorded
         self.parameters = [sizes.cost(unit, 1).parameters for unit in range(units)]
         self._visiting: dict[tuple[frozenset, frozenset], tuple[list[int], list[int]]] = {}
-        self._sums: dict[int, tuple[list[float], list[float], list[float]]] = {}
+        self._sums: dict[tuple[int, bool], tuple[list[float], list[float], list[float]]] = {}
         self.input_bytes = cache(sizes.input_bytes)
 
-    def _seconds(self, samples: int) -> tuple[list[float], list[float], list[float]]:
+    def _seconds(
+        self, samples: int, recorded: bool
+    ) -> tuple[list[float], list[float], list[float]]:
         """Running sums over the units: forward, repeated forward, backward."""
-        if samples not in self._sums:
-            costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
-            self._sums[samples] = tuple(
+        of = samples, recorded
+        if of not in self._sums:
+            costs = pass_costs(self._sizes, self._units, samples, recorded)
+            self._sums[of] = tuple(
                 [0.0, *accumulate(values)]
                 for values in (
                     (c.forward_s for c in costs),
                     (c.recompute_s for c in costs),
-                    (c.backward_s for c in costs),
+                    (c.backward_s + c.gradient_copy_s for c in costs),
                 )
             )
-        return self._sums[samples]
+        return self._sums[of]
 
     def visiting(
         self, resident: frozenset[int], late: frozenset[int]
@@ -60,13 +71,13 @@ class Pace:
 
     def least_seconds(self, packs: Packs) -> float:
         """What the busiest rank computes, which a step takes at least."""
-        work = [0.0] * packs.ranks
+        work, recorded = [0.0] * packs.ranks, self.recorded(packs)
         for task in packs.tasks if packs.mode == PP else packs.tasks_of(0):
             units, micros = task.units, task.micros
             (first, end), (last, stop) = micros[0], micros[-1]
             for samples, count in ((end - first, len(micros) - 1), (stop - last, 1)):
                 if count:
-                    forward, again, backward = self._seconds(samples)
+                    forward, again, backward = self._seconds(samples, recorded)
                     for sums in (forward,) if task.forward else (again, backward):
                         work[task.rank] += count * (sums[units.stop] - sums[units.start])
         return max(work)
@@ -94,6 +105,7 @@ class _Walk:
     ) -> None:
         self.pace, self.packs, self.server = pace, packs, pace._server
         self.spare, self.late = spare, late
+        self.recorded = pace.recorded(packs)
         self.bytes, self.parameters = pace.visiting(packs.resident, late)
         self.updated = [0.0] * packs.num_units
         """Unit -> when its weights are those of this step."""
@@ -217,7 +229,7 @@ class _Walk:
 
     def _took(self, units: range, samples: int) -> tuple[float, float, float, float, float]:
         """Seconds of passes: forward, and of the last unit; the same repeated; backward."""
-        forward, again, backward = self.pace._seconds(samples)
+        forward, again, backward = self.pace._seconds(samples, self.recorded)
         first, last, stop = units.start, units.stop - 1, units.stop
         return (
             forward[stop] - forward[first],

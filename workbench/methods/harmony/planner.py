@@ -11,8 +11,8 @@ from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
 from workbench.methods.harmony.packs import DP, Packs, packs_of
 from workbench.methods.harmony.room import Setting
-from workbench.methods.harmony.search import Found, scheduled, search, settles
-from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.search import Found, outlook, scheduled, search, settles
+from workbench.methods.harmony.server import Server, ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 STEPS = 3
 RECORDED_TRIALS = 24
 """Schedules of recorded passes that may be found too large before others are tried."""
+LATE = 1.4
+"""How many times as long as in a profile launched passes may take, where the lanes of copies and
+updates share the interpreter with the one that launches (an H100, micro-batches of 4 samples)."""
 PUBLISHED_RULES = (
     "micro-batches and packs are those of the published rules, at the costs of this server"
 )
@@ -88,11 +91,12 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         found = Found(
             packs=pinned, schedule=schedule, seconds=0.0, proved=validate(schedule), trials=0
         )
-    costs = ServerCosts(sizes, server, shared_updates=mode == DP)
+    told = {"shared_updates": mode == DP, "recorded": records(found.schedule)}
+    costs = ServerCosts(sizes, server, **told)
     simulated = simulate(found.schedule, costs, steps=STEPS)
     settings = dict(found.schedule.settings)
     if settles(found.schedule):
-        clips = ServerCosts(sizes, server, shared_updates=mode == DP, clips=True)
+        clips = ServerCosts(sizes, server, **told, clips=True)
         settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), clips)
     peak = {
         DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
@@ -121,17 +125,23 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
 
 
 def _searched(spec: RunSpec, setting: Setting, sizes: ProfiledSizes, server: Server) -> Found:
-    """The fastest plan; where recorded passes, which work in memory of their own, leave no room for
-    one and nobody asked for them, of passes that are not recorded. Raises DoesNotFit."""
-    units = spec.model.units
+    """The fastest plan. Where nobody asked for recorded passes, which work in memory of their own,
+    it is one without where they leave no room for a plan, or for none but with micro-batches so
+    small that launched passes are faster, late as they are. Raises DoesNotFit."""
+    asked = sizes, spec.model.units, server
     if spec.replay != "auto" or setting.recorded_below_s <= 0:
-        return search(setting, sizes, units, server)
+        return search(setting, *asked)
+    launched = replace(setting, recorded_below_s=0.0)
     try:
-        return search(setting, sizes, units, server, most_trials=RECORDED_TRIALS, last_resort=False)
+        found = search(setting, *asked, most_trials=RECORDED_TRIALS, last_resort=False)
     except DoesNotFit as error:
         if error.tier != DEVICE:
             raise
-        return search(replace(setting, recorded_below_s=0.0), sizes, units, server)
+        return search(launched, *asked)
+    if not records(found.schedule) or found.seconds < LATE * outlook(launched, *asked):
+        return found
+    other = search(launched, *asked)
+    return other if LATE * other.seconds < found.seconds else found
 
 
 def _notes(spec: RunSpec, packs: Packs, model: LayeredModel) -> Iterator[str]:

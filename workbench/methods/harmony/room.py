@@ -65,6 +65,10 @@ class Room:
         backward passes, and those with what a layer's own passes need beside."""
         self._passing: dict[tuple[int, bool], list[int]] = {}
 
+    def recorded(self, packs: Packs) -> bool:
+        """Whether passes of these packs are recorded."""
+        return self._recordings.made(packs)
+
     def rings(self, packs: Packs, rank: int, device_bytes: int, less: int = 0) -> Rings:
         """A rank's rings: of two packs of weights, or what there is room for but at least one; so
         many bytes `less`, where a proof found more than is foreseen here."""

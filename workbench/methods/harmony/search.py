@@ -24,7 +24,7 @@ from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.room import Room, Setting
-from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.server import Server, ServerCosts, records
 from workbench.methods.plan import DoesNotFit
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import unroll
@@ -86,18 +86,34 @@ def search(
     return _Search(setting, sizes, units, server).found(most_trials, last_resort)
 
 
+def outlook(setting: Setting, sizes: Sizes, units: int, server: Server) -> float:
+    """About what a step of the fastest plan takes, without trying any; infinite where none is
+    foreseen to fit."""
+    searching = _Search(setting, sizes, units, server)
+    candidates = searching.candidates(setting.device_bytes)
+    candidates.ordered()
+    return candidates.fastest
+
+
 class _Search:
     """What was tried. Candidates fit as far as is foreseen; where a proof finds that those tried do
     not, others are made for a device that is smaller by what they lacked."""
 
     def __init__(self, setting: Setting, sizes: Sizes, units: int, server: Server) -> None:
         self._setting, self._sizes, self._units, self._server = setting, sizes, units, server
-        self._costs = [
-            ServerCosts(sizes, server, shared_updates=setting.mode == DP, clips=clips)
-            for clips in ((False,) if setting.sure else (False, True))
-        ]
+        self._costs = {
+            recorded: [
+                ServerCosts(
+                    sizes, server, shared_updates=setting.mode == DP, clips=clips,
+                    recorded=recorded,
+                )
+                for clips in ((False,) if setting.sure else (False, True))
+            ]
+            for recorded in (False, True)
+        }  # fmt: skip
+        """Of steps that are clipped and not, by whether passes are recorded."""
         self._room = Room(sizes, units, setting.recorded_below_s)
-        self._pace = Pace(sizes, server, units)
+        self._pace = Pace(sizes, server, units, self._room.recorded)
         self._seen: set[Packs] = set()
         self._trials = 0
         self._lacking: tuple[int, int] | None = None
@@ -126,11 +142,15 @@ class _Search:
             raise _lacks(host, HOST_TIER, setting)
         raise _lacks(peak, DEVICE, setting)
 
-    def _candidates(self, device_bytes: int) -> Iterator[Packs]:
-        """For a device of so many bytes, without those that were tried."""
+    def candidates(self, device_bytes: int) -> Candidates:
+        """For a device of so many bytes."""
         foreseen = replace(self._setting, device_bytes=device_bytes)
-        made = Candidates(foreseen, self._sizes, self._units, self._pace, self._room)
-        return (packs for packs in made.ordered() if packs not in self._seen)
+        return Candidates(foreseen, self._sizes, self._units, self._pace, self._room)
+
+    def _candidates(self, device_bytes: int) -> Iterator[Packs]:
+        """The same in their order, without those that were tried."""
+        ordered = self.candidates(device_bytes).ordered()
+        return (packs for packs in ordered if packs not in self._seen)
 
     def _first(self, candidates: Iterator[Packs]) -> list[_Tried]:
         """The next schedules, simulated."""
@@ -186,7 +206,8 @@ class _Search:
         self._trials += 1
         schedule = scheduled(packs, self._setting, self._sizes, self._room, less)
         graph = unroll(schedule, STEPS)
-        differ = self._costs if settles(schedule) else self._costs[:1]
+        costs = self._costs[records(schedule)]
+        differ = costs if settles(schedule) else costs[:1]
         seconds = fmean(step_seconds(graph, each) for each in differ)
         return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 

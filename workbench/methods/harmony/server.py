@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from workbench.methods.harmony.draft import Sizes
+from workbench.profile.profile import UnitCost
 from workbench.schedule.action import GUESS, H2D, NET_OUT, VISIT, Action, Kind
-from workbench.schedule.buffers import keeps
+from workbench.schedule.buffers import REPLAYS, keeps, on_rank
+from workbench.schedule.schedule import Schedule
 
 ADAM_BYTES = 26
 """That an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
@@ -47,16 +50,34 @@ class Server:
         return self.message_latency_s + nbytes / self.message_bytes_per_s
 
 
+def records(schedule: Schedule) -> bool:
+    """Whether passes of blocks are recorded."""
+    return any(on_rank(rank, REPLAYS) in schedule.buffers for rank in range(schedule.num_ranks))
+
+
 class ServerCosts:
     """The simulator's cost model for schedules of several ranks (schedule.simulate.Costs)."""
 
     def __init__(
-        self, sizes: Sizes, server: Server, *, shared_updates: bool, clips: bool = False
+        self,
+        sizes: Sizes,
+        server: Server,
+        *,
+        shared_updates: bool,
+        clips: bool = False,
+        recorded: bool = False,
     ) -> None:
         """`shared_updates`: each rank updates its share of every layer, as in DP mode. `clips`:
-        gradients exceed the limit in every step, so that nobody guesses; else all guesses stand."""
+        gradients exceed the limit in every step, so that nobody guesses; else all guesses stand.
+        `recorded`: passes of blocks are (`records`)."""
         self._sizes, self._server, self._clips = sizes, server, clips
         self._parts = server.ranks if shared_updates else 1
+        self._recorded = recorded
+        self._cost = cache(self._cost_of)
+
+    def _cost_of(self, unit: int, samples: int) -> UnitCost:
+        cost = self._sizes.cost(unit, samples)
+        return cost.as_recorded() if self._recorded else cost
 
     def seconds(self, action: Action) -> float:
         """Duration of an action with the rest of its rank idle."""
@@ -67,15 +88,15 @@ class ServerCosts:
         first, end = action.span
         match action.kind:
             case Kind.FORWARD:
-                cost = self._sizes.cost(action.unit, end - first)
+                cost = self._cost(action.unit, end - first)
                 seconds = cost.recompute_s if keeps(action) else cost.forward_s
                 return server.compute_slowdown * seconds
             case Kind.RECOMPUTE:
-                cost = self._sizes.cost(action.unit, end - first)
+                cost = self._cost(action.unit, end - first)
                 return server.compute_slowdown * cost.recompute_s
             case Kind.BACKWARD:
-                cost = self._sizes.cost(action.unit, end - first)
-                return server.compute_slowdown * cost.backward_s
+                cost = self._cost(action.unit, end - first)
+                return server.compute_slowdown * (cost.backward_s + cost.gradient_copy_s)
             case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:

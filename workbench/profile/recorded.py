@@ -1,0 +1,104 @@
+"""What a block's passes take as recordings, which the GPU launches by itself (runtime/replay.py).
+
+A launched pass of a few samples takes as long as one thread needs to launch its kernels, on an H100
+0.6 ms for 0.2 ms of work. Who knows only that time plans micro-batches that are too large where
+passes will be recorded. So a block is recorded as a run does it, and its recordings are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from workbench.model.base import LayeredModel
+from workbench.profile.bench import WEIGHT_STD
+from workbench.profile.profile import RECORDED_BELOW_S, UnitCost
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.replay import Chain, Replays
+from workbench.runtime.storage import Flat
+from workbench.runtime.template import Template
+
+WARM_UP, TIMES = 3, 20
+"""Rounds of all three passes."""
+
+
+def with_recorded(
+    cost: UnitCost,
+    model: LayeredModel,
+    unit: int,
+    *,
+    microbatch: int,
+    seq: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    compiled: bool,
+) -> UnitCost:
+    """The block's costs, with what its passes take as recordings. Passes that are too long to be
+    recorded, or for whose recordings the device has no room, take what they take when launched."""
+    seconds = cost.forward_s, cost.recompute_s, cost.backward_s
+    if cost.forward_s < RECORDED_BELOW_S:
+        try:
+            shape = (microbatch, seq, model.hidden)
+            seconds = _seconds(model, unit, shape, dtype, device, compiled=compiled)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+    forward, recompute, backward = seconds
+    return replace(
+        cost,
+        recorded_forward_s=forward,
+        recorded_recompute_s=recompute,
+        recorded_backward_s=backward,
+    )
+
+
+def _seconds(
+    model: LayeredModel,
+    unit: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    compiled: bool,
+) -> tuple[float, float, float]:
+    """Medians of a forward pass, of one that keeps what is needed, and of the backward pass."""
+    meter = device_meter(device)
+    flat = Flat.of(model, unit)
+    weights = meter.zeros(flat.numel, dtype)
+    weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
+    module = model.shell(unit, device=device, dtype=dtype)
+    flat.point_weights(module, weights)
+    chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
+    replays = Replays(Template(model, compiled=compiled).block, shape, dtype, meter)
+    try:
+        replays.record({unit: chain}, {unit: chain})
+        x, above = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+        passes: tuple[Callable[[], object], ...] = (
+            lambda: replays.forward(unit, x),
+            lambda: replays.recompute(unit, x),
+            lambda: replays.backward(unit, above),
+        )
+        return _timed(passes)
+    finally:
+        replays.close()
+        torch.cuda.empty_cache()
+
+
+def _timed(passes: tuple[Callable[[], object], ...]) -> tuple[float, ...]:
+    """Median seconds of each, all done one after the other, on the device's clock."""
+    rounds = []
+    for _ in range(WARM_UP + TIMES):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(passes) + 1)]
+        marks[0].record()
+        for action, mark in zip(passes, marks[1:], strict=True):
+            action()
+            mark.record()
+        rounds.append(marks)
+    torch.cuda.synchronize()
+    took = [
+        [first.elapsed_time(last) / 1e3 for first, last in zip(marks, marks[1:], strict=False)]
+        for marks in rounds[WARM_UP:]
+    ]
+    return tuple(median(column) for column in zip(*took, strict=True))
