@@ -1,7 +1,8 @@
-"""Layers of models without a formula, timed on a GPU, where they run."""
+"""Layers of models without a formula, and recorded passes, timed on a GPU, where they run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from workbench.model import ModelSpec, make_model
 from workbench.model.families import blank_rows
 from workbench.profile import kinds
+from workbench.profile.measure import measure
+from workbench.profile.profile import Hardware
 
 BERT = ModelSpec(family="bert", layers=3, hidden=64, heads=4, seq=32, vocab=300)
 VGG = ModelSpec(family="vgg", layers=5, hidden=8, heads=4, seq=32, vocab=10)
@@ -38,3 +41,19 @@ def test_costs_on_a_gpu(spec):
         assert cost.backward_s > 0
         assert cost.input_bytes == host[kind].input_bytes
         assert cost.parameters == host[kind].parameters
+
+
+@pytest.mark.gpu
+def test_recordings_are_timed_on_a_gpu(hardware: Hardware):
+    """A small block's take less than its launches, and leave nothing behind."""
+    model = make_model(ModelSpec(layers=2, hidden=256, heads=4, seq=64, vocab=256))
+    here = replace(hardware, device="cuda")
+    settings = {"microbatch": 2, "seq": 64, "device": "cuda", "hardware": here, "seconds": 0.1}
+    left = []
+    for dtype in ("bf16", "fp32", "bf16", "fp32"):
+        first, block, *_, head = measure(model, dtype=dtype, **settings).units
+        assert 0 < block.recorded_forward_s < block.forward_s
+        assert 0 < block.recorded_backward_s < block.backward_s
+        assert first.recorded_forward_s == head.recorded_forward_s == 0
+        left.append(torch.cuda.memory_allocated())
+    assert left[3] <= left[1]  # workspaces of libraries stay
