@@ -45,9 +45,16 @@ class HereSession(Session, ABC):
     COUNTED: str
     """What a row is, in the plural."""
 
-    def __init__(self, exhibit: Any, size: Size, store: Store) -> None:
-        self.exhibit, self.size, self.store = exhibit, size, store
+    def __init__(self, exhibit: Any, size: Size, store: Store, machine: str = "") -> None:
+        """`machine`: one that was measured, else the one with most rows. Raises ValueError for one
+        that was not."""
+        self.exhibit, self.size, self.store, self.machine = exhibit, size, store, machine
         self.simulated = False
+        if machine and machine not in (known := sorted(set(self.all_rows()["device"]))):
+            raise ValueError(
+                f"machine {machine!r} has no {self.FILES}; those that have are "
+                f"{', '.join(known) or 'none'}"
+            )
 
     @abstractmethod
     def all_rows(self) -> pd.DataFrame:
@@ -90,11 +97,12 @@ class HereSession(Session, ABC):
         return []
 
     def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
-        """The rows of the machine that has most of them. Raises ValueError as `all_rows` does."""
+        """The rows of the machine that was asked for, else of the one that has most of them. Raises
+        ValueError as `all_rows` does."""
         rows = self.all_rows()
         if rows.empty:
             return rows
-        return rows[rows["device"] == rows["device"].value_counts().idxmax()]
+        return rows[rows["device"] == (self.machine or rows["device"].value_counts().idxmax())]
 
     def draw(self, rows: pd.DataFrame) -> Figure:
         """The figure, at the width of a page."""
@@ -119,7 +127,13 @@ class HereSession(Session, ABC):
             "numbers": f"{len(rows)} {self.COUNTED} in {place}",
             "measured": f"{rows['date'].min()} to {rows['date'].max()}",
             "commit": ", ".join(sorted(set(rows["commit"]))),
+            "other machines": self._others(rows),
         }
+
+    def _others(self, rows: pd.DataFrame) -> str:
+        """Who else was measured, and how to see that."""
+        others = sorted(set(self.all_rows()["device"]) - set(rows["device"]))
+        return ", ".join(f"{name} (machine={name})" for name in others) or "none"
 
 
 class RunsSession(HereSession):

@@ -33,6 +33,7 @@ from workbench.report import (
 )
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
+from workbench.session import open_exhibit
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks" / "figures"
 TYPES = {"bool": bool, "int": int, "float": (int, float), "str": str}
@@ -84,6 +85,8 @@ def reproduce(
         check_parameters(notebook, values, figure)
         if "text" in values:
             values["text"] = own_text.found(figure, values["size"], values["text"], Path.cwd())
+        if "machine" in values:  # refused before anything runs
+            open_exhibit(figure, values["size"], store.root, machine=values["machine"])
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     ran = {}

@@ -58,13 +58,15 @@ def open_exhibit(
     size: str = "smoke",
     results: str | Path = REPOSITORY_RESULTS,
     text: str = STDLIB,
+    machine: str = "",
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
     This project's own (``here_offload``) are the same at every size: they show what is committed.
     `results` is the folder of the run records, `text` one that Harmony's figures 13 and 21 train on
-    (`own_text`); a relative one lies in the repository. Raises ValueError for an unknown exhibit,
-    size or text, and for ``small`` without a GPU.
+    (`own_text`); a relative one lies in the repository. `machine` is a folder in
+    ``published-here`` for this project's own exhibits, else the one with most rows. Raises
+    ValueError for an unknown exhibit, size, text or machine, and for ``small`` without a GPU.
     """
     repository = REPOSITORY_RESULTS.parent
     folder = repository / Path(results).expanduser()
@@ -76,7 +78,7 @@ def open_exhibit(
     if exhibit.FIGURE in HERE:
         from workbench.here_session import SESSIONS
 
-        return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder))
+        return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder), machine)
     if exhibit.FIGURE in HARMONY:
         from workbench.harmony_session import HarmonySession
 

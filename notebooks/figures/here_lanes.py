@@ -35,13 +35,14 @@
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
 results: str = "results"  # folder of the run records; a relative one lies in the repository
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
+machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
 from IPython.display import display
 
 from workbench.session import open_exhibit
 
-exhibit = open_exhibit("here_lanes", size, results)
+exhibit = open_exhibit("here_lanes", size, results, machine=machine)
 exhibit.preview()
 
 # %%

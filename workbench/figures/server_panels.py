@@ -18,7 +18,7 @@ from workbench.figures import here_marks as marks
 from workbench.figures.harmony.looks import LOOKS
 from workbench.figures.here_table import preferred
 from workbench.figures.server_goals import XL
-from workbench.figures.server_table import HARMONY, MODEL
+from workbench.figures.server_table import HARMONY, MODEL, ROOF
 from workbench.figures.style import GREY
 from workbench.published.servers import LABELS
 from workbench.runs.record import RESULTS
@@ -148,7 +148,8 @@ def _speed_bar(axes: Any, run: Any, x: float) -> float:
         marks.bar(axes, look, x, float("nan"), marks.why_missing(run.status, "no value"))
         return 0.0
     speed = f"{run.samples_per_second:.3g}"
-    share = "" if pd.isna(run.share) else f", {run.share:.0%}"
+    itself = run.method == ROOF and run.share == 1.0
+    share = "" if itself or pd.isna(run.share) else f", {run.share:.0%}"
     words = f"{speed}{share} {run.variant}".rstrip()
     low, high = between(run.samples_per_second, run.spread_seconds)
     at = (high, 2.5)
@@ -193,7 +194,7 @@ def _moved_bar(axes: Any, run: Any, x: float) -> float:
 
 def _top(height: float, words: str) -> float:
     """Of axes in which a bar of that height has room for its words."""
-    return height / (1 - min(0.6, LETTER * (len(words) + 2)))
+    return height / (1 - min(0.75, LETTER * (len(words) + 2)))
 
 
 def _grounded(axes: Any, rows: pd.DataFrame, room: float) -> list[tuple[float, Any]]:

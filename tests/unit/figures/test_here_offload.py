@@ -413,7 +413,7 @@ def test_its_notebook_has_six_cells_like_the_others() -> None:
         assert f"exhibit.{call}(" in cell.source
     known = inspect_notebook(source)
     assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool",
+        "size": "str", "results": "str", "force": "bool", "machine": "str",
     }  # fmt: skip
     assert all(p["help"] for p in known.values())
     for cell in source.cells[2:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,21 @@ def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_machine_can_be_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, benchmark((4,)))
+    folder = tmp_path / "published-here"
+    shutil.copytree(folder / "made-up", folder / "small")
+    file = folder / "small" / "servers.csv"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    most, asked = (open_exhibit(HERE_SERVERS, "smoke", tmp_path, machine=m) for m in ("", "small"))
+    assert set(most.rows()["device"]) == {"made-up"}
+    assert ["other machines", "small (machine=small)"] in most.provenance().to_numpy().tolist()
+    assert asked.rows()["device"].tolist() == ["small"]
+    words = r"'b' has no servers\.csv; those that have are made-up, small"
+    with pytest.raises(ValueError, match=words):
+        open_exhibit(HERE_SERVERS, "smoke", tmp_path, machine="b")
+
+
 def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
     session = open_exhibit(HERE_SERVERS, "smoke", tmp_path)
     assert "nothing to show" in session.preview()["note"].iloc[0]
@@ -328,7 +344,7 @@ def test_its_notebook_has_six_cells_like_the_others() -> None:
         assert f"exhibit.{call}(" in cell.source
     known = inspect_notebook(source)
     assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool",
+        "size": "str", "results": "str", "force": "bool", "machine": "str",
     }  # fmt: skip
     assert all(p["help"] for p in known.values())
     for cell in source.cells[2:]:
