@@ -293,6 +293,6 @@ def test_its_notebook_is_like_the_others() -> None:
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
         assert f"exhibit.{call}(" in cell.source
-    assert f'open_exhibit("{HERE_LANES}", size, results)' in plan.source
+    assert f'open_exhibit("{HERE_LANES}", size, results, machine=machine)' in plan.source
     assert all(p["help"] for p in inspect_notebook(source).values())
     check_parameters(read_notebook(HERE_LANES), {"size": "paper", "force": True}, HERE_LANES)
