@@ -40,27 +40,33 @@ pytestmark = [
 ]
 
 
+def told_of(pid: int) -> dict[str, int]:
+    """Bytes of a process by what they are; nothing of one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return {}
+    return {line.split()[0]: 1024 * int(line.split()[1]) for line in lines}
+
+
 @dataclass
 class Seen:
     """The most of a run, in bytes."""
 
     shared: int = 0
-    """Shared memory of all processes, each page once."""
+    """Shared memory of all processes, each page once: of moments in which nobody mapped more."""
     private: dict[int, int] = field(default_factory=dict)
     """Anonymous memory by process."""
 
     def look(self, pids: list[int]) -> None:
-        """Take what there is now; a process may have ended."""
-        shared = 0
-        for pid in pids:
-            try:
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-            except OSError:
-                continue
-            told = {line.split()[0]: 1024 * int(line.split()[1]) for line in lines}
-            shared += told["Pss_Shmem:"]
-            self.private[pid] = max(self.private.get(pid, 0), told["Anonymous:"])
-        self.shared = max(self.shared, shared)
+        """Take what there is now."""
+        first, again = ({pid: told_of(pid) for pid in pids} for _ in range(2))
+        for pid, told in first.items():
+            self.private[pid] = max(self.private.get(pid, 0), told.get("Anonymous:", 0))
+        shared, same = ([told.get("Pss_Shmem:", 0) for told in each.values()]
+                        for each in (first, again))  # fmt: skip
+        if shared == same:
+            self.shared = max(self.shared, sum(shared))
 
 
 @contextmanager
