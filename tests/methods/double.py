@@ -40,6 +40,7 @@ def use(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
     patch.setattr(States, "within", _within)
     patch.setattr(host_adam, "update", _update)
+    patch.setattr(host_adam, "revert", _revert)
 
 
 def _within(weights: Tensor, whole: Tensor) -> States:
@@ -56,12 +57,38 @@ def _update(
     hyper: AdamStep,
     *,
     decay_split: int,
+    undo: AdamStep | None = None,
     **others: Any,
 ) -> None:
+    if undo is not None:
+        _revert(weights, exp_avg, exp_avg_sq, grad, undo, decay_split=decay_split)
     grad = grad * hyper.grad_scale
     weights[:decay_split] *= 1 - hyper.lr * hyper.weight_decay
     exp_avg.lerp_(grad, 1 - hyper.beta1)
     exp_avg_sq.mul_(hyper.beta2).addcmul_(grad, grad, value=1 - hyper.beta2)
+    weights.sub_(_step(exp_avg, exp_avg_sq, hyper))
+
+
+def _revert(
+    weights: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    grad: Tensor,
+    hyper: AdamStep,
+    *,
+    decay_split: int,
+    **others: Any,
+) -> None:
+    """The inverse as ``adam_step`` has it; what is left of a moment is off by an ulp of fp64."""
+    grad = grad * hyper.grad_scale
+    weights.add_(_step(exp_avg, exp_avg_sq, hyper))
+    weights[:decay_split] /= 1 - hyper.lr * hyper.weight_decay
+    exp_avg.sub_(grad, alpha=1 - hyper.beta1).div_(hyper.beta1)
+    exp_avg_sq.addcmul_(grad, grad, value=hyper.beta2 - 1).div_(hyper.beta2).clamp_(min=0)
+
+
+def _step(exp_avg: Tensor, exp_avg_sq: Tensor, hyper: AdamStep) -> Tensor:
+    """What these moments take from the weights."""
     root = exp_avg_sq.sqrt() / math.sqrt(1 - hyper.beta2**hyper.step)
     rate = hyper.lr / (1 - hyper.beta1**hyper.step)
-    weights.addcdiv_(exp_avg, root.add_(hyper.eps), value=-rate)
+    return rate * exp_avg / root.add_(hyper.eps)

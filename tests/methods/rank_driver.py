@@ -1,9 +1,9 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
-(everything in it), ``fp64 delays``, ``UNIT:nan:STEP`` (a gradient of that unit is no number),
-``RANK:hangs:WHERE`` with WHERE among import, meet, end; or ``RANK:KIND:STEP:HOW``, HOW being hang,
-kill, raise or wait.
+(everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
+with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``, HOW being hang, kill, raise or wait; or
+``fp64`` and one of the others.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def hangs(where: str) -> None:
 def main(what: str, folder: Path, number: int) -> int:
     """The rank's exit status."""
     perturb = None
-    if "fp64" in what:
+    if what.startswith("fp64"):
         double.use(pytest.MonkeyPatch())
-    if "delays" in what:
+        what = what.removeprefix("fp64").strip()
+    if what == "delays":
         perturb = delays(number)
     elif ":nan:" in what:
         unit, _, step = what.split(":")
@@ -87,7 +88,7 @@ def main(what: str, folder: Path, number: int) -> int:
         rank, _, where = what.split(":")
         if int(rank) == number:
             hangs(where)
-    elif what not in ("", "fp64"):
+    elif what:
         rank, kind, step, how = what.split(":")
         perturb = fails(int(rank), kind, int(step), how)
     return rank_process.main(folder, number, perturb)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from baselines.swapping.program import build as build_swapping
 from tests.methods import double, plain
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
+from tests.methods.test_guesses import settled
 from tests.unit.harmony.made_up import cut, largest_pack, mirrored
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
@@ -55,11 +58,11 @@ def drawn(seed: int) -> Packs:
     return mirrored(packs, rng, tied={0, UNITS - 1}) if seed % 4 == 2 else packs
 
 
-def of_packs(packs: Packs, clipped: bool) -> Schedule:
+def of_packs(packs: Packs, clipped: bool, *, guesses: bool = False) -> Schedule:
     made = sizes()
     largest = largest_pack(packs, made)
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
-    return build(packs, made, rings=rings, clipped=clipped)
+    return build(packs, made, rings=rings, clipped=clipped, guesses=guesses)
 
 
 def swapping(mode: str, clipped: bool) -> Schedule:
@@ -68,10 +71,10 @@ def swapping(mode: str, clipped: bool) -> Schedule:
     return build_swapping(division, sizes(), clipped=clipped)
 
 
-def on_four(mode: str) -> Packs:
+def on(ranks: int, mode: str) -> Packs:
     """Of one layer, and of several; forward passes divide the minibatch otherwise."""
     return Packs(
-        mode=mode, ranks=4, minibatch=BATCH, forward_size=3, backward_size=2,
+        mode=mode, ranks=ranks, minibatch=BATCH, forward_size=3, backward_size=2,
         forward=packs_of([1, 1, 1, 1]), backward=packs_of([1, 1, 1, 1, 2]),
     )  # fmt: skip
 
@@ -114,14 +117,14 @@ def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_four_ranks_do_with_delays_around_every_action(mode, tmp_path):
     spec = spec_for(clip=0.5, ranks=4, steps=6)
-    with trained(of_packs(on_four(mode), True), spec, tmp_path, "fp64 delays") as crew:
+    with trained(of_packs(on(4, mode), True), spec, tmp_path, "fp64 delays") as crew:
         assert_follows(crew, spec)
 
 
 @pytest.mark.parametrize("what", [2, "pp", "dp"])
 def test_gradients_after_one_minibatch_are_those_of_plain_training(what, tmp_path):
     """First moments begin at zero, so that after one step they are a share of the gradients."""
-    packs = on_four(what) if isinstance(what, str) else drawn(what)
+    packs = on(4, what) if isinstance(what, str) else drawn(what)
     spec = spec_for(clip=None, ranks=packs.ranks, steps=1)
     expected: dict[str, Tensor] = {}
     with trained(of_packs(packs, False), spec, tmp_path) as crew:
@@ -133,3 +136,43 @@ def test_gradients_after_one_minibatch_are_those_of_plain_training(what, tmp_pat
         }
     assert_equal(found, expected)
     assert all(float(value.abs().max()) > 0 for value in expected.values())
+
+
+@cache
+def norms(steps: int) -> tuple[float, ...]:
+    """Of steps in which nothing is clipped."""
+    found: list[float] = []
+    plain.train(spec_for(clip=1e6, steps=steps), torch.float64, norms=found)
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "how"), [(2, STEPS, "fp64"), (4, STEPS // 2, "fp64 delays")]
+)
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_guesses_that_stand_and_that_are_taken_back_are_plain_training_too(
+    mode, ranks, steps, how, tmp_path
+):
+    """Under a limit that some steps exceed and some do not, as a run does without being told to
+    wait."""
+    spec = spec_for(clip=median(norms(steps)), ranks=ranks, steps=steps)
+    with trained(of_packs(on(ranks, mode), True, guesses=True), spec, tmp_path, how) as crew:
+        assert_follows(crew, spec)
+        assert min(settled(crew).values()) > 0, "stood, redone, waited"
+        clipped = [norm > spec.clip for norm in crew.history.grad_norms]
+        assert True in clipped
+        assert False in clipped
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_was_guessed_in_a_step_that_is_skipped_is_as_if_it_had_not_been(mode, ranks, tmp_path):
+    """Taken back and not made again: weights are those of the step before."""
+    spec = spec_for(clip=1e6, ranks=ranks, steps=6, lr_decay_steps=STEPS)
+    last = spec.steps - 1
+    schedule = of_packs(on(ranks, mode), True, guesses=True)
+    with trained(schedule, spec, tmp_path, f"fp64 1:nan:{last}") as crew:
+        _, expected = plain.train(spec.with_(steps=last), torch.float64)
+        assert crew.history.skipped == [last]
+        assert settled(crew)["redone"] > 0
+        assert_equal(checkpoint.parameters(crew.model, crew.states, crew.flats), expected)

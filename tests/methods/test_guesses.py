@@ -11,6 +11,7 @@ from tests.methods import plain
 from tests.methods.harness import PARAMETER_TOLERANCE, assert_equals_plain
 from tests.methods.test_ranks import PACKS, spec_for, trained
 from workbench.runtime.adam_step import Diverged
+from workbench.schedule.action import Kind
 
 MODES = ["pp", "dp"]
 STEPS = 10
@@ -24,9 +25,10 @@ def median_norm() -> float:
 
 
 def settled(crew) -> Counter:
-    """What became of the guesses of all ranks."""
-    total = Counter()
-    for result in crew.results():
+    """What became of the guesses of all ranks, each of which has told."""
+    total, results = Counter(), crew.results()
+    assert len(results) == crew.schedule.num_ranks
+    for result in results:
         total.update(result["settled"])
     return total
 
@@ -54,7 +56,13 @@ def test_who_is_told_to_wait_guesses_nothing(tmp_path):
     spec = spec_for(clip=1e6, clipping="wait")
     crew, parameters = trained(PACKS, spec, tmp_path)
     assert_equals_plain(spec, crew, parameters)
+    results = crew.results()
+    assert [result["steps"] for result in results] == [spec.steps] * PACKS.ranks
+    assert all(result["settled"].keys() == {"stood", "redone", "waited"} for result in results)
     assert settled(crew).total() == 0
+    kinds = {action.kind for action in crew.schedule.actions}
+    assert Kind.SETTLE not in kinds
+    assert Kind.UPDATE in kinds
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,4 +1,4 @@
-"""Ranks count weights, gradients, activations and sums apart, each as the schedule says."""
+"""Ranks count weights, gradients, activations, sums and messages apart, as the schedule says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from workbench.figures.harmony import volumes
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.train import outcome
 from workbench.methods.plan import Plan
-from workbench.runs.record import PARTS
+from workbench.runs.record import BETWEEN, PARTS
 from workbench.runtime.traffic import planned_parts
+from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 
 SPEC = test_ranks.spec_for(ranks=2, steps=3)
@@ -25,9 +26,9 @@ def harmony(**changes) -> Schedule:
     return test_ranks.schedule_for(replace(test_ranks.PACKS, **changes), SPEC)
 
 
-def swapped() -> Schedule:
+def swapped(**changes) -> Schedule:
     spec = test_swapping.spec_for()
-    division = replace(test_swapping.PP, minibatch=SPEC.batch)
+    division = replace(test_swapping.PP, minibatch=SPEC.batch, **changes)
     return build(division, test_swapping.sizes_for(spec), clipped=True)
 
 
@@ -36,7 +37,12 @@ SCHEDULES = {
     "harmony-dp": lambda: harmony(mode="dp"),
     "layers that stay": lambda: harmony(mirrored=True, resident=frozenset({1, 2})),
     "pp-swap": swapped,
+    "dp-swap": lambda: swapped(
+        mode="dp", size=1, stages=(range(test_swapping.UNITS),) * 2, own=(0, 0)
+    ),
 }
+EXCHANGED = {"harmony-dp": {"all_reduced"}, "dp-swap": {"all_reduced"}}
+"""By replicas; stages send messages."""
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -49,13 +55,19 @@ def test_every_part_is_that_of_the_schedule(name, tmp_path):
     with closing(Crew(SPEC, schedule, tmp_path, device="cpu")) as crew:
         crew.run(Silent())
         found = outcome(crew, made, tmp_path)
+        results = crew.results()
     parts = planned_parts(schedule)
     assert found.moved_parts == found.predicted["moved_parts"] == parts
-    assert tuple(parts) == PARTS
-    assert sum(parts.values()) == sum(found.moved_bytes.values())
-    moving = {part for part, nbytes in parts.items() if nbytes}
-    sums = {part for part in PARTS if part.startswith("sums")}
-    assert moving == (set(PARTS) if name == "pp-swap" else set(PARTS) - sums)
+    assert tuple(parts) == PARTS + BETWEEN
+    assert sum(parts[part] for part in PARTS) == sum(found.moved_bytes.values())
+    moving = {part for part in PARTS if parts[part]}
+    assert moving >= {part for part in PARTS if not part.startswith("sums")}
+    assert (moving == set(PARTS)) == name.endswith("swap")
+    assert {part for part in BETWEEN if parts[part]} == EXCHANGED.get(name, {"p2p"})
+    for rank, result in enumerate(results):
+        for kind, part in ((Kind.SEND, "p2p"), (Kind.REDUCE, "all_reduced")):
+            own = [a.nbytes for a in schedule.actions if (a.rank, a.kind) == (rank, kind)]
+            assert result["moved_parts"].get(part, 0) == sum(own) * SPEC.steps
     if name in ("harmony-pp", "harmony-dp"):
         weights = 4 * found.parameters
         tied = 4 * SPEC.model.vocab * SPEC.model.hidden  # come with the head too

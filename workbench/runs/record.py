@@ -24,6 +24,9 @@ PARTS = (
     "weights_in", "gradients_out", "activations_in", "activations_out", "sums_in", "sums_out",
 )  # fmt: skip
 """What crosses the link between host and device. Sums are of gradients that lack micro-batches."""
+BETWEEN = ("p2p", "all_reduced")
+"""What devices exchange: messages, counted by who sends, and the size of what each rank adds up
+with the others', not what the algorithm then moves. Records from before have neither."""
 
 Source = Literal["measured", "simulated", "published"]
 SCHEMA = 1
@@ -44,7 +47,8 @@ class Outcome:
     parameters: int | None
     """None where the run ended before it was known."""
     moved_parts: dict[str, int] = field(default_factory=dict)
-    """`PARTS`: the bytes over the link by what they are; empty where nobody told them apart."""
+    """`PARTS`, the bytes over the link by what they are, and `BETWEEN`; empty where nobody told
+    them apart."""
     window: int | None = None
     resident: int | None = None
     predicted: dict[str, Any] = field(default_factory=dict)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 
 from workbench.runtime.board import Board
-from workbench.runtime.bundle import Bundle, copy_into
+from workbench.runtime.bundle import Bundle, bytes_of, copy_into
 from workbench.runtime.flow import Flow
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, partners
+from workbench.runtime.traffic import Traffic
 from workbench.schedule.action import Action
 from workbench.schedule.schedule import Schedule
 
@@ -20,8 +21,11 @@ from workbench.schedule.schedule import Schedule
 class Mail:
     """What one rank sends and receives."""
 
-    def __init__(self, schedule: Schedule, board: Board, inbox: Inbox, flow: Flow) -> None:
+    def __init__(
+        self, schedule: Schedule, board: Board, inbox: Inbox, flow: Flow, traffic: Traffic
+    ) -> None:
         self._schedule, self._board, self._inbox, self._flow = schedule, board, inbox, flow
+        self._traffic = traffic
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
         self._places: dict[str, Bundle] = {}
@@ -34,6 +38,7 @@ class Mail:
         place = self._place(partner, *partner.takes)
         self._board.wait(self._index[partner.name], step)
         copy_into(place, source)
+        self._traffic.between(bytes_of(source), action.kind)
         if any(tensor.is_cuda for tensor in place):
             event = torch.cuda.Event(blocking=True)
             event.record()

@@ -91,7 +91,7 @@ class PackEngine:
             for unit in range(1, model.num_units)
         }
         self._flow = Flow(boundaries, self._first, self._end, device)
-        self._mail = Mail(schedule, board, inbox, self._flow)
+        self._mail = Mail(schedule, board, inbox, self._flow, self.traffic)
         self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
         self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
         self._places: dict[str, Place] = {}
@@ -339,4 +339,6 @@ class PackEngine:
         return self._views[action.name]
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
-        dist.all_reduce(self._memory.place(links.gradients, self._layouts[action.unit].numel))
+        gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)
+        dist.all_reduce(gradients)
+        self.traffic.between(gradients.nbytes, action.kind)

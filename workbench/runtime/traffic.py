@@ -1,4 +1,8 @@
-"""What crosses the links of one process: copies and their bytes; on a CPU, also a slower link."""
+"""What crosses the links of one process: copies and their bytes; on a CPU, also a slower link.
+
+Bytes over the host's link are counted by their way and by what they are; what devices exchange, by
+what it is alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from workbench.runs.record import PARTS
+from workbench.runs.record import BETWEEN, PARTS
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 
@@ -21,13 +25,16 @@ _PARTS = {
     Kind.STASH: "activations_out",
     Kind.SUM_IN: "sums_in",
     Kind.SUM_OUT: "sums_out",
+    Kind.SEND: "p2p",
+    Kind.REDUCE: "all_reduced",
 }
-"""What each action moves over the link."""
+"""What each action moves over the link, or to other devices."""
 
 
 def planned_parts(schedule: Schedule) -> dict[str, int]:
-    """What a step of several ranks should move over the link, in bytes by what they are."""
-    moved = dict.fromkeys(PARTS, 0)
+    """What a step of several ranks should move over the link and between devices, in bytes by what
+    they are."""
+    moved = dict.fromkeys(PARTS + BETWEEN, 0)
     for action in schedule.actions:
         if action.kind in _PARTS:
             moved[_PARTS[action.kind]] += action.nbytes
@@ -40,7 +47,7 @@ def counted_parts(ranks: Iterable[Mapping[str, int]], steps: int) -> dict[str, i
     total = Counter()
     for parts in ranks:
         total.update(parts)
-    return {part: total[part] // steps for part in PARTS} if steps else {}
+    return {part: total[part] // steps for part in PARTS + BETWEEN} if steps else {}
 
 
 class Traffic:
@@ -57,7 +64,7 @@ class Traffic:
             )
         self.moved = {"load": 0, "store": 0, "read": 0, "write": 0}
         self.parts = Counter()
-        """Of these, the bytes whose action was told, by what they are."""
+        """The bytes whose action was told, by what they are, and all between devices."""
         self._rate, self._lock = link_bytes_per_s, threading.Lock()
 
     def copy(self, way: str, target: Tensor, source: Tensor, kind: Kind | None = None) -> None:
@@ -74,3 +81,8 @@ class Traffic:
             self.moved[way] += nbytes
             if kind is not None:
                 self.parts[_PARTS[kind]] += nbytes
+
+    def between(self, nbytes: int, kind: Kind) -> None:
+        """Of what went to other devices, and not over the host's link."""
+        with self._lock:
+            self.parts[_PARTS[kind]] += nbytes

@@ -14,7 +14,7 @@ from workbench.figures.exhibit import HARMONY, find
 from workbench.figures.harmony import sizes, volumes
 from workbench.figures.harmony.table import join
 from workbench.published import harmony_plans
-from workbench.runs.record import PARTS, RunRecord
+from workbench.runs.record import BETWEEN, PARTS, RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
@@ -52,8 +52,12 @@ def run(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
 
 
 def moved_parts(spec: RunSpec, weights: int) -> dict[str, int]:
-    """Bytes over the link by what they are, as our runtime counts them and libraries do not."""
-    none = dict.fromkeys(PARTS, 0)
+    """Bytes over the link and between devices by what they are, as our runtime counts them and
+    libraries do not."""
+    none = dict.fromkeys(PARTS + BETWEEN, 0)
+    if spec.ranks > 1:
+        replicas = spec.method in (sizes.DP, sizes.DP_SWAP)
+        none |= {"all_reduced": spec.ranks * weights} if replicas else {"p2p": weights // 2}
     if spec.method in sizes.SWAPPED:
         visits = weights * (spec.batch // (1 if spec.forward_size == "auto" else spec.forward_size))
         return none | {"weights_in": 2 * visits, "sums_in": visits, "gradients_out": visits}
@@ -62,7 +66,7 @@ def moved_parts(spec: RunSpec, weights: int) -> dict[str, int]:
     told = volumes.formula(spec)
     if told is None:  # nobody says what a planner chooses
         return none | {"weights_in": 2 * weights, "gradients_out": weights}
-    return {part: told.to_dict().get(part, 0) for part in PARTS}
+    return none | {part: told.to_dict().get(part, 0) for part in PARTS}
 
 
 def runs(name: str, size: sizes.HarmonySize = SMOKE) -> list[RunRecord]:

@@ -14,13 +14,16 @@ from tests.unit.figures.test_harmony_verdicts import changed, judged
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import fig12, sizes, table, volumes
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.runs.record import PARTS, RunRecord
+from workbench.runs.record import BETWEEN, PARTS, RunRecord
 
 BOUNDS = {
     "harmony-pp": "Harmony-PP moves weights and gradients of at most three times the weights",
     "harmony-dp": "Harmony-DP moves weights and gradients of at most 2 N + 1 times the weights",
 }
-EACH = "weights, gradients, activations and sums that every run counted are each what its plan says"
+EACH = (
+    "weights, gradients, activations, sums and messages that every run counted are each what its "
+    "plan says"
+)
 ALL = "all bytes that every run counted are what its plan says"
 
 
@@ -59,6 +62,35 @@ def test_every_part_is_held_against_the_plan(shown: pd.DataFrame) -> None:
         assert judged("harmony_12", off, ALL).verdict == HOLDS
         near = changed(shown, 1.005, **place, quantity=part)
         assert judged("harmony_12", near, EACH).verdict == HOLDS
+
+
+@pytest.mark.parametrize(("method", "part"), [("harmony-pp", "p2p"), ("dp-swap", "all_reduced")])
+def test_what_devices_exchange_is_held_against_the_plan(
+    shown: pd.DataFrame, method: str, part: str
+) -> None:
+    off = changed(shown, 1.02, source=table.MEASURED, method=method, quantity=part)
+    assert judged("harmony_12", off, EACH).verdict == FAILS
+    assert judged("harmony_12", off, ALL).verdict == HOLDS
+
+
+def test_records_from_before_devices_exchanges_were_counted_are_judged_by_the_rest(
+    dials: sizes.HarmonySize, made: list[RunRecord], tmp_path: Path
+) -> None:
+    def link(parts: dict[str, int]) -> dict[str, int]:
+        return {part: nbytes for part, nbytes in parts.items() if part in PARTS}
+
+    old = [
+        replace(
+            record,
+            moved_parts=link(record.moved_parts),
+            predicted=record.predicted | {"moved_parts": link(record.predicted["moved_parts"])},
+        )
+        for record in made
+    ]
+    rows = rows_of("harmony_12", old, nowhere(tmp_path), dials)
+    assert table.pick(rows, source=table.MEASURED, quantity=BETWEEN).empty
+    assert judged("harmony_12", rows, EACH).verdict == HOLDS
+    drawn("harmony_12", rows)
 
 
 def test_bytes_that_no_plan_has_are_not_equal_to_it(shown: pd.DataFrame) -> None:
@@ -103,7 +135,7 @@ def test_weights_are_drawn_apart_from_what_crosses_with_them(shown: pd.DataFrame
 def test_what_libraries_do_not_tell_apart_has_no_rows(
     shown: pd.DataFrame, dials: sizes.HarmonySize
 ) -> None:
-    parts = table.pick(shown, source=table.MEASURED, quantity=PARTS)
+    parts = table.pick(shown, source=table.MEASURED, quantity=PARTS + BETWEEN)
     assert set(parts["method"]) == {*sizes.HARMONY, *sizes.SWAPPED}
     assert set(parts["unit"]) == {"bytes"}
     library = table.pick(shown, source=table.MEASURED, method=sizes.PEERS)

@@ -9,13 +9,40 @@ from workbench.methods.harmony.published.packing import sizes_of
 from workbench.methods.harmony.published.search import Candidate, SearchSettings, candidates, search
 from workbench.methods.harmony.published.tasks import Mode
 from workbench.methods.harmony.published.timing import Server
+from workbench.published import harmony_plans
 
 BALANCED = {
     "forward_rules": ("reuse", "balanced_time"),
     "backward_rules": ("balanced_time",),
 }
 """What the shipped scripts search; else all default rules."""
-BERT, GPT = "bert_96_seq512", "gpt2_xl"
+LARGE, BERT, GPT = "bert_large_seq512", "bert_96_seq512", "gpt2_xl"
+
+
+GOLDEN = (
+    (BERT, "DP", 16, 12, 10.710),
+    (BERT, "PP", 16, 25, 7.229),
+    (BERT, "DP", 64, 25, 22.642),
+    (BERT, "PP", 64, 42, 19.056),
+    (BERT, "DP", 256, 42, 71.097),
+    (BERT, "PP", 256, 50, 68.995),
+    (GPT, "DP", 16, 10, 18.342),
+    (GPT, "PP", 16, 17, 13.303),
+    (GPT, "DP", 64, 17, 48.508),
+    (GPT, "PP", 64, 17, 45.281),
+    (GPT, "DP", 256, 17, 169.172),
+    (GPT, "PP", 256, 17, 172.516),
+)
+"""Model, mode, minibatch, candidates and seconds of the shipped scripts' search on 4 GPUs."""
+GOLDEN_ON_TWO = (
+    (LARGE, "DP", 32, 78, 4.608),
+    (LARGE, "PP", 32, 121, 4.399),
+    (BERT, "DP", 32, 24, 19.421),
+    (BERT, "PP", 32, 32, 17.874),
+    (GPT, "DP", 32, 19, 43.927),
+    (GPT, "PP", 32, 19, 42.298),
+)
+"""The same of the stored results on 2 GPUs."""
 
 
 def found_by(profile_of, name, mode, minibatch, *, gpus=4, memory_cap=9e9, **options):
@@ -25,28 +52,50 @@ def found_by(profile_of, name, mode, minibatch, *, gpus=4, memory_cap=9e9, **opt
     return search(profile_of(name), settings, Server())
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "minibatch", "candidates", "seconds"),
-    [
-        (BERT, "DP", 16, 12, 10.710),
-        (BERT, "PP", 16, 25, 7.229),
-        (BERT, "DP", 64, 25, 22.642),
-        (BERT, "PP", 64, 42, 19.056),
-        (BERT, "DP", 256, 42, 71.097),
-        (BERT, "PP", 256, 50, 68.995),
-        (GPT, "DP", 16, 10, 18.342),
-        (GPT, "PP", 16, 17, 13.303),
-        (GPT, "DP", 64, 17, 48.508),
-        (GPT, "PP", 64, 17, 45.281),
-        (GPT, "DP", 256, 17, 169.172),
-        (GPT, "PP", 256, 17, 172.516),
-    ],
-)
+@pytest.mark.parametrize(("name", "mode", "minibatch", "candidates", "seconds"), GOLDEN)
 def test_balanced_rules(profile_of, name, mode, minibatch, candidates, seconds):
+    """Published, every candidate is simulated; leaving hopeless ones out finds the same one."""
     found = found_by(profile_of, name, mode, minibatch, **BALANCED)
-    assert found.candidates == candidates
-    assert 1 <= found.simulated <= candidates
+    everything = found_by(profile_of, name, mode, minibatch, top=None, **BALANCED)
+    assert found.candidates == everything.candidates == candidates
+    assert everything.simulated == len(everything.best) == candidates
+    assert found.best == everything.best[:1]
     assert found.best[0].estimate.seconds == pytest.approx(seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("figure", "gpus", "golden"), [("10", 4, GOLDEN), ("stored", 2, GOLDEN_ON_TWO)]
+)
+def test_kept_plans_of_this_search_are_the_golden_ones(figure, gpus, golden):
+    """What it found when they were made: asked without the profiles, which are not kept here."""
+    kept = harmony_plans.kept(figure)
+    kept = kept[(kept["planner"] == harmony_plans.PUBLISHED) & (kept["ranks"] == gpus)]
+    for name, mode, minibatch, count, seconds in golden:
+        place = (kept["model"] == name) & (kept["method"] == f"harmony-{mode.lower()}")
+        (row,) = kept[place & (kept["minibatch"] == minibatch)].itertuples()
+        assert row.candidates == count
+        assert row.estimate_s == pytest.approx(seconds, abs=1e-3)
+
+
+def test_fewer_are_simulated_than_there_are(profile_of):
+    """Half at most, in the settings of table 1."""
+    for name in (BERT, GPT):
+        for rules in (BALANCED, {}):
+            found = found_by(profile_of, name, "PP", 64, **rules)
+            assert 1 <= found.simulated <= found.candidates / 2
+
+
+@pytest.mark.parametrize("rules", [BALANCED, {}], ids=["balanced", "all default"])
+@pytest.mark.parametrize("name", [BERT, GPT])
+def test_replicas_have_the_candidates_of_their_share(profile_of, name, rules):
+    """Sizes that divide every GPU's share are those of a pipeline with so many samples."""
+
+    def count(mode: str, minibatch: int) -> int:
+        given = {"mode": Mode(mode), "gpus": 4, "minibatch": minibatch, "memory_cap": 9e9}
+        return len(list(candidates(profile_of(name), SearchSettings(**given, **rules))))
+
+    for minibatch in (64, 256):
+        assert count("DP", minibatch) == count("PP", minibatch // 4) > 1
 
 
 @pytest.mark.parametrize(
@@ -74,22 +123,24 @@ def test_all_default_rules(profile_of, name, mode, minibatch, candidates, second
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "minibatch", "seconds"),
+    ("name", "mode", "minibatch", "candidates", "seconds"),
     [
-        (BERT, "DP", 16, 9.150),
-        (BERT, "DP", 64, 20.355),
-        (BERT, "PP", 16, 7.073),
-        (BERT, "PP", 64, 17.876),
-        (GPT, "DP", 16, 15.884),
-        (GPT, "DP", 64, 44.889),
-        (GPT, "DP", 256, 161.049),
-        (GPT, "PP", 16, 12.327),
-        (GPT, "PP", 64, 43.368),
-        (GPT, "PP", 256, 166.749),
+        (BERT, "DP", 16, 12, 9.150),
+        (BERT, "DP", 64, 25, 20.355),
+        (BERT, "PP", 16, 25, 7.073),
+        (BERT, "PP", 64, 42, 17.876),
+        (GPT, "DP", 16, 10, 15.884),
+        (GPT, "DP", 64, 17, 44.889),
+        (GPT, "DP", 256, 17, 161.049),
+        (GPT, "PP", 16, 17, 12.327),
+        (GPT, "PP", 64, 17, 43.368),
+        (GPT, "PP", 256, 17, 166.749),
     ],
 )
-def test_with_prefetching(profile_of, name, mode, minibatch, seconds):
+def test_with_prefetching(profile_of, name, mode, minibatch, candidates, seconds):
+    """Which changes what a candidate takes, not which there are."""
     found = found_by(profile_of, name, mode, minibatch, prefetch=True, **BALANCED)
+    assert found.candidates == candidates
     assert found.best[0].estimate.seconds == pytest.approx(seconds, abs=1e-3)
 
 
@@ -131,7 +182,11 @@ def test_forward_packs_of_table_1(profile_of):
 
 def test_stored_search_results(profile_of, rows_of):
     """Published summaries of minibatch 32 on 2 GPUs: the winner and its packing rules."""
-    for row in rows_of("golden_d32_n2.csv"):
+    golden = rows_of("golden_d32_n2.csv")
+    assert [(row["model"], row["mode"], int(row["candidates"])) for row in golden] == [
+        (name, mode, count) for name, mode, _, count, _ in GOLDEN_ON_TWO
+    ]
+    for row in golden:
         rules = {} if row["packers_searched"].startswith("all") else BALANCED
         found = found_by(
             profile_of,
@@ -158,7 +213,7 @@ def test_bert_large_with_the_rules_of_the_shipped_script(profile_of):
     for mode, seconds in (("DP", 4.783), ("PP", 4.829)):
         found = found_by(
             profile_of,
-            "bert_large_seq512",
+            LARGE,
             mode,
             32,
             gpus=2,
@@ -181,7 +236,7 @@ def test_the_stored_ten_best_of_bert_large(profile_of):
         "backward_rules": ("balanced_time",),
         "prefetch": True,
     }
-    name = "bert_large_seq512"
+    name = LARGE
     found = found_by(profile_of, name, "PP", 600, top=10, **settings)
     seconds = [each.estimate.seconds for each in found.best]
     published = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from workbench.runs import store as store_module
-from workbench.runs.record import PARTS, RunRecord
+from workbench.runs.record import BETWEEN, PARTS, RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, row
 
@@ -207,7 +207,7 @@ def test_one_bad_folder_costs_one_record(store: Store) -> None:
 
 
 def test_bytes_by_what_they_are_are_columns_and_old_records_have_none() -> None:
-    parts = {part: place for place, part in enumerate(PARTS)}
+    parts = {part: place for place, part in enumerate(PARTS + BETWEEN)}
     made = record("a", moved_parts=parts, predicted={"moved_parts": parts})
     assert RunRecord.from_json(made.to_json()) == made
     columns = row(made)

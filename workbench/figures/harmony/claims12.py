@@ -22,7 +22,7 @@ from workbench.figures.harmony.table import (
     pick,
 )
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import PARTS
+from workbench.runs.record import BETWEEN, PARTS
 
 MODEL, GPUS = "gpt2_xl", 4
 """Of the published schedules."""
@@ -30,7 +30,7 @@ WEIGHTS = ("weights_in", "gradients_out")
 LINK = (*WEIGHTS, "activations_in", "activations_out")
 """What estimates and plans say of the host's link."""
 OWN = ("load", "store")
-"""What every runtime counts; ours also `PARTS` of it."""
+"""What every runtime counts; ours also `PARTS` of it, and `BETWEEN`."""
 EQUAL = 0.01
 
 
@@ -135,19 +135,19 @@ def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
 def _equalities(rows: pd.DataFrame) -> list[Verdict]:
     """What was counted, all of it and by what it is, against what was expected."""
     found = []
-    for words, source, variant in (
-        ("the formula of its packs", FORMULA, ""), ("its plan", SIMULATED, HERE),
-    ):  # fmt: skip
-        for what, quantities in (
-            ("all bytes that every run counted are", OWN),
-            ("weights, gradients, activations and sums that every run counted are each", PARTS),
-        ):
+    link = "weights, gradients, activations and sums that every run counted are each"
+    across = "weights, gradients, activations, sums and messages that every run counted are each"
+    for words, source, variant, what, parts in (
+        ("the formula of its packs", FORMULA, "", link, PARTS),
+        ("its plan", SIMULATED, HERE, across, PARTS + BETWEEN),
+    ):
+        for told, quantities in (("all bytes that every run counted are", OWN), (what, parts)):
             if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:
                 continue
             worst = _worst(rows, quantities, source, variant)
             found.append(
                 within(
-                    f"{what} what {words} says, within 1 % (the worst one)",
+                    f"{told} what {words} says, within 1 % (the worst one)",
                     worst,
                     None if worst is None else 1.0,
                     EQUAL,

@@ -15,7 +15,7 @@ from workbench.figures import rows as tidy
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
 from workbench.runs.methods import known
-from workbench.runs.record import PARTS, RunRecord, steady_quartiles
+from workbench.runs.record import BETWEEN, PARTS, RunRecord, steady_quartiles
 from workbench.units import format_bytes
 
 COLUMNS = (
@@ -38,7 +38,7 @@ HERE = "before the run"
 SERVER = "GTX 1080Ti server, as published"
 UNITS = {
     "iteration_s": "s", "search_s": "s", "busy": "share", "load": "bytes", "store": "bytes",
-    "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS, "bytes"),
+    "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS + BETWEEN, "bytes"),
 }  # fmt: skip
 NUMBERS = ("ranks", "minibatch", "x", "value", "low", "high")
 PLAIN = "plain"
@@ -152,7 +152,7 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
 
 def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[str, Any]:
     """A record's value: ``iteration_s`` or ``samples_per_s`` with quartiles, or bytes it counted
-    (``load``, ``store``, `PARTS`). A run that gave none keeps its reason."""
+    (``load``, ``store``, `PARTS`, `BETWEEN`). A run that gave none keeps its reason."""
     unit = UNITS[quantity]
     value = low = high = None
     how = "no value"
@@ -191,7 +191,9 @@ def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list
 
 def _moved(told: dict[str, Any], quantity: str) -> int | None:
     """Bytes of a way or a part, of a record or of what was predicted."""
-    return told.get("moved_parts" if quantity in PARTS else "moved_bytes", {}).get(quantity)
+    return told.get("moved_parts" if quantity in PARTS + BETWEEN else "moved_bytes", {}).get(
+        quantity
+    )
 
 
 def recomputed(plans: pd.DataFrame) -> pd.DataFrame:
