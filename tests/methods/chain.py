@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from workbench.model.spec import ModelSpec
 
@@ -18,3 +19,20 @@ def net(spec: ModelSpec) -> nn.Sequential:
         time.sleep(PAUSE_S)
         parts.append(nn.Linear(spec.hidden, width))
     return nn.Sequential(*parts)
+
+
+class Buffered(nn.Linear):
+    """Unlike its neighbours by a buffer."""
+
+    def __init__(self, width: int, by: float) -> None:
+        super().__init__(width, width)
+        self.register_buffer("by", torch.full((1,), by))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.by
+
+
+def buffered(spec: ModelSpec) -> nn.Sequential:
+    inner = [Buffered(spec.hidden, 1.0 + place) for place in range(spec.layers)]
+    embed, head = nn.Embedding(spec.vocab, spec.hidden), nn.Linear(spec.hidden, spec.vocab)
+    return nn.Sequential(embed, *inner, head)

@@ -195,6 +195,12 @@ def _signature(layer: Layer) -> Any:
         (call.target if callable(call.target) else layer.module.slots[call.target], call.results)
         for call in plan.calls
     ]
+    chances = [  # such as how much a block drops, which may be nothing: it draws nothing then
+        (path, name, value)
+        for path, part in layer.module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, float | bool)
+    ]
     inputs = [(v.shape, v.dtype, v.differentiable) for v in layer.inputs]
     outputs = [(v.shape, v.dtype, v.differentiable) for v in layer.outputs]
-    return str((own, children, [(str(t), len(r)) for t, r in calls], inputs, outputs))
+    return str((own, children, chances, [(str(t), len(r)) for t, r in calls], inputs, outputs))

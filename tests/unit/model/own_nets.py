@@ -73,6 +73,23 @@ class Words(nn.Module):
         return self.head(x)
 
 
+class Drops(nn.Linear):
+    def __init__(self, p: float) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), self.p) if self.p else super().forward(x)
+
+
+class Deeper(Words):
+    """The deeper a block, the more it drops; the first one nothing."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.blocks = nn.ModuleList(Drops(0.2 * place) for place in range(2))
+
+
 class Between(Words):
     def prepare(self, x: Tensor) -> Tensor:
         return x + torch.ones(x.size(0), 1, WIDTH) * torch.arange(WIDTH)

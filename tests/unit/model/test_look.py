@@ -48,6 +48,13 @@ def test_what_follows_no_values_is_taken_and_is_the_module(function):
         assert torch.equal(gradients[name], parameter.grad), name
 
 
+def test_blocks_that_differ_in_what_they_drop_are_of_two_kinds():
+    """One that drops nothing says nothing of the random numbers of another."""
+    model = make_model(spec_of("Deeper"))
+    assert model.kind(1) != model.kind(2)
+    assert "draws random numbers" in model.couples
+
+
 @pytest.mark.parametrize("function", ["wide", "Between"])
 def test_what_is_made_without_a_device_is_made_where_the_layer_runs(function):
     model = make_model(spec_of(function))
