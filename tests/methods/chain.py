@@ -36,3 +36,11 @@ def buffered(spec: ModelSpec) -> nn.Sequential:
     inner = [Buffered(spec.hidden, 1.0 + place) for place in range(spec.layers)]
     embed, head = nn.Embedding(spec.vocab, spec.hidden), nn.Linear(spec.hidden, spec.vocab)
     return nn.Sequential(embed, *inner, head)
+
+
+def frozen(spec: ModelSpec) -> nn.Sequential:
+    """What is first is not trained, nor a whole block, a matrix and a bias further on."""
+    made = buffered(spec)
+    for part in (made[0], made[3], made[4].weight, made[6].bias):
+        part.requires_grad_(False)
+    return made

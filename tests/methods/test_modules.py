@@ -221,6 +221,42 @@ def test_the_first_step_is_of_what_the_function_makes(made, tmp_path):
             assert worst <= 10 * spec.lr, name
 
 
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_what_asks_for_no_gradient_stays_and_the_rest_trains_as_beside_it(mode, tmp_path):
+    """It has no part in the norm, and does not decay."""
+    family = "tests.methods.chain:frozen"
+    model = ModelSpec(family=family, layers=8, hidden=16, heads=1, seq=8, vocab=300, tied=False)
+    spec = spec_for(model=model, batch=4, steps=4, seed=3, clip=0.1)
+    torch.manual_seed(spec.seed)
+    net = chain.frozen(model)
+    first = {name: value.clone() for name, value in net.named_parameters()}
+    trained = [value for value in net.parameters() if value.requires_grad]
+    groups = [
+        {"params": [p for p in trained if (p.dim() > 1) == decays], "weight_decay": decay}
+        for decays, decay in ((True, spec.weight_decay), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    batches, losses = load_batches(spec, make_model(model)), []
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.zero_grad()
+        ids, targets = batches.batch(step)
+        loss = F.cross_entropy(net(ids).flatten(0, -2), targets.flatten())
+        loss.backward()
+        losses.append(float(loss.detach()))
+        assert float(torch.nn.utils.clip_grad_norm_(trained, spec.clip)) > spec.clip
+        optimizer.step()
+    with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        for name, value in net.named_parameters():
+            worst = float((found[name] - value.detach()).abs().max())
+            assert worst <= PARAMETER_TOLERANCE, name
+            assert torch.equal(found[name], first[name]) != value.requires_grad, name
+
+
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):
     """Replicas, whose statistics are each a part of the whole, then a pipeline, then torch's own
     training."""

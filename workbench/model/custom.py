@@ -15,6 +15,9 @@ one, or the function gives a list, whose modules are all run as they are. Nowher
 what is called or how much there is (``x[x > 0]``): ``torch.where`` and masks choose. What is made
 without naming a device is made where the layer runs.
 
+A parameter that asks for no gradient is not trained, and has no part in the norm that gradients are
+clipped by.
+
 Buffers are what they are after seed 0, whatever the seed of the run. Modules that write theirs in
 forward passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
 

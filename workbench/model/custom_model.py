@@ -13,6 +13,7 @@ from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
 from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
 from workbench.model.decompose import Layer, Undecomposed, decompose, from_list
+from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed, unkeyed
 from workbench.model.modules import Decomposed
 from workbench.model.spec import ModelSpec
@@ -65,6 +66,7 @@ def make_layered(spec: ModelSpec) -> Decomposed:
     """The layered model of a spec; it holds no weights, but for what else a module computed."""
     made = make(spec, 0)
     module = make_keyed(made.module.train())
+    frozen = thaw(module)
     *inputs, targets = _rows(spec, made, EXAMPLE)
     with unkeyed():
         try:
@@ -85,6 +87,7 @@ def make_layered(spec: ModelSpec) -> Decomposed:
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
+        frozen=frozen,
     )
     model.classes = classes_of(model.output, targets, spec.family)
     return model

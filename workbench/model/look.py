@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.model.base import Context, set_parameter
 from workbench.model.decompose import Layer
+from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.program import Program, flatten
 from workbench.model.decompose.record import Dice
 from workbench.model.keyed import running
@@ -115,8 +116,9 @@ def _look(layer: Layer, device: str) -> Look:
     if failed is not None:
         raise _Failed(failed)
     if buffer := written.first():
+        kind = "buffer" if buffer in dict(module.named_buffers()) else "parameter"
         raise ValueError(
-            f"buffer {layer.state.get(buffer, buffer)!r} of layer {layer.index} is written in "
+            f"{kind} {layer.state.get(buffer, buffer)!r} of layer {layer.index} is written in "
             "forward passes, and this would not be the training of the module: passes are "
             "repeated, and parts of a batch are on several ranks. The statistics of BatchNorm are "
             "what is kept"
@@ -191,19 +193,19 @@ def _follows_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 class _Written:
-    """Buffers of these names, and what they were."""
+    """Buffers and parameters of these names, and what they were."""
 
     def __init__(self, module: nn.Module, names: Container[str]) -> None:
         self._module = module
         self._before = {
             name: (buffer, buffer._version)
-            for name, buffer in module.named_buffers()
+            for name, buffer in local_tensors(module).items()
             if name in names
         }
 
     def first(self) -> str | None:
         """The name of one that was written since, or put in another's place."""
-        now = dict(self._module.named_buffers())
+        now = local_tensors(self._module)
         for name, (buffer, version) in self._before.items():
             if now.get(name) is not buffer or buffer._version != version:
                 return name

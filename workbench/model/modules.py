@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.model.decompose import UNREAD, Layer
 from workbench.model.dropout import seeded
+from workbench.model.frozen import held
 from workbench.model.keyed import OnceNorm, running
 from workbench.model.keys import key
 from workbench.model.look import Look, look_at
@@ -30,11 +31,18 @@ class Decomposed(LayeredModel):
     """
 
     def __init__(
-        self, layers: list[Layer], initialize: Initialize, *, hidden: int, vocab: int, max_seq: int
+        self,
+        layers: list[Layer],
+        initialize: Initialize,
+        *,
+        hidden: int,
+        vocab: int,
+        max_seq: int,
+        frozen: Collection[str] = (),
     ) -> None:
-        """`layers` end with the loss. Raises ValueError for parameters that are not trained or that
-        no layer reads: every method here trains all of them; and for what no method here can do
-        exactly."""
+        """`layers` end with the loss; `frozen` are names of what is not trained (frozen.py), which
+        asks for gradients like the rest. Raises ValueError for parameters that ask for none or that
+        no layer reads, and for what no method here can do exactly."""
         self._units, self._initialize = layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
@@ -54,6 +62,10 @@ class Decomposed(LayeredModel):
 
         self.output: Any = None
         """What the model puts out for two samples, on the meta device."""
+        self._frozen = [
+            tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
+            for layer in layers
+        ]
         self._looks = self._look_at_kinds()
 
     def skeleton(self, unit: int) -> nn.Module:
@@ -117,11 +129,15 @@ class Decomposed(LayeredModel):
         """Run a unit; what it takes and puts out is its `boundary`, of the last one the loss."""
         inputs = x if isinstance(x, tuple) else (x,)
         module.train(ctx.training)
-        with running(ctx), self._drawing(unit, inputs[0].device, ctx):
+        drawing, frozen = self._drawing(unit, inputs[0].device, ctx), self._frozen[unit]
+        with running(ctx), drawing, held(module, frozen):
             if unit == self.head:
                 return module(*inputs, targets=targets)[0].float()
             made = module(*inputs)
         return made if len(made) > 1 else made[0]
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        return local_name not in self._frozen[unit] and super().decays(unit, local_name)
 
     def _drawing(
         self, unit: int, device: torch.device, ctx: Context
@@ -151,7 +167,7 @@ class Decomposed(LayeredModel):
         first: dict[Any, str] = {}
         kinds = []
         for layer in self._units:
-            signature = _signature(layer)
+            signature = _signature(layer), self._frozen[layer.index]
             if signature not in first:  # a module that is called twice may see other shapes then
                 taken = layer.name in first.values()
                 first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
@@ -178,6 +194,10 @@ class Decomposed(LayeredModel):
             if layer.index == self.head:
                 self.output = layer.module.restore(found[kind].outputs)
         return found
+
+
+def _parameters(layer: Layer) -> list[str]:
+    return [name for name, _ in layer.module.named_parameters(remove_duplicate=False)]
 
 
 def _word(dtype: torch.dtype) -> str:
