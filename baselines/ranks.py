@@ -23,8 +23,7 @@ import torch
 from baselines import stuck
 from workbench.methods.harmony.causes import NOTICE_S, first_cause
 from workbench.methods.harmony.crew import RankFailed
-from workbench.methods.train import load_batches, resolve_device
-from workbench.model import make_model
+from workbench.methods.train import check_data, resolve_device
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
@@ -53,7 +52,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     with the rank's number in the message.
     """
     device = resolve_device(spec.device).type
-    load_batches(spec, make_model(spec.model), folder / "cache")  # so that no two ranks tokenize
+    check_data(spec, report, folder)
     crew = _Crew(work, spec.with_(device=device), folder / "ranks")
     try:
         crew.run(report)

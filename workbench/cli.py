@@ -195,12 +195,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _print_plans(answers: list[Any], best: Any) -> None:
-    from workbench.runs.progress import format_seconds
+    from workbench.runs.progress import describe_model, format_seconds
     from workbench.units import format_bytes
 
     spec = best.spec
     print(
-        f"{spec.model.layers} layers x {spec.model.hidden}, batch {spec.batch}, on {best.hardware} "
+        f"{describe_model(spec.model)}, batch {spec.batch}, on {best.hardware} "
         f"({best.source} costs)"
     )
     for each in answers:

@@ -23,7 +23,7 @@ from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, micro_batches, named_units, now_s
 from baselines.states import ModuleHolder, masters_by_unit
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.methods.train import DTYPES, load_batches, resolve_device, tell_of
 from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
@@ -43,6 +43,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what plain training does not have, OutOfMemory past the device's budget.
     """
     run = Training(spec, report, folder)
+    tell_of(run.model, spec, report)
     run.run()
     return run.outcome()
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from baselines.plain.run import Training
+from tests.methods import chain
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
@@ -197,6 +198,63 @@ def test_modules_that_are_used_again_train_as_they_do_undivided(made, mode, tmp_
     packs = packs_for(spec, mode=mode, backward=backward, forward=backward[:-1])
     with crew_for(packs, spec, tmp_path) as crew:
         assert_follows(whole, crew)
+
+
+@pytest.mark.parametrize("made", ["net", "buffered"])
+def test_the_first_step_is_of_what_the_function_makes(made, tmp_path):
+    """Units are made one at a time: made at once, the function's draws would mix. Blocks that are
+    unlike each other in what nobody prints of them run as themselves, whose memory
+    ever they take."""
+    family = f"tests.methods.chain:{made}"
+    model = ModelSpec(family=family, layers=8, hidden=64, heads=1, seq=8, vocab=300, tied=False)
+    spec = spec_for(model=model, batch=4, steps=1, seed=3, lr=1e-9, min_lr=1e-9)
+    torch.manual_seed(spec.seed)
+    net = getattr(chain, made)(model)
+    ids, targets = load_batches(spec, make_model(model)).batch(0)
+    expected = F.cross_entropy(net(ids).flatten(0, -2), targets.flatten())
+    with crew_for(packs_for(spec), spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert crew.history.losses == pytest.approx([float(expected.detach())], rel=LOSS_TOLERANCE)
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        for name, value in net.named_parameters():
+            worst = float((found[name] - value.detach()).abs().max())
+            assert worst <= 10 * spec.lr, name
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_what_asks_for_no_gradient_stays_and_the_rest_trains_as_beside_it(mode, tmp_path):
+    """It has no part in the norm, and does not decay."""
+    family = "tests.methods.chain:frozen"
+    model = ModelSpec(family=family, layers=8, hidden=16, heads=1, seq=8, vocab=300, tied=False)
+    spec = spec_for(model=model, batch=4, steps=4, seed=3, clip=0.1)
+    torch.manual_seed(spec.seed)
+    net = chain.frozen(model)
+    first = {name: value.clone() for name, value in net.named_parameters()}
+    trained = [value for value in net.parameters() if value.requires_grad]
+    groups = [
+        {"params": [p for p in trained if (p.dim() > 1) == decays], "weight_decay": decay}
+        for decays, decay in ((True, spec.weight_decay), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    batches, losses = load_batches(spec, make_model(model)), []
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.zero_grad()
+        ids, targets = batches.batch(step)
+        loss = F.cross_entropy(net(ids).flatten(0, -2), targets.flatten())
+        loss.backward()
+        losses.append(float(loss.detach()))
+        assert float(torch.nn.utils.clip_grad_norm_(trained, spec.clip)) > spec.clip
+        optimizer.step()
+    with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        for name, value in net.named_parameters():
+            worst = float((found[name] - value.detach()).abs().max())
+            assert worst <= PARAMETER_TOLERANCE, name
+            assert torch.equal(found[name], first[name]) != value.requires_grad, name
 
 
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):

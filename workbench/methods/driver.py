@@ -7,8 +7,7 @@ from pathlib import Path
 
 from workbench.methods.history import check_start
 from workbench.methods.plan import Plan
-from workbench.methods.train import load_batches, train_planned
-from workbench.model import make_model
+from workbench.methods.train import check_data, train_planned
 from workbench.profile.profile import Profile
 from workbench.profile.store import profile_for
 from workbench.runs.record import Outcome
@@ -29,7 +28,7 @@ def train_with(
     `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
     """
     # A text that is not there should be said before minutes of measuring, not after.
-    load_batches(spec, make_model(spec.model), folder / "cache")
+    check_data(spec, report, folder)
     check_start(spec, folder)
     report.phase("profiling")
     profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))

@@ -65,6 +65,21 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
     return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
 
 
+def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
+    """Make the model and read the data before anything takes long, and so that of several ranks no
+    two tokenize. Raises ValueError for what is wrong with either."""
+    model = make_model(spec.model)
+    tell_of(model, spec, report)
+    load_batches(spec, model, folder / "cache")
+
+
+def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
+    """What a user's own module came apart into, which its spec does not say."""
+    if spec.model.custom:
+        count = model.parameters_count()
+        report.phase(f"{spec.model.family}: {model.num_units} layers, {count:,} parameters")
+
+
 class Training:
     """A run in progress: model, memory, engine and executor under one plan."""
 

@@ -9,6 +9,15 @@ anything else with a length and an index. The loss is the mean cross entropy, or
 are no whole numbers the mean squared error, of the one tensor that the module puts out, or of the
 ``logits`` among several. Labels of -100 are left out; every sample needs as many others.
 
+Code that stands between a module's submodules is followed, call by call; a submodule without
+children is run as it is. So code that cannot be followed, such as a switch of autocast, goes into
+one, or the function gives a list, whose modules are all run as they are. Nowhere may values decide
+what is called or how much there is (``x[x > 0]``): ``torch.where`` and masks choose. What is made
+without naming a device is made where the layer runs.
+
+A parameter that asks for no gradient is not trained, and has no part in the norm that gradients are
+clipped by.
+
 Buffers are what they are after seed 0, whatever the seed of the run. Modules that write theirs in
 forward passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
 

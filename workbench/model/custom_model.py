@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
 from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
-from workbench.model.decompose import Layer, decompose, from_list
+from workbench.model.decompose import Layer, Undecomposed, decompose, from_list
+from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed, unkeyed
 from workbench.model.modules import Decomposed
 from workbench.model.spec import ModelSpec
@@ -65,12 +66,16 @@ def make_layered(spec: ModelSpec) -> Decomposed:
     """The layered model of a spec; it holds no weights, but for what else a module computed."""
     made = make(spec, 0)
     module = make_keyed(made.module.train())
+    frozen = thaw(module)
     *inputs, targets = _rows(spec, made, EXAMPLE)
     with unkeyed():
-        if made.listed:
-            layers = from_list([*module], tuple(inputs), criterion=loss)
-        else:
-            layers = decompose(module, tuple(inputs), criterion=loss)
+        try:
+            if made.listed:
+                layers = from_list([*module], tuple(inputs), criterion=loss)
+            else:
+                layers = decompose(module, tuple(inputs), criterion=loss)
+        except Undecomposed as error:
+            raise ValueError(f"{error.reason}{_advice(made, error)}") from error
     if len(layers) < 2:
         raise ValueError(
             f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"
@@ -82,6 +87,7 @@ def make_layered(spec: ModelSpec) -> Decomposed:
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
+        frozen=frozen,
     )
     model.classes = classes_of(model.output, targets, spec.family)
     return model
@@ -151,6 +157,22 @@ def _empty(layers: list[Layer]) -> None:
                 left = nn.Parameter(bare, requires_grad=parameter.requires_grad)
                 there[id(parameter)] = parameter, left
             set_parameter(layer.module, name, there[id(parameter)][1])
+
+
+def _advice(made: Made, error: Undecomposed) -> str:
+    """What who wrote the function can do; of a list, each module runs as it is."""
+    if error.asks:
+        return (
+            "; values must not decide what is called or how much there is: choose with torch.where "
+            "or a mask"
+        )
+    if made.listed:
+        return ""
+    only = "if the module runs by itself, " if error.failed else ""
+    return (
+        f"; {only}put that code into a submodule, which is run as it is, or return a list of "
+        "modules that are called one after another"
+    )
 
 
 def _kind(value: object) -> str:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.flop_counter import FlopCounterMode
 
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.model.decompose import UNREAD, Layer
-from workbench.model.decompose.record import Dice
 from workbench.model.dropout import seeded
+from workbench.model.frozen import held
 from workbench.model.keyed import OnceNorm, running
 from workbench.model.keys import key
+from workbench.model.look import Look, look_at
 
 Initialize = Callable[[nn.Module, int, int], None]
 """Writes initial weights into a layer, of a number, for a seed."""
@@ -31,11 +31,18 @@ class Decomposed(LayeredModel):
     """
 
     def __init__(
-        self, layers: list[Layer], initialize: Initialize, *, hidden: int, vocab: int, max_seq: int
+        self,
+        layers: list[Layer],
+        initialize: Initialize,
+        *,
+        hidden: int,
+        vocab: int,
+        max_seq: int,
+        frozen: Collection[str] = (),
     ) -> None:
-        """`layers` end with the loss. Raises ValueError for parameters that are not trained or that
-        no layer reads: every method here trains all of them; and for what no method here can do
-        exactly."""
+        """`layers` end with the loss; `frozen` are names of what is not trained (frozen.py), which
+        asks for gradients like the rest. Raises ValueError for parameters that ask for none or that
+        no layer reads, and for what no method here can do exactly."""
         self._units, self._initialize = layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
@@ -55,6 +62,10 @@ class Decomposed(LayeredModel):
 
         self.output: Any = None
         """What the model puts out for two samples, on the meta device."""
+        self._frozen = [
+            tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
+            for layer in layers
+        ]
         self._looks = self._look_at_kinds()
 
     def skeleton(self, unit: int) -> nn.Module:
@@ -118,11 +129,15 @@ class Decomposed(LayeredModel):
         """Run a unit; what it takes and puts out is its `boundary`, of the last one the loss."""
         inputs = x if isinstance(x, tuple) else (x,)
         module.train(ctx.training)
-        with running(ctx), self._drawing(unit, inputs[0].device, ctx):
+        drawing, frozen = self._drawing(unit, inputs[0].device, ctx), self._frozen[unit]
+        with running(ctx), drawing, held(module, frozen):
             if unit == self.head:
                 return module(*inputs, targets=targets)[0].float()
             made = module(*inputs)
         return made if len(made) > 1 else made[0]
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        return local_name not in self._frozen[unit] and super().decays(unit, local_name)
 
     def _drawing(
         self, unit: int, device: torch.device, ctx: Context
@@ -152,7 +167,7 @@ class Decomposed(LayeredModel):
         first: dict[Any, str] = {}
         kinds = []
         for layer in self._units:
-            signature = _signature(layer)
+            signature = _signature(layer), self._frozen[layer.index]
             if signature not in first:  # a module that is called twice may see other shapes then
                 taken = layer.name in first.values()
                 first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
@@ -162,82 +177,27 @@ class Decomposed(LayeredModel):
     def flops(self, unit: int, batch: int, seq: int) -> float:
         return batch * self._looks[self.kind(unit)].flops
 
-    def _look_at_kinds(self) -> dict[str, _Look]:
-        """What kinds of units do, seen on the meta device. Not left for later: what is made
+    def bare_device(self, unit: int) -> str:
+        """Where a unit runs without the data's values: ``meta``, or ``cpu`` if it needs some."""
+        return self._looks[self.kind(unit)].device
+
+    def _look_at_kinds(self) -> dict[str, Look]:
+        """What kinds of units do, seen without weights. Not left for later: what is made
         meanwhile would be counted as memory of a pass."""
-        found: dict[str, _Look] = {}
-        nothing_dropped = Context(seed=0, step=0, unit=0, samples=(0, 1), training=False)
+        found: dict[str, Look] = {}
+        at_home: dict[str, bool] = {}
         for layer in self._units:
-            if (kind := self.kind(layer.index)) in found:
-                continue
-            counter, dice = FlopCounterMode(display=False), Dice()
-            with unset_fake_temporarily(), torch.no_grad(), running(nothing_dropped):
-                module = copy.deepcopy(layer.module).to("meta").train()
-                module.criterion = None
-                inputs = [
-                    torch.empty(value.full_shape(2), dtype=value.dtype, device="meta")
-                    for value in layer.inputs
-                ]
-                written = _Written(module, layer.state)  # others are caches
-                with counter, dice:
-                    made = _run(module, inputs, layer)
-            if buffer := written.first():
-                raise ValueError(
-                    f"buffer {layer.state.get(buffer, buffer)!r} of layer {layer.index} is written "
-                    "in forward passes, and this would not be the training of the module: passes "
-                    "are repeated, and parts of a batch are on several ranks. The statistics of "
-                    "BatchNorm are what is kept"
-                )
+            kind = self.kind(layer.index)
+            if kind not in found:
+                found[kind], at_home[kind] = look_at(layer), layer.module.plan.at_home
+            layer.module.plan.at_home = at_home[kind]
             if layer.index == self.head:
-                self.output = module.restore(made)
-            found[kind] = _Look(max(1.0, counter.get_total_flops() / 2), dice.thrown)
+                self.output = layer.module.restore(found[kind].outputs)
         return found
 
 
-def _run(module: nn.Module, inputs: list[Tensor], layer: Layer) -> tuple[Tensor, ...]:
-    """What a layer makes of inputs on the meta device. Raises ValueError where that cannot be
-    known."""
-    try:
-        return module(*inputs)
-    except RuntimeError as error:
-        bare = [
-            f"{type(part).__name__}.{name}"
-            for child in module.children()
-            for part in child.modules()
-            for name, value in vars(part).items()
-            if isinstance(value, Tensor)
-        ]
-        why = f"it asks for values, which are not known before it runs ({error})"
-        if bare:
-            why = f"{bare[0]} is a tensor that does not move with its module; make it a buffer"
-        raise ValueError(f"layer {layer.index}, {layer.name!r}: {why}") from error
-
-
-class _Written:
-    """Buffers of these names, and what they were."""
-
-    def __init__(self, module: nn.Module, names: Container[str]) -> None:
-        self._module = module
-        self._before = {
-            name: (buffer, buffer._version)
-            for name, buffer in module.named_buffers()
-            if name in names
-        }
-
-    def first(self) -> str | None:
-        """The name of one that was written since, or put in another's place."""
-        now = dict(self._module.named_buffers())
-        for name, (buffer, version) in self._before.items():
-            if now.get(name) is not buffer or buffer._version != version:
-                return name
-        return None
-
-
-class _Look(NamedTuple):
-    flops: float
-    """Of one sample."""
-    draws: bool
-    """Whether it draws random numbers otherwise than by keyed dropout."""
+def _parameters(layer: Layer) -> list[str]:
+    return [name for name, _ in layer.module.named_parameters(remove_duplicate=False)]
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -255,6 +215,12 @@ def _signature(layer: Layer) -> Any:
         (call.target if callable(call.target) else layer.module.slots[call.target], call.results)
         for call in plan.calls
     ]
+    chances = [  # such as how much a block drops, which may be nothing: it draws nothing then
+        (path, name, value)
+        for path, part in layer.module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, float | bool)
+    ]
     inputs = [(v.shape, v.dtype, v.differentiable) for v in layer.inputs]
     outputs = [(v.shape, v.dtype, v.differentiable) for v in layer.outputs]
-    return str((own, children, [(str(t), len(r)) for t, r in calls], inputs, outputs))
+    return str((own, children, chances, [(str(t), len(r)) for t, r in calls], inputs, outputs))

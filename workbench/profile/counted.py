@@ -116,8 +116,9 @@ def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int
 
 
 def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
-    """What the backward pass of a unit needs of its forward pass, counted on the meta device."""
-    module = model.build(unit, seed=0, device="meta")
+    """What the backward pass of a unit needs of its forward pass, counted on the meta device if it
+    runs there."""
+    module = model.build(unit, seed=0, device=model.bare_device(unit))
     inputs, targets = _taken(model, spec, unit)
     given = {t.untyped_storage()._cdata for t in (*inputs, *module.parameters())}
     saved: dict[int, int] = {}
@@ -140,13 +141,14 @@ def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
 
 
 def _taken(model: Decomposed, spec: ModelSpec, unit: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A unit's inputs and the model's targets, without values."""
-    *first, targets = (tensor.to("meta") for tensor in blank_rows(spec, EXAMPLE))
+    """A unit's inputs and the model's targets, without values or with none that matter."""
+    device = model.bare_device(unit)
+    *first, targets = (tensor.to(device) for tensor in blank_rows(spec, EXAMPLE))
     if unit == 0:
         return tuple(first), targets
     later = (
-        torch.empty(
-            part.full_shape(EXAMPLE), dtype=part.dtype or torch.float32, device="meta"
+        torch.zeros(
+            part.full_shape(EXAMPLE), dtype=part.dtype or torch.float32, device=device
         ).requires_grad_(part.differentiable)
         for part in model.boundary(unit, spec.seq)
     )

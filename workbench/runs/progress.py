@@ -11,6 +11,7 @@ import time
 from statistics import median
 from typing import TextIO
 
+from workbench.model.spec import ModelSpec
 from workbench.runs.events import Event
 from workbench.runs.record import RunRecord, steady_step_seconds
 from workbench.runs.spec import RunSpec
@@ -40,10 +41,16 @@ def format_seconds(seconds: float) -> str:
 def describe_spec(spec: RunSpec) -> str:
     """One line: method, size, batch, steps."""
     model = spec.model
+    sequence = "" if model.custom else f"sequence {model.seq}, "
     return (
-        f"{spec.method}: {model.layers} layers x {model.hidden}, batch {spec.batch}, "
-        f"sequence {model.seq}, {spec.steps} steps, {spec.dtype} on {spec.device}"
+        f"{spec.method}: {describe_model(model)}, batch {spec.batch}, {sequence}"
+        f"{spec.steps} steps, {spec.dtype} on {spec.device}"
     )
+
+
+def describe_model(model: ModelSpec) -> str:
+    """Its size; of a user's own, whose numbers mean what its function takes them for, the name."""
+    return model.family if model.custom else f"{model.layers} layers x {model.hidden}"
 
 
 def describe_record(record: RunRecord) -> str:

@@ -2,10 +2,11 @@
 
 import doctest
 import io
+from dataclasses import replace
 
 from workbench.runs import progress
 from workbench.runs.overrides import make_spec
-from workbench.runs.progress import Progress, describe_record
+from workbench.runs.progress import Progress, describe_record, describe_spec
 from workbench.runs.record import RunRecord
 
 SPEC = make_spec({"method": "l2l", "layers": 4, "steps": 3})
@@ -61,6 +62,14 @@ def test_a_pipe_gets_whole_lines_and_not_one_a_step() -> None:
         shown.on_event(step(index))
 
     assert stream.getvalue() == "l2l\nstep 3/3, loss 0.0000, 0.5 s a step\n"
+
+
+def test_a_run_begins_with_what_is_true_of_its_model() -> None:
+    """A function may take the numbers of a spec for anything."""
+    spec = SPEC.with_(model=replace(SPEC.model, family="own.nets:net"))
+    size = f"{spec.model.layers} layers x {spec.model.hidden}"
+    assert describe_spec(SPEC).startswith(f"l2l: {size}, batch {SPEC.batch}, sequence ")
+    assert describe_spec(spec).startswith(f"l2l: own.nets:net, batch {spec.batch}, 3 steps, ")
 
 
 def test_one_line_says_how_it_ended() -> None:

@@ -16,8 +16,7 @@ from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.history import check_start
 from workbench.methods.plan import DoesNotFit, Plan
-from workbench.methods.train import load_batches, told_of, write_timeline
-from workbench.model import make_model
+from workbench.methods.train import check_data, told_of, write_timeline
 from workbench.profile.limits import limits_for
 from workbench.profile.probe import NoRoom
 from workbench.profile.profile import Profile
@@ -51,7 +50,7 @@ def train_planned(
     planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str
 ) -> Outcome:
     """The same with the plans of another method whose layers visit from shared host memory."""
-    load_batches(spec, make_model(spec.model), folder / "cache")
+    check_data(spec, report, folder)
     planner.check(spec, mode)
     check_start(spec, folder)
     report.phase("profiling")

@@ -19,10 +19,20 @@ from torch import Tensor, nn
 from workbench.model.decompose.blocks import choose, has_weights
 from workbench.model.decompose.cut import Piece, cut
 from workbench.model.decompose.layer import Layer, Value, gather, local_tensors, run, scatter
-from workbench.model.decompose.probe import record
+from workbench.model.decompose.probe import Undecomposed, record
 from workbench.model.decompose.program import Program, State
 
-__all__ = ["UNREAD", "Layer", "Value", "decompose", "from_list", "gather", "run", "scatter"]
+__all__ = [
+    "UNREAD",
+    "Layer",
+    "Undecomposed",
+    "Value",
+    "decompose",
+    "from_list",
+    "gather",
+    "run",
+    "scatter",
+]
 
 UNREAD = " unread"
 """Ends the key of a slot whose tensor no layer reads under that name: its path stands before it."""

@@ -21,13 +21,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.merge import BATCHES, add_modes, merged, of_batch
 from workbench.model.decompose.program import build, flatten, labels
 from workbench.model.decompose.record import Overwritten, Recorder, Refusal, Trace, storage_of
+
+ASKS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class Undecomposed(ValueError):
+    """A model's calls cannot be found: `reason`, and what who calls `decompose` can do."""
+
+    def __init__(self, reason: str, error: Exception) -> None:
+        super().__init__(
+            f"{reason}; name the modules to keep whole in `layers`, or give all modules in order "
+            "to `from_list`"
+        )
+        self.reason = reason
+        self.asks = isinstance(error, ASKS)
+        """Whether it asks for values of tensors."""
+        self.failed = not self.asks and not isinstance(error, Refusal)
+        """Whether the model's own code failed; it may fail on tensors without values only."""
 
 
 def record(
@@ -55,7 +77,7 @@ def record(
             path, place = _place(error, runner.opened if runner else {})
             inside = [block for block in blocks if block.startswith(f"{path}.")]
             if not (grow and path and 2 * len(inside) <= len(blocks)):
-                raise ValueError(_sentence(model, place, error)) from error
+                raise Undecomposed(_sentence(model, place, error), error) from error
             blocks.add(path)
 
 
@@ -264,7 +286,4 @@ def _sentence(model: nn.Module, place: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
     if not isinstance(error, Refusal):
         reason = f"{type(error).__name__}: {reason}"
-    return (
-        f"{type(model).__name__} cannot be decomposed: {place}{reason}; name the modules to keep "
-        "whole in `layers`, or give all modules in order to `from_list`"
-    )
+    return f"{type(model).__name__} cannot be decomposed: {place}{reason}"

@@ -226,6 +226,8 @@ class Plan:
     """The one value of `training` the program is right for; None when it is right for both."""
     output: tuple[Form, tuple[Any, ...]] | None = None
     """Structure of the model's output and its leaves; the last layer puts out the tensors of it."""
+    at_home: bool = False
+    """Whether what submodules make without naming a device is to be made on the layer's."""
     drops: list[list[int]] = field(init=False)
     """After each call, what is not needed any more."""
 
@@ -282,6 +284,16 @@ class Program(nn.Module):
         place, dim, rows = plan.batch_from
         values = dict(zip(plan.takes, inputs, strict=True))
         frame = Frame(self, values, inputs[place].shape[dim] // rows, inputs[place].device)
+        with frame.device if plan.at_home else nullcontext():
+            self._call_all(frame)
+        out = tuple(_filled(leaf, frame) for leaf in plan.gives)
+        if self.criterion is not None:
+            return (self.criterion(self.restore(out), targets),)
+        return out
+
+    def _call_all(self, frame: Frame) -> None:
+        """Fill `frame.values` with what the calls put out, as long as it is needed."""
+        plan, values = self.plan, frame.values
         for call, drops in zip(plan.calls, plan.drops, strict=True):
             args, kwargs = build(call.form, [_filled(leaf, frame) for leaf in call.leaves])
             target = call.target
@@ -298,10 +310,6 @@ class Program(nn.Module):
             values.update(zip(call.results, made, strict=True))
             for number in drops:
                 values.pop(number, None)
-        out = tuple(_filled(leaf, frame) for leaf in plan.gives)
-        if self.criterion is not None:
-            return (self.criterion(self.restore(out), targets),)
-        return out
 
     def restore(self, outputs: tuple[Tensor, ...]) -> Any:
         """The model's output, such as a dictionary, from the tensors in it."""

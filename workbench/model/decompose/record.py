@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.decompose.program import (
@@ -155,6 +156,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "__set__":
             raise Refusal(f"it sets {func.__self__.__name__!r} of a tensor")
+        if func in _device_constructors() and (kwargs or {}).get("device") is None:
+            kwargs = {**(kwargs or {}), "device": torch.device("cpu")}  # wherever the layer runs
         return self.call(func, func, args, kwargs or {})
 
     def call(
