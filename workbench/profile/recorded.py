@@ -20,6 +20,7 @@ from workbench.runtime.device_budget import device_meter
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.storage import Flat
 from workbench.runtime.template import Template
+from workbench.runtime.tiers import OutOfMemory
 
 WARM_UP, TIMES = 3, 20
 """Rounds of all three passes."""
@@ -43,7 +44,7 @@ def with_recorded(
         try:
             shape = (microbatch, seq, model.hidden)
             seconds = _seconds(model, unit, shape, dtype, device, compiled=compiled)
-        except torch.OutOfMemoryError:
+        except (OutOfMemory, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
     forward, recompute, backward = seconds
     return replace(

@@ -10,13 +10,15 @@ import torch
 
 from workbench.model import ModelSpec, make_model
 from workbench.model.families import blank_rows
-from workbench.profile import kinds
+from workbench.profile import kinds, recorded
 from workbench.profile.measure import measure
-from workbench.profile.profile import Hardware
+from workbench.profile.profile import RECORDED_BELOW_S, Hardware, UnitCost
+from workbench.runtime.tiers import OutOfMemory
 
 BERT = ModelSpec(family="bert", layers=3, hidden=64, heads=4, seq=32, vocab=300)
 VGG = ModelSpec(family="vgg", layers=5, hidden=8, heads=4, seq=32, vocab=10)
 RESNET = ModelSpec(family="resnet", layers=4, hidden=16, heads=4, seq=32, vocab=10)
+FULL = OutOfMemory(tier="device", what="a tensor", asked=1, in_use=1, budget=1)
 
 
 def test_a_timing_waits_for_the_device_that_the_layer_is_on(monkeypatch):
@@ -41,6 +43,24 @@ def test_costs_on_a_gpu(spec):
         assert cost.backward_s > 0
         assert cost.input_bytes == host[kind].input_bytes
         assert cost.parameters == host[kind].parameters
+
+
+@pytest.mark.parametrize("wrong", [torch.OutOfMemoryError(), FULL])
+def test_passes_without_room_for_recordings_take_what_they_take_when_launched(monkeypatch, wrong):
+    def full(*_: object, **__: object) -> None:
+        raise wrong
+
+    monkeypatch.setattr(recorded, "_seconds", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    settings = {"microbatch": 1, "seq": 8, "dtype": torch.float32, "compiled": False}
+    model = make_model(ModelSpec(layers=2, hidden=32, heads=4, seq=8, vocab=64))
+    cost = UnitCost(kind="block", parameters=1, forward_s=1e-4, recompute_s=2e-4, backward_s=3e-4)
+    found = recorded.with_recorded(cost, model, 1, device=torch.device("cuda"), **settings)
+    assert found.as_recorded().backward_s == found.recorded_backward_s == 3e-4
+    long = replace(cost, forward_s=RECORDED_BELOW_S)
+    found = recorded.with_recorded(long, model, 1, device=torch.device("cuda"), **settings)
+    assert found.recorded_forward_s == RECORDED_BELOW_S
+    assert cost.as_recorded() == cost
 
 
 @pytest.mark.gpu
