@@ -61,6 +61,14 @@ def test_a_table_formats_numbers_and_leaves_gaps_empty() -> None:
     assert (number(3.0), number(1234.5678)) == ("3", "1235")
 
 
+def test_numbers_are_formatted_in_columns_that_hold_objects_too() -> None:
+    frame = pd.DataFrame({"ratio": [1.74089709762533, None], "words": ["a", 2.5]}, dtype=object)
+    text = str(table(frame))
+    assert ">1.741<" in text
+    assert "1.7408" not in text
+    assert ">2.5<" in text
+
+
 def test_a_cell_may_be_markup() -> None:
     def cell(name: str, value: object) -> Html | None:
         return tag("b", value) if name == "word" else None

@@ -156,7 +156,7 @@ def _head(
     others += ["explained"] if size == "paper" else []
     links += [tag("a", name, href=f"#{name}") for name in (*others, "provenance")]
     return [
-        tag("h1", "STRONGHOLD (SC'22) and its baselines: five exhibits, and three more"),
+        tag("h1", "STRONGHOLD (SC'22) and Harmony (VLDB'22) beside their baselines"),
         tag("p", f"Size {size}, {where}. {machine['processor']}, GPU: {machine['GPU']}. Report of "
             f"{now}, Workbench {__version__}.", class_="soft"),
         tag("p", "Hollow marks are published, hatched (in lines: half filled) simulated, filled "

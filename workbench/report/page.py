@@ -114,7 +114,9 @@ def drawing(figure: Figure, alt: str, caption: str = "") -> Html:
 def table(frame: pd.DataFrame, cell: Callable[[str, Any], Any] | None = None) -> Html:
     """A data frame without its index. `cell` may turn a (column, value) into markup."""
     numeric = {
-        name for name in frame.columns if pd.api.types.is_numeric_dtype(frame[name].dropna())
+        name
+        for name in frame.columns
+        if pd.api.types.is_numeric_dtype(frame[name].dropna().infer_objects())
     }
 
     def shown(name: str, value: Any) -> Html:
