@@ -140,7 +140,7 @@ def test_a_pace_knows_whether_passes_are_recorded():
 
 @pytest.mark.parametrize("recorded_below_s", [0.0, 1.0])
 def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
-    """Within 6 % on the mean of random packs, and hardly ever too little: a search that is told too
+    """Within 8 % on the mean of random packs, and hardly ever too little: a search that is told too
     little tries in vain."""
     off = []
     for seed in range(60):
@@ -157,6 +157,6 @@ def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
         proved = validate(least).peak_bytes
         lacking = room.spare(packs, 0)
         off += [-lacking[r] / proved[r][DEVICE] - 1 for r in range(packs.ranks)]
-    assert fmean(map(abs, off)) < 0.06
+    assert fmean(map(abs, off)) < 0.08
     assert min(off) > -0.1
-    assert max(off) < 0.35
+    assert max(off) < 0.6

@@ -44,6 +44,11 @@ class Setting:
     """Whether both passes divide the minibatch alike, where samples depend on their micro-batch."""
 
 
+_Top = tuple[int, int, int, int]
+"""What a layer needs when it is passed forward and backward, with all that those before it keep;
+and of gradients that its backward pass takes and makes."""
+
+
 class Room:
     """What packs of one model need, from running sums: thousands of them are asked for."""
 
@@ -60,7 +65,7 @@ class Room:
             together.setdefault(sizes.owner(unit), []).append(unit)
         self._together = {unit: tuple(group) for group in together.values() for unit in group}
         """Unit -> those that share weights with it, itself among them."""
-        self._inside: dict[tuple[int, bool], tuple[list[int], list[int]]] = {}
+        self._inside: dict[tuple[int, bool], tuple[list[int], list[_Top]]] = {}
         """By samples, and whether blocks are recorded: running sums of what layers keep for their
         backward passes, and those with what a layer's own passes need beside."""
         self._passing: dict[tuple[int, bool], list[int]] = {}
@@ -160,10 +165,11 @@ class Room:
         for before, task in waits.pairs():
             first, stop = task.units.start, task.units.stop
             inside = waits.between(before, task)
+            leaving = self._leaving(packs, before) if before.forward else 0
             if task.forward:
-                inside += max(passing[first:stop]) + self._leaving(packs, task)
+                inside += max(passing[first:stop]) + max(leaving, self._leaving(packs, task))
             else:
-                inside += max(tops[first:stop]) - ends[first] + waits.fetched(task)
+                inside += _highest(tops, first, stop) - ends[first] + leaving + waits.fetched(task)
             most = max(most, inside)
         always = self._sizes.library_bytes + self._sizes.token_bytes(packs.minibatch)
         return most + always + self._recordings.nbytes(packs, rank)
@@ -184,19 +190,24 @@ class Room:
             ]
         return costs
 
-    def _of(self, samples: int, recorded: bool) -> tuple[list[int], list[int]]:
+    def _of(self, samples: int, recorded: bool) -> tuple[list[int], list[_Top]]:
         of = samples, recorded
         if of not in self._inside:
             costs = self._costs(*of)
             ends = [0, *accumulate(cost.kept_bytes + cost.input_bytes for cost in costs)]
             visits = [*map(self._sizes.visit_bytes, range(self._units))]
-            if recorded:  # whose gradients are in the making there, too
-                visits[1:-1] = [0] * len(visits[1:-1])
+            made = [cost.input_bytes for cost in costs]
+            taken = [cost.output_bytes for cost in costs]
+            if recorded:  # their gradients are in the making there, too
+                for column in (visits, made, taken):
+                    column[1:-1] = [0] * len(column[1:-1])
             # A pass there and back: what later layers kept is gone when an earlier one needs most.
             tops = [
-                end + max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes + visit)
-                for end, cost, visit in zip(ends[1:], costs, visits, strict=True)
-            ]
+                (end + cost.recompute_scratch_bytes,
+                 end + cost.backward_scratch_bytes + visit, above, below)
+                for end, cost, visit, above, below in
+                zip(ends[1:], costs, visits, taken, made, strict=True)
+            ]  # fmt: skip
             self._inside[of] = ends, tops
         return self._inside[of]
 
@@ -219,6 +230,14 @@ class Room:
                 cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in self._costs(*of)
             ]
         return self._passing[of]
+
+
+def _highest(tops: list[_Top], first: int, stop: int) -> int:
+    """The most that any layer's passes need; gradients at the ends of a pack lie between tasks."""
+    return max(
+        max(forth, back + above * (unit + 1 < stop) + below * (unit > first))
+        for unit, (forth, back, above, below) in enumerate(tops[first:stop], first)
+    )
 
 
 class _Waits:
