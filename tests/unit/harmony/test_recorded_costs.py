@@ -12,6 +12,7 @@ from tests.unit.harmony.made_up import Layers, drawn, mirrored
 from tests.unit.harmony.test_search import SERVER, SETTING
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.packs import PP
 from workbench.methods.harmony.room import Room
 from workbench.methods.harmony.search import Found, outlook, scheduled, search
 from workbench.methods.harmony.server import ServerCosts, records
@@ -140,7 +141,7 @@ def test_a_pace_knows_whether_passes_are_recorded():
 
 @pytest.mark.parametrize("recorded_below_s", [0.0, 1.0])
 def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
-    """Within 8 % on the mean of random packs, and hardly ever too little: a search that is told too
+    """Within 6 % on the mean of random packs, and hardly ever too little: a search that is told too
     little tries in vain."""
     off = []
     for seed in range(60):
@@ -156,7 +157,9 @@ def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
         least = scheduled(packs, setting, layers, room)  # its rings are as small as can be
         proved = validate(least).peak_bytes
         lacking = room.spare(packs, 0)
-        off += [-lacking[r] / proved[r][DEVICE] - 1 for r in range(packs.ranks)]
-    assert fmean(map(abs, off)) < 0.08
+        # What is foreseen of replicas is that of the first, which has most samples.
+        ranks = range(packs.ranks if packs.mode == PP else 1)
+        off += [-lacking[r] / proved[r][DEVICE] - 1 for r in ranks]
+    assert fmean(map(abs, off)) < 0.06
     assert min(off) > -0.1
-    assert max(off) < 0.6
+    assert max(off) < 0.25

@@ -218,7 +218,7 @@ class Room:
         starts = starts[
             bisect_right(starts, task.units.start) : bisect_left(starts, task.units.stop)
         ]
-        largest = max((self._sizes.input_bytes(u, packs.forward_size) for u in starts), default=0)
+        largest = max((self._sizes.input_bytes(u, _largest(task)) for u in starts), default=0)
         return AHEAD * largest
 
     def _forward_of(self, samples: int, recorded: bool) -> list[int]:
@@ -246,10 +246,10 @@ class _Waits:
     def __init__(self, packs: Packs, sizes: Sizes, rank: int) -> None:
         self._packs, self._sizes, self._tasks = packs, sizes, packs.tasks_of(rank)
         self._apart = packs.mode == PP and packs.ranks > 1
-        starts = [t.units.start for t in self._tasks if not (t.forward or t.fused)]
-        samples = packs.backward_size
-        self._stash = max((sizes.input_bytes(unit, samples) for unit in starts if unit), default=0)
-        self._inbox = max(map(self._came, self._tasks), default=0) if self._apart else 0
+        fetching = [task for task in self._tasks if not (task.forward or task.fused)]
+        self._stash = max((self._bytes(t.units.start, _largest(t)) for t in fetching), default=0)
+        received = (self._bytes(_into(task), _largest(task)) for task in self._tasks)
+        self._inbox = AHEAD * max(received, default=0) if self._apart else 0
 
     def pairs(self) -> Iterable[tuple[Task, Task]]:
         """Each task behind the one that the rank does before it."""
@@ -271,8 +271,7 @@ class _Waits:
         return (AHEAD if task.fused else AHEAD - 1) * self._stash
 
     def _came(self, task: Task) -> int:
-        first, end = task.micros[0]
-        return AHEAD * self._bytes(_into(task), end - first)
+        return self._bytes(_into(task), min(AHEAD * _largest(task), self._whole(task)))
 
     def _made(self, task: Task) -> int:
         return self._bytes(_out(task), self._whole(task))
@@ -283,6 +282,12 @@ class _Waits:
     def _bytes(self, unit: int, samples: int) -> int:
         """Of what flows into a unit; tokens come another way."""
         return self._sizes.input_bytes(unit, samples) if 0 < unit < self._packs.num_units else 0
+
+
+def _largest(task: Task) -> int:
+    """Samples of its largest micro-batch."""
+    first, end = task.micros[0]
+    return end - first
 
 
 def _into(task: Task) -> int:
