@@ -24,7 +24,7 @@ from workbench.runtime.pack_engine import PackEngine
 from workbench.runtime.shared import SharedHost
 from workbench.runtime.statistics import statistics_file
 from workbench.runtime.storage import Flat
-from workbench.runtime.threads import available_cores
+from workbench.runtime.threads import update_threads
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
@@ -59,7 +59,7 @@ def host_updates(
         guesses=[action.unit for action in mine if action.turn == GUESS],
         stay=residents(schedule),
         clipped=any(action.kind is Kind.NORM for action in schedule.actions),
-        threads=max(1, available_cores() // schedule.num_ranks - (device.type == "cuda")),
+        threads=update_threads(device.type, schedule.num_ranks),
         polite=device.type == "cuda",
     )
 

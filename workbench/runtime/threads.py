@@ -49,6 +49,17 @@ def cpu_threads(device: str = "cpu", cores: int | None = None) -> Threads:
     return Threads(compute=compute, host=max(1, cores - compute))
 
 
+def update_threads(device: str, ranks: int, cores: int | None = None) -> int:
+    """Of the host updates of each of several ranks, which share the host's part of the cores. Where
+    the processor plays their devices, a rank has a share of the cores for all it does.
+
+    >>> update_threads("cuda", 2, cores=32), update_threads("cpu", 2, cores=4)
+    (12, 2)
+    """
+    cores = available_cores() if cores is None else cores
+    return max(1, (cores if device == "cpu" else cpu_threads(device, cores).host) // ranks)
+
+
 def use_device_threads(device: str = "cpu") -> Threads:
     """Make torch compute with the device's share of the cores, in every thread that follows."""
     import torch
