@@ -8,6 +8,7 @@ it is gone with its last user, however that one ends.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workbench.runtime.pages import bring
+from workbench.runtime.threads import available_cores, update_threads
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import HOST_TIER, Schedule
 
@@ -34,15 +37,22 @@ def host_layout(schedule: Schedule) -> tuple[dict[str, tuple[int, int]], int]:
 
 def make_shared(nbytes: int, what: str = "host memory of all ranks") -> int:
     """A file descriptor of so much zeroed memory without a name. Raises OutOfMemory."""
-    descriptor = os.memfd_create("workbench-host", os.MFD_CLOEXEC)
+    descriptor, size = os.memfd_create("workbench-host", os.MFD_CLOEXEC), max(nbytes, PAGE)
     try:
-        os.posix_fallocate(descriptor, 0, max(nbytes, PAGE))
+        os.ftruncate(descriptor, size)
+        with mmap.mmap(descriptor, size) as pages:
+            if not bring([(_address(pages), size)], available_cores()):
+                os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         os.close(descriptor)
         raise OutOfMemory(
             tier="host", what=what, asked=nbytes, in_use=0, budget=None, why=error.strerror
         ) from error
     return descriptor
+
+
+def _address(pages: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(pages))
 
 
 class SharedHost:
@@ -70,9 +80,14 @@ class SharedHost:
             for label in (*action.takes, *action.uses, *action.frees)
             if label in self._places
         }
+        start = self._whole.data_ptr()
+        bring(
+            ((start + at, nbytes) for at, nbytes in map(self._places.get, touched)),
+            update_threads("cuda", schedule.num_ranks),
+        )
         for label in sorted(touched):
             at, nbytes = self._places[label]
-            address = self._whole.data_ptr() + at
+            address = start + at
             if code := int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0)):
                 self.close()
                 raise OutOfMemory(
