@@ -9,8 +9,8 @@ Without a GPU an attempt is made on fake tensors, under the meter that keeps the
 nothing is computed and no memory is taken. Where two small ones tell that there is plenty of room
 it is not made at all, since the bytes of a layer grow evenly with the samples. On a GPU, and where
 fake tensors do not know what a model does, it is made by a process of its own, which may run out of
-memory, or lose its driver, and nothing is lost with it. While all is well it goes on to the next
-size.
+memory, or lose its driver, and nothing is lost with it. It goes on to the next size as long as it
+is what it was: a search has half a dozen sizes too many, and to start anew takes ten seconds.
 
     python -m workbench.profile.probe ORDER.json ANSWERS
 
@@ -19,6 +19,7 @@ is such a process: sizes come on its standard input, answers go to the descripto
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -201,7 +202,8 @@ class Layers:
 
 
 class Processes:
-    """Attempts by processes of their own; one that met with an error is not asked again."""
+    """Attempts by processes of their own; one that met with an error is not asked again, unless it
+    found no room and has let go of all that it took."""
 
     def __init__(self, spec: RunSpec, device: str, budget: int) -> None:
         self._order = {"spec": spec.to_dict(), "device": device, "budget": budget}
@@ -223,7 +225,8 @@ class Processes:
             pass
         answer = json.loads(told) if told else {"cannot": self._end()}
         if "room" in answer:
-            self._stop()
+            if answer["left"]:
+                self._stop()
             return OutOfMemory(**answer["room"])
         if "cannot" in answer:
             self._stop()
@@ -277,14 +280,26 @@ def main(order: Path, answers: int) -> None:
     spec = RunSpec.from_dict(asked["spec"])
     layers = Layers(spec, asked["device"], asked["budget"])
     for line in sys.stdin:
+        before = _taken(asked["device"])
         wrong = layers.attempt(*json.loads(line))
         told: dict[str, object] = {}
         if isinstance(wrong, OutOfMemory):
             names = ("tier", "what", "asked", "in_use", "budget")
             told["room"] = {name: getattr(wrong, name) for name in names}
+            wrong = None  # its causes' frames hold tensors
+            told["left"] = _taken(asked["device"]) - before
         elif wrong is not None:
             told["cannot"] = str(wrong) or type(wrong).__name__
         os.write(answers, json.dumps(told).encode())
+
+
+def _taken(device: str) -> int:
+    """Bytes of a GPU that somebody holds, with nothing kept for later."""
+    if device != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,7 +147,7 @@ def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, monkeypatch):
 
 
 def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
-    """One that dies, and one without room, are replaced, and the next attempt is right again."""
+    """One that dies is replaced, and the next attempt is right again; one without room goes on."""
     (tmp_path / "fragile_module.py").write_text(FRAGILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -157,10 +161,31 @@ def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
         first = processes._process.pid
         assert processes.attempt(False, 4) is None
         assert processes._process.pid == first, "while all is well, one process goes on"
-    with probe.Processes(spec, "cpu", 100) as processes:
-        wrong = processes.attempt(True, 2)
-    assert isinstance(wrong, OutOfMemory)
-    assert wrong.budget == 100
+    layers = probe.Layers(spec, "cpu", 1 << 20)
+    assert layers.attempt(True, 1) is None
+    _, budget = layers.heaviest(1)
+    with probe.Processes(spec, "cpu", budget) as processes:
+        wrong = processes.attempt(True, 4)
+        assert isinstance(wrong, OutOfMemory)
+        assert wrong.budget == budget
+        first = processes._process.pid
+        assert processes.attempt(True, 1) is None
+        assert isinstance(processes.attempt(True, 4), OutOfMemory)
+        assert processes._process.pid == first
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_process_that_kept_something_is_not_asked_again(monkeypatch, left):
+    processes = probe.Processes(spec_for(batch=4), "cpu", 10_000)
+    room = {"tier": "device", "what": "a tensor", "asked": 1, "in_use": 0, "budget": 1}
+    answers, told = os.pipe()
+    process = SimpleNamespace(stdin=io.StringIO(), kill=lambda: None, communicate=lambda: None)
+    processes._process, processes._answers = process, answers
+    os.write(told, json.dumps({"room": room, "left": left}).encode())
+    assert isinstance(processes.attempt(True, 1), OutOfMemory)
+    assert processes._process is (None if left else process)
+    processes._stop()
+    os.close(told)
 
 
 @pytest.mark.gpu
@@ -172,7 +197,9 @@ def test_on_a_gpu_the_limits_are_those_of_its_allocator():
     found = probe.limits(spec, "cuda", budget, 4096)
     assert found.smallest == 1
     assert 16 <= found.backward < found.forward < 4096
-    with probe.Processes(spec, "cuda", budget) as processes:
-        for backward, most in ((True, found.backward), (False, found.forward)):
-            assert processes.attempt(backward, most) is None
-            assert isinstance(processes.attempt(backward, 2 * most), OutOfMemory)
+    for backward, most in ((True, found.backward), (False, found.forward)):
+        for samples in (most, most + most // 50 + 1):  # blocks lie otherwise in a new process
+            with probe.Processes(spec, "cuda", budget) as processes:
+                wrong = processes.attempt(backward, samples)
+            assert (wrong is None) == (samples == most)
+            assert wrong is None or isinstance(wrong, OutOfMemory)
