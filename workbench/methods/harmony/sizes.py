@@ -1,7 +1,8 @@
 """Times and bytes of layers for any number of samples, between the sizes that were profiled.
 
 Piecewise linear, as published; beyond the largest profiled size the last piece goes on, and below
-the smallest everything shrinks in proportion.
+the smallest everything shrinks in proportion. A pass of fewer samples takes no longer than one of
+more: where it was measured so, something else was at work.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ PER_SAMPLE = tuple(
     f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
 )
 """What grows with the micro-batch."""
+SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 
 
 class ProfiledSizes:
@@ -31,8 +33,11 @@ class ProfiledSizes:
         if not profiles:
             raise ValueError("sizes need a profile of at least one micro-batch size")
         self._points = sorted(profiles)
-        self._profiles, self._tied = dict(profiles), dict(tied)
-        self._any = self._profiles[self._points[0]]
+        self._any, self._tied = profiles[self._points[0]], dict(tied)
+        self._units = {size: profiles[size].units for size in self._points}
+        for size, larger in zip(self._points[-2::-1], self._points[:0:-1], strict=True):
+            pairs = zip(self._units[size], self._units[larger], strict=True)
+            self._units[size] = tuple(_at_most(cost, above) for cost, above in pairs)
         self.library_bytes = max(p.library_bytes for p in profiles.values())
         self.cost = lru_cache(maxsize=None)(self._cost)
 
@@ -40,7 +45,7 @@ class ProfiledSizes:
         at = bisect_right(self._points, samples)
         low = self._points[max(0, min(at, len(self._points) - 1) - 1)]
         high = self._points[min(max(at, 1), len(self._points) - 1)]
-        below, above = self._profiles[low].units[unit], self._profiles[high].units[unit]
+        below, above = self._units[low][unit], self._units[high][unit]
         if low == high or samples < low:
             return _combined(below, below, samples / low, 0.0)
         share = (samples - low) / (high - low)
@@ -76,6 +81,10 @@ class ProfiledSizes:
         """Of tokens and their targets, or of what else the first unit takes."""
         first = self._any.units[0].input_bytes // self._any.microbatch
         return samples * max(first, self._any.seq * TOKEN_BYTES)
+
+
+def _at_most(cost: UnitCost, above: UnitCost) -> UnitCost:
+    return replace(cost, **{n: min(getattr(cost, n), getattr(above, n)) for n in SECONDS})
 
 
 def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> UnitCost:
