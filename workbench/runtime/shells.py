@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
 from typing import Protocol
 
 import torch
@@ -105,8 +106,13 @@ def write_initial(
     written beside that, for a disk, and large units, take longer than the draws.
     """
 
+    buffers = local()  # of each writer: new memory is zeroed page by page, which takes longer
+
     def write(unit: int, built: nn.Module) -> None:
-        master = torch.empty(flats[unit].numel)
+        numel = flats[unit].numel
+        if numel > getattr(buffers, "numel", 0):
+            buffers.master, buffers.numel = torch.empty(numel), numel
+        master = buffers.master[:numel]
         flats[unit].copy_in(built, master)
         memory.seed(unit, master)
 
