@@ -6,10 +6,10 @@ is a view of the slot for good, and whoever is in the slot runs in it.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import local
 from typing import Protocol
 
 import torch
@@ -106,7 +106,7 @@ def write_initial(
     written beside that, for a disk, and large units, take longer than the draws.
     """
 
-    buffers = local()  # of each writer: new memory is zeroed page by page, which takes longer
+    buffers = threading.local()  # of each writer: new memory is zeroed page by page, which takes longer
 
     def write(unit: int, built: nn.Module) -> None:
         numel = flats[unit].numel
