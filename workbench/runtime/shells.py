@@ -106,7 +106,7 @@ def write_initial(
     written beside that, for a disk, and large units, take longer than the draws.
     """
 
-    buffers = threading.local()  # of each writer: new memory is zeroed page by page, which takes longer
+    buffers = threading.local()  # of each writer: new memory is zeroed first, page by page
 
     def write(unit: int, built: nn.Module) -> None:
         numel = flats[unit].numel
