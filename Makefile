@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test lab lint format notebooks constraints clean
+.PHONY: help setup reproduce test thorough lab lint format notebooks constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -17,8 +17,11 @@ setup:  ## create or update .venv
 reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML report
 	$(BIN)/workbench reproduce --size smoke
 
-test: setup  ## all tests that this machine can run
+test: setup  ## all tests that this machine can run in a quarter of an hour
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
+thorough: setup  ## and those that ask more of the same
+	$(BIN)/python -m pytest --thorough --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
 	@mkdir -p notebooks

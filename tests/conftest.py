@@ -121,8 +121,15 @@ UNAVAILABLE: dict[str, Callable[[], str | None]] = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run what asks more of the same, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    thorough = config.getoption("--thorough")
     for item in items:
+        if item.get_closest_marker("thorough") and not thorough:
+            item.add_marker(pytest.mark.skip(reason="asks more of the same: `make thorough`"))
         for marker, unavailable in UNAVAILABLE.items():
             if item.get_closest_marker(marker) and (reason := unavailable()):
                 item.add_marker(pytest.mark.skip(reason=reason))

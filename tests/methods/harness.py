@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pytest
 from torch import Tensor
 
 from tests.methods.plain import judge, made_up_profile
@@ -15,6 +18,18 @@ from workbench.runtime.executor import Perturb
 LOSS_TOLERANCE = 1e-6
 """Relative."""
 PARAMETER_TOLERANCE = 1e-5
+
+
+def half(settings: Iterable[Any]) -> list[Any]:
+    """Of a grid, half, and the rest for those who ask for all of it (conftest.py). In pairs, since
+    what takes turns in a grid is even or odd."""
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            marks=[pytest.mark.thorough] if number % 4 in (1, 2) else [],
+        )
+        for number, one in enumerate(settings)
+    ]
 
 
 class Silent:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
+
 from baselines import plain as torch_plain
 from tests.methods.harness import Silent, run
 from workbench.methods import stronghold
@@ -29,6 +31,7 @@ def distance(one: list[float], other: list[float]) -> float:
     return statistics.fmean(abs(a - b) for a, b in zip(smooth(one), smooth(other), strict=True))
 
 
+@pytest.mark.thorough
 def test_bf16_training_follows_plain_training_within_its_own_spread(spec_for, tmp_path):
     spec = spec_for(
         model=MODEL,

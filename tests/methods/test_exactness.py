@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import Silent, assert_equals_plain, run
+from tests.methods.harness import Silent, assert_equals_plain, half, run
 from tests.methods.plain import MODEL, made_up_profile
 from workbench.methods import resident, stronghold
 from workbench.methods.train import Training
@@ -34,7 +34,7 @@ def grid():
 
 @pytest.mark.parametrize(
     ("window", "tier", "policy", "workers", "residents", "micro", "clip"),
-    list(grid()),
+    half(grid()),
 )
 def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents, micro, clip):
     spec = spec_for(
@@ -104,7 +104,7 @@ def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents
     assert outcome.peak_bytes["disk"] >= states
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", half(range(8)))
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     """Whatever the transfers and updates are late by, the result is the same."""
     choose = random.Random(seed)
@@ -128,7 +128,7 @@ def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     assert_equals_plain(spec, training, parameters)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", half(range(6)))
 def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
     """Resident, visiting, streamed and on the disk, guessed or not, with everything late."""
     choose = random.Random(100 + seed)

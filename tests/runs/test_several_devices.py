@@ -21,7 +21,11 @@ pytestmark = pytest.mark.slow
     ("method", "changes"),
     [
         ("harmony-pp", {}),
-        ("dp-swap", {"forward_size": 1, "device_memory": 600_000}),
+        pytest.param(
+            "dp-swap",
+            {"forward_size": 1, "device_memory": 600_000},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_path, measured):

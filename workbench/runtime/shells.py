@@ -110,9 +110,10 @@ def write_initial(
 
     def write(unit: int, built: nn.Module) -> None:
         numel = flats[unit].numel
-        if numel > getattr(buffers, "numel", 0):
-            buffers.master, buffers.numel = torch.empty(numel), numel
-        master = buffers.master[:numel]
+        held = getattr(buffers, "held", None)
+        if held is None or len(held) < numel:
+            held = buffers.held = torch.empty(numel)
+        master = held[:numel]
         flats[unit].copy_in(built, master)
         memory.seed(unit, master)
 
