@@ -17,10 +17,10 @@ setup:  ## create or update .venv
 reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML report
 	$(BIN)/workbench reproduce --size smoke
 
-test: setup  ## all tests that this machine can run in a quarter of an hour
+test: setup  ## all tests that this machine can run, of large grids a half
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
-thorough: setup  ## and those that ask more of the same
+thorough: setup  ## the same with whole grids
 	$(BIN)/python -m pytest --thorough --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/

@@ -129,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     thorough = config.getoption("--thorough")
     for item in items:
         if item.get_closest_marker("thorough") and not thorough:
-            item.add_marker(pytest.mark.skip(reason="asks more of the same: `make thorough`"))
+            item.add_marker(pytest.mark.skip(reason="half of a grid, or long: `make thorough`"))
         for marker, unavailable in UNAVAILABLE.items():
             if item.get_closest_marker(marker) and (reason := unavailable()):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -81,7 +81,6 @@ def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-@pytest.mark.thorough
 def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
     data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
     campaign = Campaign.create(store, data)

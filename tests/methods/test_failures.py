@@ -385,7 +385,6 @@ class Blocks:
     def phase(self, text: str) -> None: ...
 
 
-@pytest.mark.thorough
 def test_a_thousand_steps_hold_no_more_than_two_hundred(tmp_path):
     """But for what a record has of every step: loss, seconds, gradient norm, and its number."""
     model = replace(MODEL, layers=2, hidden=8, heads=1, seq=4, dropout=0.0)

@@ -145,12 +145,9 @@ def packs_for(spec, **changes) -> Packs:
 
 @pytest.mark.parametrize(
     ("model", "mode"),
-    [
-        pytest.param(BERT, "mirrored", marks=pytest.mark.thorough),
-        (VGG, "dp"), (RESNET, "pp"), (RESNET, "dp"),
-    ],
+    [(BERT, "mirrored"), (VGG, "dp"), (RESNET, "pp"), (RESNET, "dp")],
     ids=lambda value: getattr(value, "family", value),
-)  # fmt: skip
+)
 def test_a_module_trains_as_it_does_undivided(model, mode, pairs, tmp_path):
     """Masks are relayed, a convolution is only a module, statistics are a micro-batch's."""
     spec = spec_for(model=model, text=text_for(model, pairs), batch=4, steps=3, clip=0.5)

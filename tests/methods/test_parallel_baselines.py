@@ -138,7 +138,6 @@ def test_pipelines_are_exact(method, changes, tmp_path):
     assert_losses(spec, method.train(spec, Silent(), tmp_path))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "tied"), [(data_parallel, False), (one_f_one_b, True)], ids=["DP, untied", "1F1B"]
 )

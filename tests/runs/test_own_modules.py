@@ -130,7 +130,6 @@ def test_what_is_not_there_is_a_sentence_and_bad_input(name, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.thorough
 def test_a_model_that_needs_two_samples_is_planned_and_trained_with_two(tmp_path, measured):
     """A picture of 32 pixels is down to one before the last BatchNorm."""
     shutil.copytree(measured, tmp_path / "results" / "profiles")
@@ -163,7 +162,6 @@ def test_a_cap_that_no_layer_fits_in_is_told_before_anything_is_timed(tmp_path, 
     assert not [*tmp_path.glob("results/profiles/*/units-*.json")]
 
 
-@pytest.mark.thorough
 def test_a_layer_that_owns_nothing_is_in_checkpoints_of_every_method(tmp_path, measured):
     shutil.copytree(measured, tmp_path / "results" / "profiles")
     (tmp_path / "own_net.py").write_text(TIED)

@@ -21,11 +21,7 @@ pytestmark = pytest.mark.slow
     ("method", "changes"),
     [
         ("harmony-pp", {}),
-        pytest.param(
-            "dp-swap",
-            {"forward_size": 1, "device_memory": 600_000},
-            marks=pytest.mark.thorough,
-        ),
+        ("dp-swap", {"forward_size": 1, "device_memory": 600_000}),
     ],
 )
 def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_path, measured):

@@ -52,7 +52,6 @@ def test_one_training_under_three_methods(store: Store) -> None:
     assert len(third.step_seconds) == 2, "those of this method"
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchs_own_training_goes_on_from_ours_and_back(tmp_path: Path) -> None:
     """Each takes one step or two more, from the checkpoint of the one before."""
