@@ -156,8 +156,7 @@ def _cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: floa
 
 
 def _multiply_(tensor: Tensor, factor: Tensor) -> None:
-    """``loss_kernel.multiply_`` in torch calls; on a GPU it cannot ask whether the factor is 1."""
-    if factor.device.type == "cpu" and factor == 1:
-        return
+    """``loss_kernel.multiply_`` in torch calls. Also a factor of 1 is applied: fake tensors and GPUs
+    cannot be asked for it."""
     for part in tensor.split(FP32_ROWS):
         part.copy_(part.float().mul_(factor))

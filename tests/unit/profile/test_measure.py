@@ -47,7 +47,11 @@ def test_bytes_equal_the_formulas_of_a_gpt(hardware: Hardware, dtype: str) -> No
     assert head.parameters == 2 * H
 
 
-@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"tied": False}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dropout": 0.1}, {"tied": False}, pytest.param({"vocab": 701_000}, id="logits in chunks")],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: torch.dtype) -> None:
     model, device = make_model(spec(**changes)), torch.device("cpu")
