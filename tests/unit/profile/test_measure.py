@@ -49,7 +49,12 @@ def test_bytes_equal_the_formulas_of_a_gpt(hardware: Hardware, dtype: str) -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"dropout": 0.1}, {"tied": False}, pytest.param({"vocab": 701_000}, id="logits in chunks")],
+    [
+        {},
+        {"dropout": 0.1},
+        {"tied": False},
+        pytest.param({"vocab": 701_000}, id="logits in chunks"),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
