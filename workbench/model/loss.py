@@ -156,7 +156,7 @@ def _cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: floa
 
 
 def _multiply_(tensor: Tensor, factor: Tensor) -> None:
-    """``loss_kernel.multiply_`` in torch calls. A factor of 1 is applied too: neither a GPU nor fake
-    tensors can be asked for it."""
+    """``loss_kernel.multiply_`` in torch calls. A factor of 1 is applied too: neither a GPU nor a
+    fake tensor can be asked for it."""
     for part in tensor.split(FP32_ROWS):
         part.copy_(part.float().mul_(factor))
