@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.runs.helpers import left_behind, wait_for
-from workbench.runs.campaign import Campaign
+from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.executor import executor_of
 from workbench.runs.ray_executor import RayExecutor
 from workbench.runs.store import Store
@@ -85,7 +87,8 @@ def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
     data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
     campaign = Campaign.create(store, data)
     campaign.start()
-    wait_for(lambda: campaign.status().state == "done", patience_s=240)
+    wait_for(lambda: campaign.status().state not in ("new", *LIVE), patience_s=240)
+    assert campaign.status().state == "done", (campaign.folder / "log.txt").read_text()
     assert [record.status for record in store.records()] == ["ok"]
     told = (campaign.folder / "events.jsonl").read_text().splitlines()
     assert json.loads(told[0])["where"] == "Ray on this machine"
@@ -94,3 +97,26 @@ def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
 def test_clusters_that_do_not_answer_and_engines_that_are_not_known(store: Store) -> None:
     with pytest.raises(ValueError, match="must be local, ray, or ray:ADDRESS"):
         executor_of("slurm", store, "a test")
+
+
+@pytest.mark.parametrize(("address", "starts"), [(None, 3), ("10.0.0.1:6379", 1)])
+def test_a_slow_start_is_tried_again_and_then_told(
+    address: str | None, starts: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, ended = [], []
+
+    def init(**settings: object) -> None:
+        tried.append(settings["address"])
+        raise Exception("The current node timed out during startup.")
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=init, shutdown=lambda: ended.append(True)
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(ValueError, match=r"no Ray cluster answers .*: The current node timed out"):
+        RayExecutor(store, address=address)
+    assert tried == [address] * starts
+    assert len(ended) == starts, "nothing that was started is left"
+    ray.init = lambda **_: tried.append("well")
+    RayExecutor(store, address=address)
+    assert tried[-1] == "well"

@@ -25,6 +25,8 @@ from workbench.runs.store import Store
 
 MEMORY_BYTES = 128 << 20
 """Of Ray's own object store where it is started here: what it carries is a record."""
+STARTS = 3
+"""Attempts to start Ray here."""
 END_S = 30.0
 """Longest time in which a cancelled run ends on its machine."""
 
@@ -46,13 +48,23 @@ class RayExecutor:
             ) from None
         self._ray, self._store = ray, store
         self._at = f"at {address}" if address else "on this machine"
-        here: dict[str, Any] = {"object_store_memory": MEMORY_BYTES, "include_dashboard": False}
-        try:
-            if not ray.is_initialized():
-                ray.init(address=address, log_to_driver=False, **({} if address else here))
-        except (ConnectionError, RuntimeError, TimeoutError) as error:
-            raise ValueError(f"no Ray cluster answers {self._at}: {error}") from None
+        if not ray.is_initialized():
+            self._connect(address)
         self.waits_for = ""
+
+    def _connect(self, address: str | None) -> None:
+        """Ray gives its own processes half a minute to start, and a busy machine may take longer
+        the first time."""
+        here: dict[str, Any] = {"object_store_memory": MEMORY_BYTES, "include_dashboard": False}
+        for left in reversed(range(1 if address else STARTS)):
+            try:
+                self._ray.init(address=address, log_to_driver=False, **({} if address else here))
+                return
+            except Exception as error:  # what Ray raises of a slow start has no class of its own
+                self._ray.shutdown()
+                if not left:
+                    words = f"no Ray cluster answers {self._at}: {error}"
+                    raise ValueError(words) from None
 
     def start(
         self,
