@@ -166,13 +166,20 @@ def _worst(
     rows: pd.DataFrame, quantities: tuple[str, ...], source: str, variant: str
 ) -> float | None:
     """The largest factor between counted bytes and expected ones, of any run and quantity."""
-    counted = pick(rows, source=MEASURED, method=HARMONY + SWAPPED, quantity=quantities)
-    factors = []
-    for row in counted.dropna(subset=["value"]).itertuples():
-        expected = one(
-            pick(rows, key=row.key, quantity=row.quantity), source=source, variant=variant
+    counted, expected = (
+        pick(rows, quantity=quantities, **where).dropna(subset=["value"])
+        for where in (
+            {"source": MEASURED, "method": HARMONY + SWAPPED},
+            {"source": source, "variant": variant},
         )
-        if expected is not None:
-            small, large = sorted((row.value, expected))
-            factors.append(large / small if small else float("inf") if large else 1.0)
+    )
+    both = counted.merge(
+        expected.drop_duplicates(["key", "quantity"]),
+        on=["key", "quantity"],
+        suffixes=("", "_told"),
+    )
+    factors = []
+    for values in zip(both["value"], both["value_told"], strict=True):
+        small, large = sorted(values)
+        factors.append(large / small if small else float("inf") if large else 1.0)
     return max(factors, default=None)

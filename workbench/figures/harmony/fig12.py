@@ -261,10 +261,11 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
         for words, color in PARTS.values()
     ]
     left.legend(handles=parts[::-1], loc="upper left", **small)
+    lines = set(per_weights(rows)["method"])
     marks = [
         Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
         for method, look in looks.LOOKS.items()
-        if method in set(per_weights(rows)["method"])
+        if method in lines
     ]
     if len(weights_alone(rows)):
         marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))

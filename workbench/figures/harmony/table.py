@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.figures import rows as tidy
@@ -271,16 +272,22 @@ def _setting(spec: dict[str, Any]) -> str:
 
 def pick(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
     """The rows with these values; a tuple means any of them."""
-    for name, wanted in where.items():
-        options = wanted if isinstance(wanted, tuple) else (wanted,)
-        rows = rows[rows[name].isin(options)]
-    return rows
+    return rows[_have(rows, where)]
 
 
 def one(rows: pd.DataFrame, **where: Any) -> float | None:
     """The value of the first such row that has one."""
-    found = pick(rows, **where)["value"].dropna()
+    found = rows["value"][_have(rows, where)].dropna()
     return float(found.iloc[0]) if len(found) else None
+
+
+def _have(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
+    """Which rows have these values. Columns are asked before a row is copied."""
+    have = np.ones(len(rows), dtype=bool)
+    for name, wanted in where.items():
+        options = wanted if isinstance(wanted, tuple) else (wanted,)
+        have &= rows[name].isin(options).to_numpy(dtype=bool)
+    return have
 
 
 def series(rows: pd.DataFrame) -> list[tuple[str, str]]:
