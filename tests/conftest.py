@@ -11,6 +11,7 @@ import fcntl
 import gc
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from workbench.profile.timing import BRIEF
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,6 +52,14 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def brief_timings() -> Iterator[None]:
+    """Runs of tests measure what their layers cost as every run does, and take a moment for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(BRIEF, "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Models of tests are tiny, and torch's threads wait for each other: up to a hundred times
     longer than one takes alone, where another process wants the cores as well."""
@@ -60,12 +71,18 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What `workbench doctor` measures and says of this machine's cores, and its results folder."""
-    results = tmp_path_factory.mktemp("examined")
-    words = ("doctor", "--json", "--quick", "--device", "cpu", "--results", str(results))
-    command = [sys.executable, "-m", "workbench.cli", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return SimpleNamespace(results=results, told=json.loads(done.stdout))
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    results, told = base / "examined", base / "examined.json"
+    with (base / "examined.lock").open("w") as door:  # one worker examines for all
+        fcntl.flock(door, fcntl.LOCK_EX)
+        if not told.exists():
+            words = ("doctor", "--json", "--quick", "--device", "cpu", "--results", str(results))
+            command = [sys.executable, "-m", "workbench.cli", *words]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            told.write_text(done.stdout)
+    return SimpleNamespace(results=results, told=json.loads(told.read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,15 @@ from workbench.profile.loads import (
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware
 from workbench.profile.table import Ceilings, Echo, Table
-from workbench.profile.timing import Sample, quietest, repeat_together, sample, summarize
+from workbench.profile.timing import (
+    BRIEF,
+    Sample,
+    brief,
+    quietest,
+    repeat_together,
+    sample,
+    summarize,
+)
 from workbench.runtime import host_adam
 from workbench.runtime.disk import DiskStore
 from workbench.runtime.executor import Executor
@@ -62,6 +70,8 @@ def measure_ceilings(
     target = torch_device(machine.device)
     begin = time.perf_counter()
     table = Table(echo=echo, seconds=seconds)
+    if brief():
+        table.notes.append(f"timings were brief: {BRIEF} was set")
     device_bytes, host_bytes = machine.tiers()
     with ExitStack() as stack:
         lanes = _lanes(target, folder, stack, table)

@@ -21,7 +21,7 @@ from workbench.profile.alone import Alone
 from workbench.profile.footprint import LOSS_BYTES, library_bytes_of
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
-from workbench.profile.timing import Sample, summarize
+from workbench.profile.timing import Sample, lasting, summarize
 from workbench.runtime.bundle import bytes_of
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.threads import use_device_threads
@@ -98,7 +98,7 @@ class _Costs:
     def _seconds(self, action: Callable[[], object]) -> float:
         """Median of a few, on the device's clock where it has one."""
         found: list[float] = []
-        until = perf_counter() + SECONDS
+        until = perf_counter() + lasting(SECONDS)
         while len(found) < FEWEST or (perf_counter() < until and len(found) < MOST):
             self._wait()
             start = perf_counter()

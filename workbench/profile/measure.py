@@ -24,7 +24,7 @@ from workbench.profile.footprint import footprints, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.recorded import with_recorded
-from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
+from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.template import compiles
 from workbench.runtime.threads import use_device_threads
@@ -270,7 +270,7 @@ def _timings(bench: Bench, size: Size, seconds: float, *, reduced: bool) -> Timi
 
     def run() -> dict[tuple[str, str], list[Sample]]:
         samples = defaultdict(list)
-        end, steps = time.perf_counter() + seconds, 0
+        end, steps = time.perf_counter() + lasting(seconds), 0
         while steps < least or time.perf_counter() < end:
             readings = []
             bench.step(

@@ -41,6 +41,10 @@ QUIET = 0.1
 TRIES = 2
 """How often a disturbed timing is taken before its quietest one is accepted."""
 
+BRIEF = "WORKBENCH_BRIEF_TIMINGS"
+"""Where this is set in the environment, a timing is taken once and for a tenth of its time: for
+tests, most of which run small models on a busy machine and do not ask how long anything takes."""
+
 T = TypeVar("T")
 
 
@@ -101,6 +105,16 @@ class Watch:
         return time.perf_counter(), idle, own.user + own.system
 
 
+def brief() -> bool:
+    """Whether timings are."""
+    return bool(os.environ.get(BRIEF))
+
+
+def lasting(seconds: float) -> float:
+    """How long a timing that wants `seconds` may take."""
+    return seconds / 10 if brief() else seconds
+
+
 def quietest(measure: Callable[[], T], *, tries: int = TRIES) -> tuple[T, float]:
     """Call `measure` until other programs left the machine to it, at most `tries` times.
 
@@ -112,7 +126,7 @@ def quietest(measure: Callable[[], T], *, tries: int = TRIES) -> tuple[T, float]
             result = measure()
         if best is None or watch.others < best[1]:
             best = result, watch.others
-        if watch.others <= QUIET:
+        if watch.others <= QUIET or brief():
             break
     return best
 
@@ -127,7 +141,7 @@ def sample(once: Once, *, seconds: float = 0.25, least: int = 5) -> Timing:
 def repeat(once: Once, *, seconds: float, least: int = 5) -> list[Sample]:
     """Samples of `once` for `seconds`, and at least `least` of them."""
     samples: list[Sample] = []
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + lasting(seconds)
     while len(samples) < least or time.perf_counter() < end:
         samples.append(once())
     return samples
@@ -142,7 +156,7 @@ def repeat_together(*works: Once, seconds: float) -> list[list[Sample]]:
     gate, stop = threading.Barrier(len(works)), threading.Event()
     taken: list[list[Sample]] = [[] for _ in works]
     failures: list[BaseException] = []
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + lasting(seconds)
 
     def work(samples: list[Sample], once: Once) -> None:
         try:

@@ -5,7 +5,15 @@ import time
 import pytest
 
 from workbench.profile import timing
-from workbench.profile.timing import Sample, Watch, quietest, repeat_together, sample, summarize
+from workbench.profile.timing import (
+    BRIEF,
+    Sample,
+    Watch,
+    quietest,
+    repeat_together,
+    sample,
+    summarize,
+)
 
 
 def same(seconds: float) -> Sample:
@@ -23,6 +31,28 @@ def test_processor_time_counts_where_others_were_at_work() -> None:
     samples = [Sample(wall=2.0, cpu=1.0)] * 5
     assert summarize(samples, others=0.0).seconds == 2.0
     assert summarize(samples, others=0.8).seconds == 1.0
+
+
+@pytest.fixture(autouse=True)
+def at_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BRIEF)
+
+
+def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "_read", staticmethod(lambda: (time.perf_counter(), 0.0, 0.0)))
+    taken = []
+
+    def once() -> Sample:
+        taken.append(1)
+        time.sleep(0.01)
+        return Sample(0.01, 0.01)
+
+    sample(once, seconds=0.2, least=1)
+    at_length = len(taken)
+    taken.clear()
+    monkeypatch.setenv(BRIEF, "1")
+    sample(once, seconds=0.2, least=1)
+    assert 1 < len(taken) <= 4 < 10 < at_length
 
 
 def test_the_quietest_of_several_tries_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
