@@ -143,7 +143,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip with a reason; and files with tests that want quiet come last, where few wait for it."""
     thorough = config.getoption("--thorough")
+    quiet = {item.path for item in items if item.get_closest_marker("quiet")}
+    items.sort(key=lambda item: item.path in quiet)
     for item in items:
         if item.get_closest_marker("thorough") and not thorough:
             item.add_marker(pytest.mark.skip(reason="half of a grid, or long: `make thorough`"))
