@@ -40,7 +40,7 @@ def footprints(
     """
     meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
-    with _fake_tensors() if fake else nullcontext(), meter:
+    with fake_tensors() if fake else nullcontext(), meter:
         bench = Bench(model, units, dtype=dtype, device=device, meter=meter, compiled=compiled)
 
         def visit(phase: str, unit: int, action: Callable[[], None]) -> None:
@@ -70,7 +70,8 @@ def footprints(
     return found, libraries
 
 
-def _fake_tensors() -> AbstractContextManager:
+def fake_tensors() -> AbstractContextManager:
+    """Operations on them compute nothing; their devices and sizes are those of real ones."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)

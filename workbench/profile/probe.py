@@ -6,7 +6,8 @@ double until one of the layers finds no room; here they then close in on the lar
 model may also need more than one sample, as BatchNorm does where a picture is down to one pixel.
 
 Without a GPU an attempt is made on fake tensors, under the meter that keeps the budget in a run:
-nothing is computed and no memory is taken. Where two small ones tell that there is plenty of room
+nothing is computed and no memory is taken (small layers are simply run: torch takes more time to
+import what it fakes tensors with). Where two small ones tell that there is plenty of room
 it is not made at all, since the bytes of a layer grow evenly with the samples. On a GPU, and where
 fake tensors do not know what a model does, it is made by a process of its own, which may run out of
 memory, or lose its driver, and nothing is lost with it. It goes on to the next size as long as it
@@ -32,11 +33,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workbench.model import make_model
 from workbench.model.families import blank_rows
 from workbench.profile.alone import Alone
+from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
 from workbench.profile.measure import DTYPES
 from workbench.profile.profile import Limits
@@ -47,6 +48,8 @@ from workbench.units import format_bytes
 
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""
+CHEAP_FLOPS = 2e9
+"""Of a forward pass, on a processor; there and back it takes a quarter of a second at most."""
 LONGEST_S = 180.0
 """Until a process must have answered."""
 
@@ -101,7 +104,7 @@ def _limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
         def attempt(backward: bool, samples: int) -> Exception | None:
             if layers.have_plenty(backward, samples):
                 return None
-            wrong = layers.attempt(backward, samples, fake=True)
+            wrong = layers.attempt(backward, samples, fake=not layers.are_cheap(samples))
             if wrong is None or isinstance(wrong, (OutOfMemory, ValueError)):
                 return wrong  # a ValueError is the model's own; fake tensors raise others
             return processes.attempt(backward, samples)
@@ -152,7 +155,7 @@ class Layers:
         try:
             with ExitStack() as stack:
                 if fake:
-                    stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                    stack.enter_context(fake_tensors())
                 with device_meter(self._device, self._budget) as meter:
                     for unit in self._units:
                         *inputs, targets = (
@@ -176,6 +179,11 @@ class Layers:
         self._peaks[backward, samples] = peaks
         return None
 
+    def are_cheap(self, samples: int) -> bool:
+        """Whether to run them costs less than torch takes to import what fakes tensors."""
+        seq = self._spec.model.seq
+        return sum(self._model.flops(unit, samples, seq) for unit in self._units) < CHEAP_FLOPS
+
     def heaviest(self, samples: int) -> tuple[str, int]:
         """The layer that needs most, there and back, and its bytes, of an attempt that went
         well."""
@@ -193,7 +201,8 @@ class Layers:
         if samples <= 2 * fewest:
             return False
         for size in (fewest, 2 * fewest):
-            if (backward, size) not in self._peaks and self.attempt(backward, size, fake=True):
+            fake = not self.are_cheap(size)
+            if (backward, size) not in self._peaks and self.attempt(backward, size, fake=fake):
                 return False
         known = (self._peaks[backward, size] for size in (fewest, 2 * fewest))
         times = samples / fewest - 1

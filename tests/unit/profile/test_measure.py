@@ -97,8 +97,8 @@ def test_what_was_timed_for_real_needs_no_fake_tensors(
     hardware: Hardware, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For them torch imports its compiler, which takes longer than the measurement."""
-    asked, fakes = [], footprint._fake_tensors
-    monkeypatch.setattr(footprint, "_fake_tensors", lambda: asked.append("fakes") or fakes())
+    asked, fakes = [], footprint.fake_tensors
+    monkeypatch.setattr(footprint, "fake_tensors", lambda: asked.append("fakes") or fakes())
     profiled(hardware)
     assert asked == []
     profiled(replace(hardware, matmul_flops_per_s=3e7), microbatch=16)

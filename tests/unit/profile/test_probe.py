@@ -129,13 +129,16 @@ def test_without_a_gpu_the_limits_are_those_of_real_tensors(model):
 @pytest.mark.parametrize(
     ("model", "sizes"), [(MODEL, [1, 2]), (RESNET, [1, 2, 4])], ids=["gpt", "resnet"]
 )
-def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, monkeypatch):
-    """On fake tensors, without a process."""
+@pytest.mark.parametrize("cheap", [True, False])
+def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, cheap, monkeypatch):
+    """On fake tensors where layers are not cheap to run, and without a process."""
+    if not cheap:
+        monkeypatch.setattr(probe, "CHEAP_FLOPS", 0.0)
     tried = []
     attempt = probe.Layers.attempt
 
     def watched(self, backward, samples, *, fake=False):
-        assert fake
+        assert fake is not cheap
         tried.append(samples)
         return attempt(self, backward, samples, fake=fake)
 
