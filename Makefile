@@ -2,8 +2,8 @@
 #   make setup TORCH='torch==2.13.0 --index-url URL'   passes pip's arguments for torch
 PYTHON ?= python3
 BIN := .venv/bin
-# Twice as many test workers as cores, since tests wait for processes that they start; at most four.
-WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 2 * (os.cpu_count() or 1)))')
+# Three test workers on two cores, since some tests wait; at most four. A fourth gained nothing there, and Ray starved.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test thorough lab lint format notebooks constraints clean

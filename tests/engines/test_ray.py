@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -101,22 +103,34 @@ def test_clusters_that_do_not_answer_and_engines_that_are_not_known(store: Store
 
 @pytest.mark.parametrize(("address", "starts"), [(None, 3), ("10.0.0.1:6379", 1)])
 def test_a_slow_start_is_tried_again_and_then_told(
-    address: str | None, starts: int, store: Store, monkeypatch: pytest.MonkeyPatch
+    address: str | None,
+    starts: int,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried, ended = [], []
+    tried, ended, started = [], [], []
+    program = tmp_path / "ray" / "raylet.py"
+    program.parent.mkdir()
+    program.write_text("import time\ntime.sleep(60)")
 
     def init(**settings: object) -> None:
         tried.append(settings["address"])
+        started.append(subprocess.Popen([sys.executable, str(program)]))
         raise Exception("The current node timed out during startup.")
 
     ray = SimpleNamespace(
-        is_initialized=lambda: False, init=init, shutdown=lambda: ended.append(True)
+        is_initialized=lambda: False,
+        init=init,
+        shutdown=lambda: ended.append(True),
+        __file__=str(program.parent / "__init__.py"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(ValueError, match=r"no Ray cluster answers .*: The current node timed out"):
         RayExecutor(store, address=address)
     assert tried == [address] * starts
-    assert len(ended) == starts, "nothing that was started is left"
+    assert len(ended) == starts
+    assert not [process.pid for process in started if psutil.pid_exists(process.pid)]
     ray.init = lambda **_: tried.append("well")
     RayExecutor(store, address=address)
     assert tried[-1] == "well"

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.record import RESULTS, RunRecord, Status
@@ -62,6 +64,7 @@ class RayExecutor:
                 return
             except Exception as error:  # what Ray raises of a slow start has no class of its own
                 self._ray.shutdown()
+                _end_children_of(Path(self._ray.__file__).parent)
                 if not left:
                     words = f"no Ray cluster answers {self._at}: {error}"
                     raise ValueError(words) from None
@@ -181,6 +184,15 @@ class RayWork:
                     message=words,
                 )
             raise ValueError(words) from None
+
+
+def _end_children_of(package: Path) -> None:
+    """Kill what Ray started of a node that was never whole, and that its shutdown forgets."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(str(package) in word for word in child.cmdline()):
+                child.kill()
+                child.wait(END_S)
 
 
 def _spec_of(folder: Path) -> dict[str, Any]:
