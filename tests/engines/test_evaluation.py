@@ -12,11 +12,10 @@ from workbench.runs.store import Store
 from workbench.ui.evaluation import Evaluation
 from workbench.ui.evaluation_panel import EvaluationPanel
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_heap")]
-TICK_S, HICCUP_S = 0.03, 0.1
-"""Of its own thread's processor time, that a look at everything may take, and that one of them may
-if it happens once; a slider must answer meanwhile. Threads that draw a figure are not counted. A
-virtual processor that was lent out comes back with cold caches: 0.037 s were seen once."""
+pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.usefixtures("own_heap")]
+TICK_S = 0.03
+"""Of its own thread's processor time, that a look at everything may take; a slider must answer
+meanwhile. Threads that draw a figure are not counted."""
 
 
 @pytest.fixture
@@ -32,18 +31,17 @@ def panel(store: Store) -> Iterator[EvaluationPanel]:
 
 def until(panel: EvaluationPanel, condition: Callable[[], object], patience_s: float = 120) -> None:
     """Tick until it is so; no tick may hold the kernel up."""
-    ticks = []
+    slowest = 0.0
 
     def look() -> object:
+        nonlocal slowest
         begun = time.thread_time()
         panel.tick()
-        ticks.append(time.thread_time() - begun)
+        slowest = max(slowest, time.thread_time() - begun)
         return condition()
 
     wait_for(look, patience_s)
-    *others, slowest = sorted(ticks)
-    assert slowest < HICCUP_S
-    assert max(others, default=0.0) < TICK_S
+    assert slowest < TICK_S
 
 
 def section(panel: EvaluationPanel, name: str):

@@ -126,11 +126,15 @@ def test_a_slow_start_is_tried_again_and_then_told(
         __file__=str(program.parent / "__init__.py"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
+    others = subprocess.Popen([sys.executable, str(program)])
     with pytest.raises(ValueError, match=r"no Ray cluster answers .*: The current node timed out"):
         RayExecutor(store, address=address)
     assert tried == [address] * starts
     assert len(ended) == starts
     assert not [process.pid for process in started if psutil.pid_exists(process.pid)]
+    assert others.poll() is None, "what was there before is somebody else's"
+    others.kill()
+    others.wait()
     ray.init = lambda **_: tried.append("well")
     RayExecutor(store, address=address)
     assert tried[-1] == "well"

@@ -48,8 +48,9 @@ from workbench.units import format_bytes
 
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""
-CHEAP_FLOPS = 2e9
-"""Of a forward pass, on a processor; there and back it takes a quarter of a second at most."""
+SMALL_FLOPS, SMALL_PARAMETERS = 2e9, 1 << 24
+"""Of all layers' forward passes, a quarter of a second there and back on a processor at most; and
+of what is really made for them, 128 MiB with gradients. Embeddings count no operations."""
 LONGEST_S = 180.0
 """Until a process must have answered."""
 
@@ -104,7 +105,7 @@ def _limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
         def attempt(backward: bool, samples: int) -> Exception | None:
             if layers.have_plenty(backward, samples):
                 return None
-            wrong = layers.attempt(backward, samples, fake=not layers.are_cheap(samples))
+            wrong = layers.attempt(backward, samples, fake=True)
             if wrong is None or isinstance(wrong, (OutOfMemory, ValueError)):
                 return wrong  # a ValueError is the model's own; fake tensors raise others
             return processes.attempt(backward, samples)
@@ -150,11 +151,12 @@ class Layers:
         self._rows = blank_rows(spec.model, 1)
 
     def attempt(self, backward: bool, samples: int, *, fake: bool = False) -> Exception | None:
-        """What goes wrong with so many samples."""
+        """What goes wrong with so many samples, of a `fake` attempt on layers that are not small
+        without computing anything."""
         peaks = []
         try:
             with ExitStack() as stack:
-                if fake:
+                if fake and not self._are_small(samples):
                     stack.enter_context(fake_tensors())
                 with device_meter(self._device, self._budget) as meter:
                     for unit in self._units:
@@ -179,10 +181,13 @@ class Layers:
         self._peaks[backward, samples] = peaks
         return None
 
-    def are_cheap(self, samples: int) -> bool:
+    def _are_small(self, samples: int) -> bool:
         """Whether to run them costs less than torch takes to import what fakes tensors."""
-        seq = self._spec.model.seq
-        return sum(self._model.flops(unit, samples, seq) for unit in self._units) < CHEAP_FLOPS
+        model, seq = self._model, self._spec.model.seq
+        return (
+            sum(model.flops(unit, samples, seq) for unit in self._units) < SMALL_FLOPS
+            and sum(map(model.unit_parameters, self._units)) < SMALL_PARAMETERS
+        )
 
     def heaviest(self, samples: int) -> tuple[str, int]:
         """The layer that needs most, there and back, and its bytes, of an attempt that went
@@ -201,8 +206,7 @@ class Layers:
         if samples <= 2 * fewest:
             return False
         for size in (fewest, 2 * fewest):
-            fake = not self.are_cheap(size)
-            if (backward, size) not in self._peaks and self.attempt(backward, size, fake=fake):
+            if (backward, size) not in self._peaks and self.attempt(backward, size, fake=True):
                 return False
         known = (self._peaks[backward, size] for size in (fewest, 2 * fewest))
         times = samples / fewest - 1

@@ -59,12 +59,13 @@ class RayExecutor:
         the first time."""
         here: dict[str, Any] = {"object_store_memory": MEMORY_BYTES, "include_dashboard": False}
         for left in reversed(range(1 if address else STARTS)):
+            before = set(psutil.Process().children())
             try:
                 self._ray.init(address=address, log_to_driver=False, **({} if address else here))
                 return
             except Exception as error:  # what Ray raises of a slow start has no class of its own
                 self._ray.shutdown()
-                _end_children_of(Path(self._ray.__file__).parent)
+                _end_new_children(before, Path(self._ray.__file__).parent)
                 if not left:
                     words = f"no Ray cluster answers {self._at}: {error}"
                     raise ValueError(words) from None
@@ -186,12 +187,15 @@ class RayWork:
             raise ValueError(words) from None
 
 
-def _end_children_of(package: Path) -> None:
-    """Kill what Ray started of a node that was never whole, and that its shutdown forgets."""
-    for child in psutil.Process().children(recursive=True):
+def _end_new_children(before: set[psutil.Process], package: Path) -> None:
+    """Kill what Ray started of a node that was never whole, and that its shutdown forgets. Other
+    processes of ours, which may have a Ray of their own, are left alone."""
+    for child in set(psutil.Process().children()) - before:
         with suppress(psutil.Error):
             if any(str(package) in word for word in child.cmdline()):
-                child.kill()
+                for process in (*child.children(recursive=True), child):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
                 child.wait(END_S)
 
 

@@ -129,16 +129,17 @@ def test_without_a_gpu_the_limits_are_those_of_real_tensors(model):
 @pytest.mark.parametrize(
     ("model", "sizes"), [(MODEL, [1, 2]), (RESNET, [1, 2, 4])], ids=["gpt", "resnet"]
 )
-@pytest.mark.parametrize("cheap", [True, False])
-def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, cheap, monkeypatch):
-    """On fake tensors where layers are not cheap to run, and without a process."""
-    if not cheap:
-        monkeypatch.setattr(probe, "CHEAP_FLOPS", 0.0)
-    tried = []
+@pytest.mark.parametrize("large_by", [None, "SMALL_FLOPS", "SMALL_PARAMETERS"])
+def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, large_by, monkeypatch):
+    """On fake tensors where layers are not small, and without a process."""
+    if large_by:
+        monkeypatch.setattr(probe, large_by, 0)
+    tried, faked, fakes = [], [], probe.fake_tensors
     attempt = probe.Layers.attempt
+    monkeypatch.setattr(probe, "fake_tensors", lambda: faked.append(True) or fakes())
 
     def watched(self, backward, samples, *, fake=False):
-        assert fake is not cheap
+        assert fake
         tried.append(samples)
         return attempt(self, backward, samples, fake=fake)
 
@@ -147,6 +148,7 @@ def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, cheap, monkey
     found = probe.limits(spec_for(model=model, batch=500), "cpu", 1 << 30, 500)
     assert found == Limits(smallest=sizes[-1] // 2, forward=500, backward=500)
     assert tried == sizes
+    assert len(faked) == (len(sizes) if large_by else 0)
 
 
 def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
