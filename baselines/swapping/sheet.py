@@ -250,7 +250,7 @@ class RankSheet:
         costs = [self._cost(unit, self.micros[0]) for unit in blocks]
         gradients = map(self.sizes.visit_bytes, blocks)
         chains = [[pair] for pair in zip(costs, gradients, strict=True)]
-        if nbytes := replay_bytes(costs, chains, self.sizes.library_bytes):
+        if nbytes := replay_bytes(costs, chains):
             self.lay(name.REPLAYS, nbytes, permanent=True)
 
     def _cost(self, unit: int, span: Samples) -> UnitCost:

@@ -38,28 +38,25 @@ def recorded_below_s(spec: RunSpec, hardware: Hardware) -> float:
 
 
 def replay_bytes(
-    forwards: Iterable[UnitCost],
-    chains: Iterable[Sequence[tuple[UnitCost, int]]],
-    library_bytes: int,
+    forwards: Iterable[UnitCost], chains: Iterable[Sequence[tuple[UnitCost, int]]]
 ) -> int:
     """What recordings work in, 0 where there are none: of blocks' forward passes, and of chains,
     whose blocks come each with the bytes of its gradients. Beside the largest one there are a
-    buffer for what goes in, one for the gradient of what comes out, and what libraries keep for the
-    recording's stream."""
+    buffer for what goes in, and one for the gradient of what comes out."""
     there = [(cost.input_bytes + cost.output_bytes, _forward_bytes(cost)) for cost in forwards]
     for chain in chains:
         ends = chain[0][0].input_bytes + chain[-1][0].output_bytes
         there.append((ends, _chain_bytes(chain)))
     if not there:
         return 0
-    return max(ends for ends, _ in there) + max(inside for _, inside in there) + library_bytes
+    return max(ends for ends, _ in there) + max(inside for _, inside in there)
 
 
 def block_replay_bytes(profile: Profile) -> int:
     """The same where each block is a chain."""
     blocks = set(profile.units[1:-1])
     chains = [[(cost, cost.parameters * profile.weight_bytes)] for cost in blocks]
-    return replay_bytes(blocks, chains, profile.library_bytes)
+    return replay_bytes(blocks, chains)
 
 
 def _forward_bytes(cost: UnitCost) -> int:

@@ -118,6 +118,7 @@ class Training:
                 perturb=perturb,
                 on_step_end=self._step_ended,
                 record_from=spec.steps - TIMELINE_STEPS,
+                compute_stream=self.engine.stream,
             )
         except BaseException:
             self.memory.close()

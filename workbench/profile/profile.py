@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,19 @@ RECORDED_BELOW_S = 2e-3
 def all_at_once(lane: str) -> str:
     """Key in `Hardware.slowdowns` of a memory lane while the other two are busy as well."""
     return f"{lane}|{'+'.join(sorted(MEMORY_LANES - {lane}))}"
+
+
+def in_the_way(slowdowns: Mapping[str, float], lane: str, busy: Sequence[str]) -> float:
+    """How many times as long something takes on a lane while those are busy: the measured pairs
+    multiply, where three were not measured at once."""
+    beside, factor = list(busy), 1.0
+    if all_at_once(lane) in slowdowns and {lane, *busy} >= MEMORY_LANES:
+        factor = slowdowns[all_at_once(lane)]
+        for other in MEMORY_LANES - {lane}:
+            beside.remove(other)
+    for other in beside:
+        factor *= slowdowns.get(f"{lane}|{other}", 1.0)
+    return factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,8 +138,9 @@ class UnitCost:
     recompute_scratch_bytes: int = 0
     """The same inside a recomputation, beyond what it keeps."""
     backward_scratch_bytes: int = 0
-    """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
-    gradients it returns; with the unit's output, which autograd holds until the pass is done."""
+    """The same inside a backward pass, beyond the input gradient it makes and (of any but the first
+    unit and the head, whose loss may have made them before) the gradients it returns; with the
+    unit's output, which autograd holds until the pass is done."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0
@@ -285,14 +299,7 @@ class ProfileCosts:
         return self._slowdowns[key]
 
     def _slowdown(self, lane: str, busy: tuple[str, ...]) -> float:
-        table, beside = self.profile.hardware.slowdowns, list(busy)
-        factor, in_pairs = 1.0, 1.0
-        if all_at_once(lane) in table and {lane, *busy} >= MEMORY_LANES:
-            factor = table[all_at_once(lane)]
-            for other in MEMORY_LANES - {lane}:
-                beside.remove(other)
-        for other in beside:
-            factor *= table.get(f"{lane}|{other}", 1.0)
+        factor, in_pairs = in_the_way(self.profile.hardware.slowdowns, lane, busy), 1.0
         for other in busy:
             in_pairs *= self._crowding((lane, other))
         return max(1.0, factor * self._crowding((lane, *busy)) / in_pairs)

@@ -97,6 +97,11 @@ class Engine:
         if name.REPLAYS in schedule.buffers:
             self._record()
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """On which passes were recorded, if some were: the compute lane is to run there."""
+        return self._replays.stream if self._replays is not None else None
+
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step (the executor's `Work`)."""
         self._work[action.kind](action, step)

@@ -91,10 +91,11 @@ class Executor:
         record_from: int = 0,
         origin: float | None = None,
         board: Board | None = None,
+        compute_stream: torch.cuda.Stream | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Events count from `origin` (time.perf_counter), by default from the first segment's
-        beginning."""
+        beginning. `compute_stream` is that on which passes were recorded, if some were."""
         if schedule.num_ranks != 1 and board is None:
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
@@ -121,6 +122,8 @@ class Executor:
         if device.type == "cuda":
             lanes = [lane for lane in self._lanes if lane_kind(lane) in STREAMS]
             self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
+            if compute_stream is not None:
+                self._streams[COMPUTE] = compute_stream
         self._waits, self._remote = self._divide(unroll(schedule).references)
         self._published = {
             other

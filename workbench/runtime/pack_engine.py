@@ -118,6 +118,11 @@ class PackEngine:
             Kind.SETTLE: lambda action, links, step: updates.settle(action.unit, step),
         }
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """On which passes were recorded, if some were: the compute lane is to run there."""
+        return self._replays.stream if self._replays is not None else None
+
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step."""
         self._work[action.kind](action, self._links[action.name], step)

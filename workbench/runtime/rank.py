@@ -129,6 +129,7 @@ class Rank:
                 record_from=record_from,
                 origin=origin,
                 board=self.board,
+                compute_stream=self.engine.stream,
                 on_failure=on_failure,
             )
         except BaseException:

@@ -12,6 +12,9 @@ share, and what comes out is copied from where a recording leaves it. All of the
 of memory: what one leaves there the next may overwrite. That is right as long as passes run in the
 order in which they were recorded: a forward pass alone, or a *chain*, which is some blocks' passes
 that keep what is needed, and then their backward passes, with nothing recorded in between.
+
+Matrix products have a workspace for each thread and stream. So passes are recorded on the stream
+and by the thread of the compute lane, and share theirs with the passes that are launched there.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Replays:
         """`run` makes a block's output from its module and an input of the same shape, of which
         `shape` is the largest."""
         self._run, self._meter = run, meter
+        self.stream = torch.cuda.Stream(meter.device)
+        """The compute lane's."""
         size = torch.Size(shape).numel()
         self._input = meter.zeros(size, dtype).view(shape)
         self._output_grad = meter.zeros(size, dtype).view(shape)
@@ -72,7 +77,7 @@ class Replays:
         """Record forward passes of single blocks, and chains. Nothing else may run on the device
         meanwhile."""
         torch.cuda.synchronize(self._meter.device)
-        with self._meter, torch.cuda.stream(torch.cuda.Stream(self._meter.device)):
+        with self._meter, torch.cuda.stream(self.stream):
             for chain in {chain.rows: chain for chain in forwards.values()}.values():
                 self._warm_up(chain)
             for chain in {chain.rows: chain for chain in chains.values()}.values():

@@ -110,12 +110,14 @@ class Crew:
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
+        report.phase(f"starting {self.schedule.num_ranks} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
             write_initial(
                 self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
             )
         self._await_ready(first)
+        report.phase("training")
         seen = first
         for _, end in segments:
             self.board.allow(end)
@@ -133,6 +135,7 @@ class Crew:
             if self.spec.save_every:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
                 self.history.save(end, done, holder, report, self.statistics())
+        report.phase("ending")
         while running := [r for r, process in enumerate(self._ranks) if process.poll() is None]:
             self._check(total)
             if late := self._watch.still_there(running):

@@ -50,6 +50,12 @@ def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
     return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
 
 
+def fresh_bytes(sizes: Sizes, unit: int, units: int) -> int:
+    """What autograd returns for a unit's weights, before that is added to the pack's gradients. Of
+    the first unit and the head it is in what their passes keep and need (UnitCost)."""
+    return sizes.visit_bytes(unit) if 0 < unit < units - 1 else 0
+
+
 def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
     """Of the forward passes of all blocks over so many samples."""
     return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)

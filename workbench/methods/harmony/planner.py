@@ -182,6 +182,7 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         action_overhead_s=hardware.action_overhead_s,
+        slowdowns=hardware.slowdowns if cuda else {},
         **rates,
     )
 

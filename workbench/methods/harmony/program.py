@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
+from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes, fresh_bytes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
@@ -195,8 +195,7 @@ def _backward(
     after = [act(F if task.fused else R, unit, micro, rank=rank)]
     after += came if unit + 1 == task.units.stop else [act(B, unit + 1, micro, rank=rank)]
     weights, gradients = sheet.weights_label(task, unit), sheet.gradients_label(task, unit)
-    # Autograd returns gradients of its own, which are then added to those of the pack.
-    scratch = cost.backward_scratch_bytes + sheet.sizes.visit_bytes(unit)
+    scratch = cost.backward_scratch_bytes + fresh_bytes(sheet.sizes, unit, sheet.packs.num_units)
     uses, takes = [weights, gradients], []
     if not sheet.replayed(unit):
         takes.append(sheet.scratch(me, rank=rank, nbytes=scratch))

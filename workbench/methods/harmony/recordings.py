@@ -48,7 +48,7 @@ class Recordings:
         if not there or not self.made(packs):
             return 0
         ends, inside = (max(column) for column in zip(*there, strict=True))
-        return ends + inside + self._sizes.library_bytes
+        return ends + inside
 
     def _blocks(self, task: Task) -> range:
         return range(max(task.units.start, 1), min(task.units.stop, self._units - 1))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
-from workbench.methods.harmony.draft import Rings, Sizes
+from workbench.methods.harmony.draft import Rings, Sizes, fresh_bytes
 from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.recordings import Recordings
 from workbench.methods.harmony.ring import aligned
@@ -195,18 +195,18 @@ class Room:
         if of not in self._inside:
             costs = self._costs(*of)
             ends = [0, *accumulate(cost.kept_bytes + cost.input_bytes for cost in costs)]
-            visits = [*map(self._sizes.visit_bytes, range(self._units))]
+            fresh = [fresh_bytes(self._sizes, unit, self._units) for unit in range(self._units)]
             made = [cost.input_bytes for cost in costs]
             taken = [cost.output_bytes for cost in costs]
             if recorded:  # their gradients are in the making there, too
-                for column in (visits, made, taken):
+                for column in (fresh, made, taken):
                     column[1:-1] = [0] * len(column[1:-1])
             # A pass there and back: what later layers kept is gone when an earlier one needs most.
             tops = [
                 (end + cost.recompute_scratch_bytes,
-                 end + cost.backward_scratch_bytes + visit, above, below)
-                for end, cost, visit, above, below in
-                zip(ends[1:], costs, visits, taken, made, strict=True)
+                 end + cost.backward_scratch_bytes + new, above, below)
+                for end, cost, new, above, below in
+                zip(ends[1:], costs, fresh, taken, made, strict=True)
             ]  # fmt: skip
             self._inside[of] = ends, tops
         return self._inside[of]

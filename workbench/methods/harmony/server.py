@@ -6,12 +6,12 @@ estimator gives each GPU one N-th of a single link whether the others copy or no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from workbench.methods.harmony.draft import Sizes
-from workbench.profile.profile import UnitCost
+from workbench.profile.profile import UnitCost, in_the_way
 from workbench.schedule.action import GUESS, H2D, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, keeps, on_rank
 from workbench.schedule.schedule import Schedule
@@ -44,6 +44,8 @@ class Server:
     compute_slowdown: float = 1.0
     """Of ranks that divide a processor which was profiled alone."""
     action_overhead_s: float = 0.0
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
+    """Of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
 
     def message_seconds(self, nbytes: int) -> float:
         """Of one message to the next device."""
@@ -74,6 +76,7 @@ class ServerCosts:
         self._parts = server.ranks if shared_updates else 1
         self._recorded = recorded
         self._cost = cache(self._cost_of)
+        self._slowdowns: dict[tuple[str, ...], float] = {}
 
     def _cost_of(self, unit: int, samples: int) -> UnitCost:
         cost = self._sizes.cost(unit, samples)
@@ -122,5 +125,12 @@ class ServerCosts:
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
         """Weights and stashed inputs come over one link, as do outputs and gradients to other
-        devices. What meets on the host is in the rates."""
-        return 1.0 + sum(other == lane for other in busy) if lane in (H2D, NET_OUT) else 1.0
+        devices. Lanes of different kinds disturb each other as on a single device: each of several
+        has its part of the host's memory and cores, and of what the others take of them."""
+        key = lane, *busy
+        if key not in self._slowdowns:
+            beside = [other for other in key[1:] if other != lane]
+            alike = len(key) - 1 - len(beside) if lane in (H2D, NET_OUT) else 0
+            factor = in_the_way(self._server.slowdowns, lane, beside)
+            self._slowdowns[key] = (1 + alike) * max(1.0, factor)
+        return self._slowdowns[key]

@@ -90,7 +90,7 @@ class Sheet(Draft):
                 elif blocks:
                     gradients = map(self.sizes.visit_bytes, blocks)
                     chains.append([*zip(costs, gradients, strict=True)])
-            if nbytes := replay_bytes(forwards, chains, self.sizes.library_bytes):
+            if nbytes := replay_bytes(forwards, chains):
                 self.lay(rank, name.REPLAYS, DEVICE, nbytes, permanent=True)
 
     def following(self, task: Task) -> Task | None:

@@ -31,6 +31,7 @@ from workbench.runtime.tiers import OutOfMemory
 from workbench.runtime.traffic import counted_parts, planned_parts
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
+from workbench.units import format_bytes
 
 
 class Planner(Protocol):
@@ -55,8 +56,10 @@ def train_planned(
     check_start(spec, folder)
     report.phase("profiling")
     profiles = profiles_for(spec, folder.parents[1], report)
+    report.phase("planning")
     made = planner.plan(spec, profiles, mode=mode)
     report.event("plan", **made.to_dict())
+    report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
     with closing(Crew(spec, made.schedule, folder, device=spec.device)) as crew:
         crew.run(report)
         return outcome(crew, made, folder)
