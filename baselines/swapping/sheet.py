@@ -10,7 +10,7 @@ from baselines.swapping.division import Division, Visits
 from baselines.swapping.places import Visit
 from workbench.methods.harmony.draft import Sizes, borrowed_bytes, host_weights, share_bytes
 from workbench.methods.harmony.packs import DP, Samples
-from workbench.methods.harmony.sheet import AHEAD, INBOX, lay_inbox
+from workbench.methods.harmony.sheet import INBOX, held, lay_inbox
 from workbench.methods.replays import replay_bytes
 from workbench.methods.script import Script
 from workbench.profile.profile import UnitCost
@@ -104,7 +104,7 @@ class RankSheet:
         nbytes = [self.sizes.visit_bytes(u) for u in range(self.division.num_units)]
         self.offsets = places.offsets(nbytes)
         self.queues: dict[str, list[str]] = defaultdict(list)
-        """What frees each thing of a kind of which a device holds `AHEAD`."""
+        """What frees each thing of a kind of which a device holds a few (`held`)."""
         self.received: list[int] = []
         """RECV actions, by their places among all actions."""
 
@@ -188,7 +188,7 @@ class RankSheet:
     def _behind(self, queue: str, ends: str) -> list[str]:
         """What must be gone before one thing more comes; notes what will end it."""
         self.queues[queue].append(ends)
-        return self.queues[queue][-1 - AHEAD : -AHEAD]
+        return self.queues[queue][-1 - held(queue) : -held(queue)]
 
     def _sent(self, queue: str, sends: str) -> list[str]:
         """The same of a message, which in the next step lies where it lay in this one."""

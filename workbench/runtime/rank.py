@@ -6,7 +6,7 @@ also gives the layers their first weights, reports the steps, and saves what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -76,7 +76,7 @@ class Rank:
         *,
         folder: Path,
         board: Board,
-        host: Path,
+        host: Sequence[Path],
         device: torch.device,
         dtype: torch.dtype,
         perturb: Perturb | None = None,
@@ -84,7 +84,7 @@ class Rank:
         origin: float | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`host` is a file that all ranks map; in `folder` they tell each other of their inboxes.
+        """`host` are files that all ranks map; in `folder` they tell each other of their inboxes.
         Events count from `origin`, of the clock that all processes of a machine share
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
         still wait for a message that never comes."""

@@ -27,7 +27,7 @@ def here() -> int:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_memory_is_made_at_once_and_mapped_without_a_change(threads):
-    descriptor = shared.make_shared(NBYTES)
+    (descriptor,) = shared.make_shared(NBYTES)
     try:
         assert os.fstat(descriptor).st_blocks * 512 == NBYTES
         os.pwrite(descriptor, b"there", pages.PIECE - 2)
@@ -48,7 +48,7 @@ def test_memory_is_made_at_once_and_mapped_without_a_change(threads):
 
 def test_a_kernel_that_cannot_makes_them_itself(monkeypatch):
     monkeypatch.setattr(pages, "_madvise", lambda: lambda *_: errno.EINVAL)
-    descriptor = shared.make_shared(NBYTES)
+    (descriptor,) = shared.make_shared(NBYTES)
     assert os.fstat(descriptor).st_blocks * 512 == NBYTES
     os.close(descriptor)
 
@@ -60,3 +60,34 @@ def test_where_there_are_none_left_it_says_so_and_keeps_nothing(monkeypatch):
     with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
         shared.make_shared(NBYTES)
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("nbytes", [1, 4, 5, 8, 11])
+def test_several_files_are_one_piece_of_memory(monkeypatch, nbytes):
+    """Every page is there, and is that of the file at its place, for each who maps them."""
+    monkeypatch.setattr(shared, "FILE_BYTES", 4 * shared.PAGE)
+    monkeypatch.setattr(shared, "PIECE", shared.PAGE)
+    nbytes *= shared.PAGE
+    before = os.listdir("/proc/self/fd")
+    files = shared.make_shared(nbytes)
+    assert [os.fstat(file).st_size for file in files] == shared._file_sizes(nbytes)
+    assert sum(os.fstat(file).st_blocks * 512 for file in files) == nbytes
+    with shared._mapped(files, nbytes) as one, shared._mapped(files, nbytes) as other:
+        for page in range(nbytes // shared.PAGE):
+            one[page * shared.PAGE] = page + 1
+        assert other[:] == one[:]
+    for number, file in enumerate(files):
+        assert os.pread(file, 1, 0) == bytes([4 * number + 1])
+        os.close(file)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_pieces_begin_in_all_files_before_any_is_done(monkeypatch):
+    monkeypatch.setattr(shared, "PIECE", 10)
+    assert shared._in_turn(100, [20, 20, 5]) == [
+        (100, 10),
+        (120, 10),
+        (140, 5),
+        (110, 10),
+        (130, 10),
+    ]

@@ -83,9 +83,9 @@ class Crew:
             old.unlink()
         self._ranks: list[subprocess.Popen] = []
         # Both are memory without a name: gone with its last user, and fit to be page-locked.
-        self._descriptors = [make_shared(host_layout(schedule)[1]), make_shared(0, "the board")]
+        self._descriptors = [*make_shared(host_layout(schedule)[1]), *make_shared(0, "the board")]
         try:
-            host, board = self._paths = [
+            *host, board = self._paths = [
                 Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in self._descriptors
             ]
             Board.make(board, **Board.sizes(schedule))
@@ -116,6 +116,7 @@ class Crew:
             write_initial(
                 self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
             )
+            report.phase("waiting for the ranks")
         self._await_ready(first)
         report.phase("training")
         seen = first
@@ -168,8 +169,8 @@ class Crew:
         order = {
             "spec": self.spec.to_dict(),
             "device": self._device,
-            "host": str(self._paths[0]),
-            "board": str(self._paths[1]),
+            "host": [*map(str, self._paths[:-1])],
+            "board": str(self._paths[-1]),
             "segments": segments,
             "record_from": self.spec.steps - TIMELINE_STEPS,
             "origin": time.perf_counter(),

@@ -54,7 +54,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             load_batches(spec, model, folder.parent / "cache"),
             folder=folder,
             board=board,
-            host=Path(order["host"]),
+            host=[*map(Path, order["host"])],
             device=device,
             dtype=DTYPES[spec.dtype],
             perturb=perturb,
@@ -77,7 +77,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
         return 1
     finally:
         if rank is not None:
-            rank.close()
+            rank.executor.close()  # the memory goes with this process
     return 0
 
 

@@ -11,7 +11,7 @@ from workbench.methods.harmony.draft import Rings, Sizes, fresh_bytes
 from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.recordings import Recordings
 from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.sheet import AHEAD
+from workbench.methods.harmony.sheet import AHEAD, PLACES
 from workbench.profile.profile import UnitCost
 
 
@@ -248,8 +248,9 @@ class _Waits:
         self._apart = packs.mode == PP and packs.ranks > 1
         fetching = [task for task in self._tasks if not (task.forward or task.fused)]
         self._stash = max((self._bytes(t.units.start, _largest(t)) for t in fetching), default=0)
-        received = (self._bytes(_into(task), _largest(task)) for task in self._tasks)
-        self._inbox = AHEAD * max(received, default=0) if self._apart else 0
+        received = [self._bytes(_into(task), _largest(task)) for task in self._tasks]
+        messages = sum(len(task.micros) for task in self._tasks if self._bytes(_into(task), 1))
+        self._inbox = min(PLACES, messages) * max(received, default=0) if self._apart else 0
 
     def pairs(self) -> Iterable[tuple[Task, Task]]:
         """Each task behind the one that the rank does before it."""

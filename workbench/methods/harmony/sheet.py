@@ -22,6 +22,10 @@ from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
+PLACES = 4
+"""Messages of so many micro-batches may come to a device. To tell the sender that a place is free,
+and to learn that it is filled, took 0.8 ms on a server of two GPUs, and an input that goes to the
+host leaves its place only then: with two places, passes of 0.6 ms came 1.1 ms apart."""
 FETCHES = H2D + ".1"
 """Stashed inputs come beside the weights of the next pack, not behind them."""
 INSIDE = D2H + " inside"
@@ -33,6 +37,11 @@ GRADIENT = 1
 """Turn of messages that carry gradients."""
 
 
+def held(lane: str) -> int:
+    """How many things that come on a lane are on a device at once."""
+    return PLACES if lane == NET_IN else AHEAD
+
+
 def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> None:
     """Places for a rank's messages, taken in turn: the first ones of a step wait for the last ones
     of the step before. `received` are their RECV actions, by their places among all actions,
@@ -41,9 +50,9 @@ def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> 
     size = max((aligned(actions[index].nbytes) for index in received), default=0)
     for number, index in enumerate(received):
         (label,) = actions[index].takes
-        buffers[label] = replace(buffers[label], offset=number % AHEAD * size)
-        if number < AHEAD:
-            last = max(n for n in range(len(received)) if n % AHEAD == number)
+        buffers[label] = replace(buffers[label], offset=number % PLACES * size)
+        if number < PLACES:
+            last = max(n for n in range(len(received)) if n % PLACES == number)
             after = (*actions[index].after, f"{spent[last]}@-1")
             actions[index] = replace(actions[index], after=after)
 
@@ -215,7 +224,7 @@ class Sheet(Draft):
         """What must be gone before one more thing comes on a lane; notes what will free it."""
         spent = self._spent[rank, lane]
         spent.append(ends)
-        return [spent[-1 - AHEAD]] if len(spent) > AHEAD else []
+        return [spent[-1 - held(lane)]] if len(spent) > held(lane) else []
 
     def _made(self, kind: Kind, unit: int, task: Task, span: Samples) -> list[str]:
         """A task's passes over a unit that share samples with a span."""
