@@ -10,7 +10,8 @@ so that copies, compute and host updates overlap exactly as far as the dependenc
   compute goes on;
 * host and disk lanes are plain threads; their work releases the interpreter lock;
 * of several ranks, each process walks its own lanes. What another rank does is waited for on the
-  board (board.py), messages and collectives by themselves.
+  board (board.py), messages and collectives by themselves. That there is room for a message is
+  announced by a thread beside its lane, which may be messages ahead of those that have come.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
@@ -40,6 +41,7 @@ from workbench.schedule.action import (
     D2H,
     H2D,
     MEETING,
+    NET_IN,
     NET_OUT,
     VISIT,
     Action,
@@ -92,10 +94,12 @@ class Executor:
         origin: float | None = None,
         board: Board | None = None,
         compute_stream: torch.cuda.Stream | None = None,
+        announce: Work | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Events count from `origin` (time.perf_counter), by default from the first segment's
-        beginning. `compute_stream` is that on which passes were recorded, if some were."""
+        beginning. `compute_stream` is that on which passes were recorded, if some were. `announce`
+        says that there is room for a message, once what its RECV waits for has ended."""
         if schedule.num_ranks != 1 and board is None:
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
@@ -124,6 +128,10 @@ class Executor:
             self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
             if compute_stream is not None:
                 self._streams[COMPUTE] = compute_stream
+        self._announce = announce
+        receiving = [lane for lane in self._lanes if announce and lane_kind(lane) == NET_IN]
+        self._announcing = {f"{lane} announced": self._lanes[lane] for lane in receiving}
+        self._lanes |= self._announcing
         self._waits, self._remote = self._divide(unroll(schedule).references)
         self._published = {
             other
@@ -293,6 +301,9 @@ class Executor:
             self._board.wait(other, step + back)
         if self._stop:
             raise Stopped
+        if lane in self._announcing:
+            self._announce(action, step)
+            return
         if self._board is not None:
             self._board.begin(index, step)
         if self._perturb is not None:

@@ -1,7 +1,8 @@
 """Messages between ranks: copies into the receiver's inbox, at places that the schedule laid out.
 
-The receiver says on the board that a place is free and later finds there what it was sent; nobody
-waits inside a kernel (inbox.py).
+The receiver says on the board that a place is free, as soon as it is, and later finds there what it
+was sent; nobody waits inside a kernel (inbox.py). To say so only when the message before has come
+would make each wait for the way there and back: passes of 0.3 ms on two GPUs came 1.3 ms apart.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class Mail:
         self._board.publish(self._index[action.name], step)
         self._flow.drop(action.frees)
 
-    def receive(self, action: Action, links: Links, step: int) -> None:
-        """The sender may write; wait until it has."""
+    def announce(self, action: Action, step: int) -> None:
+        """The sender may write."""
         self._board.publish(self._index[action.name], step)
+
+    def receive(self, action: Action, links: Links, step: int) -> None:
+        """Wait until it has."""
         self._board.wait(self._index[self._partner[action.name].name], step)
         self._flow[links.target] = self._place(action, links.target)
 

@@ -91,7 +91,7 @@ class PackEngine:
             for unit in range(1, model.num_units)
         }
         self._flow = Flow(boundaries, self._first, self._end, device)
-        self._mail = Mail(schedule, board, inbox, self._flow, self.traffic)
+        self.mail = Mail(schedule, board, inbox, self._flow, self.traffic)
         self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
         self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
         self._places: dict[str, Place] = {}
@@ -107,8 +107,8 @@ class PackEngine:
             Kind.LOAD: self._load,
             Kind.STASH: self._stash,
             Kind.FETCH: self._fetch,
-            Kind.SEND: self._mail.send,
-            Kind.RECV: self._mail.receive,
+            Kind.SEND: self.mail.send,
+            Kind.RECV: self.mail.receive,
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
             Kind.SUM_OUT: self._sum,
@@ -166,7 +166,7 @@ class PackEngine:
             self._memory,
         ):
             held.clear()
-        self._mail.close()
+        self.mail.close()
 
     # -- set-up ---------------------------------------------------------------------------------
 

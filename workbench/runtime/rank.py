@@ -130,6 +130,7 @@ class Rank:
                 origin=origin,
                 board=self.board,
                 compute_stream=self.engine.stream,
+                announce=self.engine.mail.announce,
                 on_failure=on_failure,
             )
         except BaseException:

@@ -77,7 +77,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
         return 1
     finally:
         if rank is not None:
-            rank.executor.close()  # the memory goes with this process
+            rank.close()
     return 0
 
 

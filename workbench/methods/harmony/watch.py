@@ -122,10 +122,7 @@ class Watch:
             self._done_s = now
         if not running or now - self._done_s < self._end_s:
             return None
-        return (
-            f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last "
-            "action"
-        )
+        return f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last action"
 
 
 def _ranks(ranks: Collection[int], one: str, several: str) -> str:

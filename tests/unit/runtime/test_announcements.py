@@ -1,0 +1,80 @@
+"""Ranks say that there is room for messages before those that they wait for have come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.methods.test_ranks import PACKS, schedule_for, spec_for
+from workbench.methods.harmony.sheet import PLACES
+from workbench.runtime.board import Board, Failed
+from workbench.runtime.executor import Executor
+from workbench.schedule.action import Kind
+
+WAIT_S = 20.0
+
+
+def test_as_many_messages_are_announced_as_there_are_places(tmp_path):
+    """While the first does not come; the next one when its place is free again."""
+    packs = replace(PACKS, forward_size=1, backward_size=1)
+    schedule = schedule_for(packs, spec_for(clip=None))
+    receives = [a.name for a in schedule.actions if a.rank == 1 and a.kind is Kind.RECV]
+    sizes = Board.sizes(schedule)
+    Board.make(tmp_path / "board", **sizes)
+    board = Board(tmp_path / "board", rank=1, **sizes)
+    announced, came, done = [], threading.Semaphore(0), []
+    lock = threading.Lock()
+
+    def announce(action, step):
+        with lock:
+            announced.append(action.name)
+
+    def work(action, step):
+        if action.kind is Kind.RECV:
+            while not came.acquire(timeout=0.01):
+                board.check()
+        with lock:
+            done.append(action.name)
+
+    executor = Executor(
+        schedule, work, torch.device("cpu"), board=board, announce=announce,
+        on_failure=lambda error: None,
+    )  # fmt: skip
+    failures = []
+
+    def run():
+        try:
+            executor.run(0, 1)
+        except Failed as error:
+            failures.append(error)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    try:
+        for arrived in range(4):
+            wanted = receives[: PLACES + arrived]
+            deadline = time.monotonic() + WAIT_S
+            while len(announced) < len(wanted) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert announced == wanted
+            came.release()
+    finally:
+        executor.stop()
+        runner.join(WAIT_S)
+    assert not runner.is_alive()
+    assert failures
+    for number, name in enumerate(announced[PLACES:]):
+        (spent,) = (action.after[-1] for action in schedule.actions if action.name == name)
+        assert spent in done, (number, "its place was not free")
+
+
+def test_without_messages_there_is_nobody_to_announce_them(tmp_path):
+    schedule = schedule_for(replace(PACKS, ranks=1), spec_for())
+    executor = Executor(schedule, lambda *_: None, torch.device("cpu"), announce=pytest.fail)
+    assert not executor._announcing
+    executor.run(0, 2)
