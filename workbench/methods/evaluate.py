@@ -24,6 +24,9 @@ STEPS = 4
 FRAGMENTS, FRAGMENT_BYTES = 20, 768 << 20
 """What is left to a GPU's allocator, for pieces too small for what is asked: one part in so many of
 the budget, up to so many bytes. Seen: 317 MiB of 32 GiB at batch 4, 700 of 16 GiB at batch 16."""
+LAUNCHED_FRAGMENTS, LAUNCHED_BYTES = 8, 120 << 20
+"""No less than that, or one part in so many of a small budget, where passes are launched: they make
+and free all that they work in. Seen: 101 MiB of 1 GiB, with passes of 16 samples."""
 
 LANE_NAMES = {
     COMPUTE: "compute",
@@ -57,6 +60,16 @@ class Budgets:
             host=spec.host_memory or hardware.host_bytes,
             disk=spec.disk_memory,
         )
+
+    @staticmethod
+    def launched(spec: RunSpec, profile: Profile) -> int:
+        """How much less of the device than `of` allows is for launched passes."""
+        hardware = profile.hardware
+        if hardware.device != "cuda" or hardware.source != "measured":
+            return 0
+        device = spec.device_memory or hardware.device_bytes
+        least = min(device // LAUNCHED_FRAGMENTS, LAUNCHED_BYTES)
+        return max(0, least - min(device // FRAGMENTS, FRAGMENT_BYTES))
 
     def lacking(self, peak: dict[str, int]) -> str | None:
         """The tier a peak exceeds by the largest factor, None when it fits."""

@@ -62,6 +62,7 @@ class Untimed(Launched):
 
 
 RECORDED = replace(SETTING, recorded_below_s=1.0, device_bytes=300_000)
+LAUNCHED = replace(RECORDED, recorded_below_s=0.0)
 
 
 def test_micro_batches_are_as_small_as_recorded_passes_allow():
@@ -107,8 +108,26 @@ def spec() -> RunSpec:
 def test_recordings_give_way_to_launched_passes_that_are_faster(monkeypatch, late, recorded):
     """Late as these may be."""
     monkeypatch.setattr(planner, "LATE", late)
-    found = planner._searched(spec(), RECORDED, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
     assert records(found.schedule) == recorded
+
+
+def test_launched_passes_leave_more_of_a_small_device_unused(monkeypatch):
+    """Whoever comes to launch them."""
+    less = RECORDED.device_bytes * 9 // 10
+    launched, asked = replace(LAUNCHED, device_bytes=less), []
+
+    def seen(setting, *rest, **limits) -> Found:
+        asked.append(setting.device_bytes)
+        return search(replace(setting, recorded_below_s=0.0), *rest, **limits)
+
+    monkeypatch.setattr(planner, "search", seen)
+    found = planner._searched(spec(), RECORDED, launched, Launched(PARAMETERS), SERVER)
+    assert asked == [RECORDED.device_bytes, less]
+    assert max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()) <= less
+    asked.clear()
+    planner._searched(spec(), LAUNCHED, launched, Launched(PARAMETERS), SERVER)
+    assert asked == [less]
 
 
 def test_without_room_for_recordings_passes_are_launched(monkeypatch):
@@ -118,7 +137,7 @@ def test_without_room_for_recordings_passes_are_launched(monkeypatch):
         return search(setting, *rest, **limits)
 
     monkeypatch.setattr(planner, "search", refusing)
-    found = planner._searched(spec(), RECORDED, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
     assert not records(found.schedule)
 
 

@@ -85,7 +85,9 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     if spec.packing == FAITHFUL:
         found = faithful.choose(setting, sizes, spec.model.units, server, profiles)
     elif pinned is None:
-        found = _searched(spec, setting, sizes, server)
+        less = setting.device_bytes - Budgets.launched(spec, profile)
+        launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
+        found = _searched(spec, setting, launched, sizes, server)
     else:
         schedule = scheduled(pinned, setting, sizes)
         found = Found(
@@ -124,21 +126,26 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     )
 
 
-def _searched(spec: RunSpec, setting: Setting, sizes: ProfiledSizes, server: Server) -> Found:
-    """The fastest plan. Where nobody asked for recorded passes, which work in memory of their own,
-    it is one without where they leave no room for a plan, or for none but with micro-batches so
-    small that launched passes are faster, late as they are. Raises DoesNotFit."""
+def _searched(
+    spec: RunSpec, setting: Setting, launched: Setting, sizes: ProfiledSizes, server: Server
+) -> Found:
+    """The fastest plan; `launched` is the setting of one without recorded passes. Where nobody
+    asked for those, which work in memory of their own, it is such a one where they leave no room
+    for a plan, or for none but with micro-batches so small that launched passes are faster, late as
+    they are. Raises DoesNotFit."""
     asked = sizes, spec.model.units, server
     if spec.replay != "auto" or setting.recorded_below_s <= 0:
-        return search(setting, *asked)
-    launched = replace(setting, recorded_below_s=0.0)
+        return search(setting if spec.replay == "on" else launched, *asked)
     try:
         found = search(setting, *asked, most_trials=RECORDED_TRIALS, last_resort=False)
     except DoesNotFit as error:
         if error.tier != DEVICE:
             raise
         return search(launched, *asked)
-    if not records(found.schedule) or found.seconds < LATE * outlook(launched, *asked):
+    if not records(found.schedule):
+        fits = launched.device_bytes == setting.device_bytes
+        return found if fits else search(launched, *asked)
+    if found.seconds < LATE * outlook(launched, *asked):
         return found
     other = search(launched, *asked)
     return other if LATE * other.seconds < found.seconds else found
