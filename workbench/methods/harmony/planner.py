@@ -18,7 +18,7 @@ from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
 from workbench.profile.match import check_profiles
-from workbench.profile.profile import Profile
+from workbench.profile.profile import Hardware, Profile, all_at_once
 from workbench.runs.spec import NO_PACKS, RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.graph import unroll
@@ -189,9 +189,21 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         action_overhead_s=hardware.action_overhead_s,
-        slowdowns=hardware.slowdowns if cuda else {},
+        slowdowns=_slowdowns(hardware, ranks, rates) if cuda else {},
         **rates,
     )
+
+
+def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> dict[str, float]:
+    """Of lanes of one of several devices. Updates on the host meet the transfers of all of them,
+    at the rates that all have together, where a single device was measured."""
+    full = hardware.h2d_bytes_per_s + hardware.d2h_bytes_per_s
+    times = ranks * (rates["load_bytes_per_s"] + rates["store_bytes_per_s"]) / full
+    found = dict(hardware.slowdowns)
+    for pair in (f"{HOST}|{H2D}", f"{HOST}|{D2H}", all_at_once(HOST)):
+        if pair in found:
+            found[pair] = 1 + times * (found[pair] - 1)
+    return found
 
 
 def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:
