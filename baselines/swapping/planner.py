@@ -15,10 +15,9 @@ from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import DP, micro_batches
 from workbench.methods.harmony.partition import min_max_partition
-from workbench.methods.harmony.planner import binding, borrowed, check_shares, server_of
+from workbench.methods.harmony.planner import binding, check_shares, server_of, sizes_of
 from workbench.methods.harmony.server import ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
 from workbench.profile.match import check_profiles
@@ -62,7 +61,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     model = make_model(spec.model)
     check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = ProfiledSizes(profiles, tied=borrowed(model))
+    sizes = sizes_of(model, spec, profiles)
     server = server_of(profile, spec)
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     found: list[Plan] = []
@@ -70,10 +69,11 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     least = profile.limits.smallest if profile.limits else 1
     for division in divisions(spec, sizes, mode, least=least, largest=max(profiles)):
         longest = longest_forward_s(sizes, spec.model.units, division.size)
+        replay = longest < recorded_below_s(spec, profile.hardware)
+        device = budgets.device - (0 if replay else Budgets.launched(spec, profile))
         schedule, peak = fitted(
-            division, sizes, budgets.device, clipped=spec.clip is not None,
-            replay=longest < recorded_below_s(spec, profile.hardware),
-        )  # fmt: skip
+            division, sizes, device, clipped=spec.clip is not None, replay=replay
+        )
         if tier := budgets.lacking(peak):
             lacking = lacking or {tier: peak[tier]}
             continue

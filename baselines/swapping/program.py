@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from baselines.swapping.division import Division
 from baselines.swapping.sheet import RankSheet, Sheet
-from workbench.methods.harmony.draft import Sizes, fresh_bytes
+from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import Samples
 from workbench.methods.harmony.program import RETURNS
 from workbench.methods.harmony.sheet import FETCHES, GRADIENT
@@ -152,8 +152,7 @@ class RankProgram(RankSheet):
                 uses.append(gradients)
             ends = self.visits.weights((number, unit)).last == (number, unit)
             (frees if ends else uses).append(self._weights(number, unit))
-            scratch = self._cost(unit, span).backward_scratch_bytes
-            scratch += fresh_bytes(self.sizes, unit, self.division.num_units)
+            scratch = self._cost(unit, span).backward_scratch_bytes + self.sizes.fresh_bytes(unit)
             self.add(
                 B, unit, COMPUTE, micro, after=after, samples=span, uses=uses, frees=frees,
                 takes=[*self._scratch(me, unit, scratch), *below],

@@ -94,23 +94,10 @@ def _costs(
             output_bytes=0 if unit == model.head else _bytes(model, spec, unit + 1, microbatch),
             kept_bytes=microbatch * kept.nbytes,
             forward_scratch_bytes=microbatch * kept.forward_scratch,
-            backward_scratch_bytes=microbatch * kept.backward_scratch + _returned(model, unit),
+            backward_scratch_bytes=microbatch * kept.backward_scratch,
             flops=timed,
         )
     return [found[model.kind(unit)] for unit in range(model.num_units)]
-
-
-def _returned(model: LayeredModel, unit: int) -> int:
-    """Bytes of gradients that UnitCost counts where they are made: of the first unit and the
-    head, with those of weights that it borrows."""
-    if 0 < unit < model.head:
-        return 0
-    lent = sum(
-        model.shapes(owner)[name].numel()
-        for (borrower, _), (owner, name) in model.tied().items()
-        if borrower == unit != owner
-    )
-    return (model.unit_parameters(unit) + lent) * FP32_BYTES
 
 
 def _entering(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int:

@@ -126,8 +126,7 @@ class _Costs:
         returning = (
             0 if alone.boundary is None else alone.boundary.gradients().nbytes(alone.samples)
         )
-        inner = not head and alone.boundary is not None
-        gradients = sum(p.numel() * p.element_size() for p in alone.parameters) if inner else 0
+        gradients = sum(p.numel() * p.element_size() for p in alone.parameters)
         kept = max(0, graph.after - graph.before - output)
         return {
             "input_bytes": entering,

@@ -138,9 +138,8 @@ class UnitCost:
     recompute_scratch_bytes: int = 0
     """The same inside a recomputation, beyond what it keeps."""
     backward_scratch_bytes: int = 0
-    """The same inside a backward pass, beyond the input gradient it makes and (of any but the first
-    unit and the head, whose loss may have made them before) the gradients it returns; with the
-    unit's output, which autograd holds until the pass is done."""
+    """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
+    gradients it returns; with the unit's output, which autograd holds until the pass is done."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0

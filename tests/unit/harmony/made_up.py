@@ -46,6 +46,9 @@ class Layers:
             self.weight_bytes(self.tied[unit]) if unit in self.tied else 0
         )
 
+    def fresh_bytes(self, unit: int) -> int:
+        return self.visit_bytes(unit)
+
     def owner(self, unit: int) -> int:
         return self.tied.get(unit, unit)
 

@@ -165,7 +165,7 @@ def test_the_plan_is_the_fastest_by_the_mean_of_steps_that_are_clipped_and_not()
 
 
 def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps():
-    setting = replace(SETTING, device_bytes=70_000, clipped=True, guesses=True)
+    setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
     hedged, sure = (
         search(replace(setting, sure=sure), LAYERS, UNITS, SLOW_HOST) for sure in (False, True)
     )

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
+from workbench.methods.evaluate import Budgets
+from workbench.methods.harmony.planner import server_of, sizes_of
 from workbench.methods.harmony.server import ServerCosts
+from workbench.model import make_model
+from workbench.model.spec import ModelSpec
+from workbench.profile.footprint import footprints
+from workbench.profile.kinds import kind_costs
+from workbench.profile.measure import model_units
+from workbench.profile.profile import Wires
+from workbench.runs.spec import RunSpec
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.simulate import simulate
@@ -38,3 +53,74 @@ def test_stashed_inputs_and_weights_share_a_link():
 
 def test_a_message_has_a_latency():
     assert SERVER.message_seconds(10_000_000) == 1.0
+
+
+def test_lanes_disturb_each_other_as_pairs_do_and_two_of_a_link_as_one():
+    slowdowns = {"host|h2d": 1.5, "compute|host": 1.2, "compute|h2d": 1.1, "h2d|host": 1.25}
+    costs = ServerCosts(
+        Layers([10, 10]), replace(SERVER, slowdowns=slowdowns), shared_updates=False
+    )
+    assert costs.slowdown("host", ["h2d"]) == costs.slowdown("host", ["h2d", "h2d"]) == 1.5
+    assert costs.slowdown("compute", ["h2d", "host"]) == pytest.approx(1.32)
+    assert costs.slowdown("h2d", ["h2d", "host"]) == 2.5
+    assert costs.slowdown("d2h", ["h2d", "host"]) == 1.0
+
+
+def test_updates_meet_the_transfers_of_all_ranks():
+    """Twice as much is in their way where two links run at full speed; compute has its own."""
+    slowdowns = {"host|h2d": 1.2, "host|d2h": 1.1, "host|d2h+h2d": 1.3, "compute|host": 1.4}
+    hardware = replace(
+        made_up_profile(spec_for()).hardware,
+        device="cuda", slowdowns=slowdowns, h2d_bytes_per_s=2e9, d2h_bytes_per_s=2e9,
+    )  # fmt: skip
+    spec = spec_for(method="harmony-pp", ranks=2, batch=4, device_memory=1 << 30)
+    wires = Wires(
+        ranks=2, load_bytes_per_s=2e9, store_bytes_per_s=2e9, message_bytes_per_s=1e9,
+        reduce_bytes_per_s=1e9, message_latency_s=0.0,
+    )  # fmt: skip
+    profile = replace(made_up_profile(spec), hardware=replace(hardware, wires=wires))
+    found = server_of(profile, spec).slowdowns
+    expected = {"host|h2d": 1.4, "host|d2h": 1.2, "host|d2h+h2d": 1.6, "compute|host": 1.4}
+    assert found == pytest.approx(expected)
+    cpu = replace(profile, hardware=replace(profile.hardware, device="cpu"))
+    assert not server_of(cpu, spec).slowdowns
+
+
+@pytest.mark.parametrize(
+    ("device", "source", "mib", "expected"),
+    [
+        ("cuda", "measured", 1024, 120 - 51.2),
+        ("cuda", "measured", 256, 32 - 12.8),
+        ("cuda", "measured", 11 * 1024, 0),
+        ("cuda", "published", 1024, 0),
+        ("cpu", "measured", 1024, 0),
+    ],
+)
+def test_launched_passes_leave_a_part_of_a_small_gpu(device, source, mib, expected):
+    spec = spec_for(device_memory=mib << 20)
+    profile = made_up_profile(spec)
+    profile = replace(profile, hardware=replace(profile.hardware, device=device, source=source))
+    assert Budgets.launched(spec, profile) == pytest.approx(expected * 2**20, abs=1)
+
+
+def test_what_the_ends_of_a_measured_decoder_return_is_counted_once_and_whole():
+    """As much as a rank has there, which holds all gradients of a layer at once."""
+    size, dtype, device = (2, 64), torch.float32, torch.device("cpu")
+    spec = RunSpec(
+        method="harmony-pp", batch=2,
+        model=ModelSpec(layers=2, hidden=64, heads=4, seq=64, vocab=256, dropout=0.0),
+    )  # fmt: skip
+    model = make_model(spec.model)
+    found, _ = footprints(model, model_units(model, 1), size, dtype=dtype, device=device)
+    made_up = made_up_profile(spec)
+    units = [replace(unit, **found[unit.kind]) for unit in made_up.units]
+    hardware = replace(made_up.hardware, source="measured")
+    sizes = sizes_of(model, spec, {2: replace(made_up, units=tuple(units), hardware=hardware)})
+    tokens = torch.zeros(size, dtype=torch.int64)
+    real, _ = kind_costs(model, (tokens,), tokens, seq=64, dtype=dtype, device=device)
+    for unit in (0, 1, model.head):
+        cost, there = sizes.cost(unit, 2), real[model.kind(unit)]
+        counted = cost.kept_bytes + cost.backward_scratch_bytes + sizes.fresh_bytes(unit)
+        needed = there.kept_bytes + there.backward_scratch_bytes + sizes.visit_bytes(unit)
+        needed -= cost.output_bytes  # there the gradient of the output was made within the pass
+        assert needed <= counted <= needed + 4096, model.kind(unit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
@@ -94,9 +96,10 @@ def test_passes_that_leave_no_room_when_recorded_are_not_unless_asked_for(
     setting = Setting(
         mode=PP, ranks=1, minibatch=2, device_bytes=1, host_bytes=1, recorded_below_s=1.0
     )
+    asked = spec, setting, replace(setting, recorded_below_s=0.0), None, None
     if tried[-1]:
         with pytest.raises(DoesNotFit):
-            planner._searched(spec, setting, None, None)
+            planner._searched(*asked)
     else:
-        assert planner._searched(spec, setting, None, None) == "found"
+        assert planner._searched(*asked) == "found"
     assert seen == tried

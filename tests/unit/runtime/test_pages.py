@@ -91,3 +91,11 @@ def test_pieces_begin_in_all_files_before_any_is_done(monkeypatch):
         (110, 10),
         (130, 10),
     ]
+
+
+def test_a_larger_memory_has_larger_files_and_no_more_than_a_process_may_open():
+    for nbytes in (0, shared.PAGE, shared.FILE_BYTES, 64 << 30, 65 << 30, 2 << 40):
+        sizes = shared._file_sizes(nbytes)
+        assert len(sizes) <= shared.MOST_FILES
+        assert max(nbytes, shared.PAGE) == sum(sizes)
+        assert all(size % shared.FILE_BYTES == 0 for size in sizes[:-1])

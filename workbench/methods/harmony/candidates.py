@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from statistics import fmean
 
-from workbench.methods.harmony.draft import Sizes, fresh_bytes, longest_forward_s, pass_costs
+from workbench.methods.harmony.draft import Sizes, longest_forward_s, pass_costs
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, PP, Packs, micro_batches
 from workbench.methods.harmony.partition import min_max_partitions
@@ -305,8 +305,7 @@ def _backward_packs(
         for unit, cost in enumerate(costs)
     ]
     scratch = [
-        cost.backward_scratch_bytes + fresh_bytes(sizes, unit, units)
-        for unit, cost in enumerate(costs)
+        cost.backward_scratch_bytes + sizes.fresh_bytes(unit) for unit, cost in enumerate(costs)
     ]
     seconds = [cost.recompute_s + cost.backward_s for cost in costs]
     return _partitions(seconds, needs, scratch, setting.device_bytes, counts)

@@ -116,7 +116,7 @@ class Crew:
             write_initial(
                 self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
             )
-            report.phase("waiting for the ranks")
+        report.phase("waiting for the ranks")
         self._await_ready(first)
         report.phase("training")
         seen = first

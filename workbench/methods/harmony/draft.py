@@ -37,6 +37,10 @@ class Sizes(Protocol):
         """The same with those it borrows of another unit (a tied embedding), as they come to a
         device; of its gradients, too."""
 
+    def fresh_bytes(self, unit: int) -> int:
+        """What autograd returns for its weights beside what `cost` counts, before that is added to
+        the pack's gradients."""
+
     def owner(self, unit: int) -> int:
         """The unit whose weights it borrows; itself where it borrows none."""
 
@@ -48,12 +52,6 @@ class Sizes(Protocol):
 def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
     """Of all weights that some units borrow: of gradients that are added to their owners'."""
     return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
-
-
-def fresh_bytes(sizes: Sizes, unit: int, units: int) -> int:
-    """What autograd returns for a unit's weights, before that is added to the pack's gradients. Of
-    the first unit and the head it is in what their passes keep and need (UnitCost)."""
-    return sizes.visit_bytes(unit) if 0 < unit < units - 1 else 0
 
 
 def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:

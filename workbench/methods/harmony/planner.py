@@ -58,7 +58,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     model = make_model(spec.model)
     check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = ProfiledSizes(profiles, tied=borrowed(model))
+    sizes = sizes_of(model, spec, profiles)
     server = server_of(profile, spec)
     limits, known = profile.limits, max(profiles) if len(profiles) > 1 else None
     forward_size, backward_size = (
@@ -81,15 +81,17 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         smallest=limits.smallest if limits else 1,
         alike=bool(model.couples) and (forward_size is None or backward_size is None),
     )
+    less = setting.device_bytes - Budgets.launched(spec, profile)
+    launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
     pinned = _pinned(spec, mode)
     if spec.packing == FAITHFUL:
         found = faithful.choose(setting, sizes, spec.model.units, server, profiles)
     elif pinned is None:
-        less = setting.device_bytes - Budgets.launched(spec, profile)
-        launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
         found = _searched(spec, setting, launched, sizes, server)
     else:
         schedule = scheduled(pinned, setting, sizes)
+        if not records(schedule):
+            schedule = scheduled(pinned, launched, sizes)
         found = Found(
             packs=pinned, schedule=schedule, seconds=0.0, proved=validate(schedule), trials=0
         )
@@ -147,7 +149,10 @@ def _searched(
         return found if fits else search(launched, *asked)
     if found.seconds < LATE * outlook(launched, *asked):
         return found
-    other = search(launched, *asked)
+    try:
+        other = search(launched, *asked)
+    except DoesNotFit:  # less was foreseen than they need
+        return found
     return other if LATE * other.seconds < found.seconds else found
 
 
@@ -204,6 +209,22 @@ def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> di
         if pair in found:
             found[pair] = 1 + times * (found[pair] - 1)
     return found
+
+
+def sizes_of(model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]) -> ProfiledSizes:
+    """What the layers of the spec's model need. Raises ValueError as `borrowed` does.
+
+    Where a decoder was measured, its first unit and its head were run as the engine of a single
+    device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
+    their scratch, or was made by the loss. Here all are there at once.
+    """
+    profile, tied, fresh = profiles[min(profiles)], borrowed(model), {}
+    if profile.hardware.source == "measured" and not spec.model.decomposed:
+        for unit in (0, model.head):
+            numels = [shape.numel() for shape in model.shapes(unit).values()]
+            numels += [tied[unit][1]] if unit in tied else []
+            fresh[unit] = (sum(numels) - max(numels)) * profile.weight_bytes
+    return ProfiledSizes(profiles, tied=tied, fresh=fresh)
 
 
 def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:

@@ -6,8 +6,8 @@ once a task. The order of tasks is the order of each rank's lanes; everything el
 * **Weights** of a pack's layers come one by one into a ring (ring.py), as soon as what lay there is
   free: the first layer of the next pack comes while the last micro-batches of this one run. Layers
   that a rank runs last forward and first backward stay (pinned).
-* **Activations** go to the next rank by message, which takes a micro-batch when the one before the
-  last is done with: the others wait where they were made. (Were the sender held up instead, a ring
+* **Activations** go to the next rank by message, which has places for a few micro-batches: the
+  others wait where they were made. (Were the sender held up instead, a ring
   of ranks that are all in the middle of a pack would deadlock.) Those of the same rank wait in one
   piece of device memory. Inputs of backward packs are stashed on the host and fetched by whoever
   runs them, a micro-batch ahead; a stash knows samples, not micro-batches, so forward and backward
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes, fresh_bytes
+from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
 from workbench.methods.harmony.sheet import GRADIENT, Sheet
 from workbench.schedule import buffers as name
@@ -195,7 +195,7 @@ def _backward(
     after = [act(F if task.fused else R, unit, micro, rank=rank)]
     after += came if unit + 1 == task.units.stop else [act(B, unit + 1, micro, rank=rank)]
     weights, gradients = sheet.weights_label(task, unit), sheet.gradients_label(task, unit)
-    scratch = cost.backward_scratch_bytes + fresh_bytes(sheet.sizes, unit, sheet.packs.num_units)
+    scratch = cost.backward_scratch_bytes + sheet.sizes.fresh_bytes(unit)
     uses, takes = [weights, gradients], []
     if not sheet.replayed(unit):
         takes.append(sheet.scratch(me, rank=rank, nbytes=scratch))

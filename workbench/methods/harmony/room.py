@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
-from workbench.methods.harmony.draft import Rings, Sizes, fresh_bytes
+from workbench.methods.harmony.draft import Rings, Sizes
 from workbench.methods.harmony.packs import DP, PP, Packs, Task
 from workbench.methods.harmony.recordings import Recordings
 from workbench.methods.harmony.ring import aligned
@@ -195,7 +195,7 @@ class Room:
         if of not in self._inside:
             costs = self._costs(*of)
             ends = [0, *accumulate(cost.kept_bytes + cost.input_bytes for cost in costs)]
-            fresh = [fresh_bytes(self._sizes, unit, self._units) for unit in range(self._units)]
+            fresh = [*map(self._sizes.fresh_bytes, range(self._units))]
             made = [cost.input_bytes for cost in costs]
             taken = [cost.output_bytes for cost in costs]
             if recorded:  # their gradients are in the making there, too

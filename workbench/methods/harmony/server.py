@@ -129,8 +129,8 @@ class ServerCosts:
         has its part of the host's memory and cores, and of what the others take of them."""
         key = lane, *busy
         if key not in self._slowdowns:
-            beside = [other for other in key[1:] if other != lane]
-            alike = len(key) - 1 - len(beside) if lane in (H2D, NET_OUT) else 0
+            beside = sorted({*key[1:]} - {lane})  # two lanes of a link take no more of the rest
+            alike = key[1:].count(lane) if lane in (H2D, NET_OUT) else 0
             factor = in_the_way(self._server.slowdowns, lane, beside)
             self._slowdowns[key] = (1 + alike) * max(1.0, factor)
         return self._slowdowns[key]

@@ -25,8 +25,15 @@ SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 class ProfiledSizes:
     """`Sizes` (draft.py) from profiles of one model at several micro-batch sizes."""
 
-    def __init__(self, profiles: Mapping[int, Profile], *, tied: Mapping[int, tuple[int, int]]):
-        """`profiles` by samples in a micro-batch; `tied`: unit -> (owner, parameters) it borrows.
+    def __init__(
+        self,
+        profiles: Mapping[int, Profile],
+        *,
+        tied: Mapping[int, tuple[int, int]],
+        fresh: Mapping[int, int] | None = None,
+    ) -> None:
+        """`profiles` by samples in a micro-batch; `tied`: unit -> (owner, parameters) it borrows;
+        `fresh`: unit -> `fresh_bytes`, where the profile counts some of its gradients.
 
         Raises ValueError without a profile.
         """
@@ -34,6 +41,7 @@ class ProfiledSizes:
             raise ValueError("sizes need a profile of at least one micro-batch size")
         self._points = sorted(profiles)
         self._any, self._tied = profiles[self._points[0]], dict(tied)
+        self._fresh = dict(fresh or {})
         self._units = {size: profiles[size].units for size in self._points}
         for size, larger in zip(self._points[-2::-1], self._points[:0:-1], strict=True):
             pairs = zip(self._units[size], self._units[larger], strict=True)
@@ -68,6 +76,10 @@ class ProfiledSizes:
         """With those it borrows."""
         borrowed = self._tied[unit][1] if unit in self._tied else 0
         return self.weight_bytes(unit) + borrowed * self._any.weight_bytes
+
+    def fresh_bytes(self, unit: int) -> int:
+        """What autograd returns for its weights beside what `cost` counts."""
+        return self._fresh.get(unit, self.visit_bytes(unit))
 
     def owner(self, unit: int) -> int:
         """The unit whose weights it borrows, or itself."""

@@ -58,7 +58,7 @@ class PublishedSizes:
         """Of weights and buffers."""
         return self.profile.swapped_bytes(range(unit, unit + 1))
 
-    visit_bytes = weight_bytes
+    visit_bytes = fresh_bytes = weight_bytes
 
     def owner(self, unit: int) -> int:
         """Every layer's weights are its own."""
