@@ -13,7 +13,7 @@ from workbench.methods.harmony.crew import Crew
 from workbench.runtime import checkpoint
 
 
-@pytest.mark.parametrize("memory", [700_000, None], ids=["packs", "one pack, one idle rank"])
+@pytest.mark.parametrize("memory", [720_000, None], ids=["packs", "one pack, one idle rank"])
 def test_published_choices_train_as_plain_training_does(memory, tmp_path):
     """Where the model fits on one device, the published search leaves the others idle."""
     spec = spec_for(

@@ -26,16 +26,18 @@ CLI = (
 )  # fmt: skip
 
 
+def measured(spec):
+    found = made_up_profile(spec)
+    return replace(found, hardware=replace(found.hardware, source="measured"))
+
+
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch):
     """A results folder with profiles of these sizes: any number of samples takes as long as one."""
 
     def hold(*sizes: int) -> None:
         def stored_profile(spec, results):
-            if spec.microbatch not in sizes:
-                return None
-            found = made_up_profile(spec)
-            return replace(found, hardware=replace(found.hardware, source="measured"))
+            return measured(spec) if spec.microbatch in sizes else None
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
         monkeypatch.setattr(profiles, "stored_profile", stored_profile)
@@ -49,7 +51,7 @@ def test_the_answer_is_the_plan_of_a_run(stored, method: str, tmp_path: Path) ->
     stored(1, 4, 16)
     spec = spec_for(method=method, **SMALL)
     found = planning.answer(spec, Store(tmp_path))
-    sizes = {size: made_up_profile(spec.with_(batch=size)) for size in (1, 4, 16)}
+    sizes = {size: measured(spec.with_(batch=size)) for size in (1, 4, 16)}
     module = harmony if method.startswith("harmony") else swapping
     mode = "pp" if "pp" in method else "dp"
     run = module.plan(spec, sizes, mode=mode)
