@@ -15,7 +15,7 @@ from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import DP, micro_batches
 from workbench.methods.harmony.partition import min_max_partition
-from workbench.methods.harmony.planner import binding, check_shares, server_of, sizes_of
+from workbench.methods.harmony.planner import binding, check_shares, profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
 from workbench.methods.plan import DoesNotFit, Plan
@@ -61,7 +61,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     model = make_model(spec.model)
     check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = sizes_of(model, spec, profiles)
+    sizes = profiled_sizes(model, spec, profiles)
     server = server_of(profile, spec)
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     found: list[Plan] = []

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.methods.harmony import pp
 from workbench.methods.harmony.crew import Crew
+from workbench.model import make_model
+from workbench.profile.footprint import footprints
+from workbench.profile.measure import model_units
 from workbench.runtime import checkpoint
 
 
-@pytest.mark.parametrize("memory", [720_000, None], ids=["packs", "one pack, one idle rank"])
+def weighed(spec):
+    """Invented times, and the bytes that layers really need: by them a plan keeps its budget."""
+    model, made_up = make_model(spec.model), made_up_profile(spec)
+    size = spec.microbatch, spec.model.seq
+    found, _ = footprints(
+        model, model_units(model, 1), size, dtype=torch.float32, device=torch.device("cpu")
+    )
+    units = tuple(replace(unit, **found[unit.kind]) for unit in made_up.units)
+    return replace(made_up, units=units, hardware=replace(made_up.hardware, source="measured"))
+
+
+@pytest.mark.parametrize("memory", [800_000, None], ids=["packs", "one pack, one idle rank"])
 def test_published_choices_train_as_plain_training_does(memory, tmp_path):
     """Where the model fits on one device, the published search leaves the others idle."""
     spec = spec_for(
         method="harmony-pp", batch=8, ranks=2, steps=4, lr_decay_steps=20, packing="faithful",
         device_memory=memory,
     )  # fmt: skip
-    profiles = {size: made_up_profile(spec.with_(batch=size)) for size in (1, 8)}
+    profiles = {size: weighed(spec.with_(batch=size)) for size in (1, 8)}
     plan = pp.plan_sizes(spec, profiles)
     packs = plan.settings["backward_packs"].split()
     assert (len(packs) == 1) == (memory is None)
     with closing(Crew(spec, plan.schedule, tmp_path, device="cpu")) as crew:
         crew.run(Silent())
+        assert all(result["device_peak"] <= plan.peak_bytes["device"] for result in crew.results())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         assert_equals_plain(spec, crew, parameters)

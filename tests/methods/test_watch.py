@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
+from workbench.methods.harmony import watch as watching
 from workbench.methods.harmony.watch import Limits, Watch
 from workbench.runtime.board import Board, Stage
+from workbench.runtime.shared import host_layout
 
 
 @pytest.fixture
@@ -124,3 +126,16 @@ def test_who_does_not_end_is_named_when_its_time_is_over(ranks):
     assert watch.still_there([0, 1]) == "ranks 0, 1 do not end, 0 s after the last action"
     assert watch.still_there([1]) == "rank 1 does not end, 0 s after the last action"
     assert watch.still_there([]) is None
+
+
+def test_more_memory_may_take_longer_to_let_go(ranks, monkeypatch):
+    nbytes = host_layout(ranks.schedule)[1]
+    monkeypatch.setattr(watching, "END_BYTES", nbytes / 60)  # a minute more
+    watch = watch_of(ranks, end_s=0.0)
+    assert watch.still_there([0, 1]) is None
+    assert watch.still_there([0, 1]) is None
+    monkeypatch.setattr(watching, "END_BYTES", nbytes * 1e9)
+    watch = watch_of(ranks, end_s=0.0)
+    watch.still_there([0, 1])
+    time.sleep(0.01)
+    assert watch.still_there([0, 1]) is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from workbench.methods.draft import Layout
 from workbench.methods.plan import Plan
 from workbench.methods.program import build
-from workbench.profile.profile import Profile, ProfileCosts
+from workbench.profile.profile import Hardware, Profile, ProfileCosts
 from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS, Schedule
@@ -53,10 +53,8 @@ class Budgets:
         """
         hardware = profile.hardware
         device = spec.device_memory or hardware.device_bytes
-        if allocated and hardware.device == "cuda" and hardware.source == "measured":
-            device -= min(device // FRAGMENTS, FRAGMENT_BYTES)
         return cls(
-            device=device,
+            device=device - (_fragments(device, hardware)[0] if allocated else 0),
             host=spec.host_memory or hardware.host_bytes,
             disk=spec.disk_memory,
         )
@@ -65,11 +63,8 @@ class Budgets:
     def launched(spec: RunSpec, profile: Profile) -> int:
         """How much less of the device than `of` allows is for launched passes."""
         hardware = profile.hardware
-        if hardware.device != "cuda" or hardware.source != "measured":
-            return 0
-        device = spec.device_memory or hardware.device_bytes
-        least = min(device // LAUNCHED_FRAGMENTS, LAUNCHED_BYTES)
-        return max(0, least - min(device // FRAGMENTS, FRAGMENT_BYTES))
+        recorded, launched = _fragments(spec.device_memory or hardware.device_bytes, hardware)
+        return launched - recorded
 
     def lacking(self, peak: dict[str, int]) -> str | None:
         """The tier a peak exceeds by the largest factor, None when it fits."""
@@ -80,6 +75,15 @@ class Budgets:
     def to_dict(self) -> dict[str, int]:
         limits = {DEVICE: self.device, HOST_TIER: self.host, DISK: self.disk}
         return {tier: limit for tier, limit in limits.items() if limit is not None}
+
+
+def _fragments(device: int, hardware: Hardware) -> tuple[int, int]:
+    """Bytes of a device that are left to the allocator of this runtime, where there is one: of any
+    passes, and of launched ones."""
+    if hardware.device != "cuda" or hardware.source != "measured":
+        return 0, 0
+    left = min(device // FRAGMENTS, FRAGMENT_BYTES)
+    return left, max(left, min(device // LAUNCHED_FRAGMENTS, LAUNCHED_BYTES))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
     for i, lane in enumerate(lane_of):
         lane_actions[lane].append(i)
     references = [
-        tuple([_resolve(action, text, index) for text in action.after])
+        tuple([resolve(action, text, index) for text in action.after])
         for action in schedule.actions
     ]
     if schedule.num_ranks > 1:
@@ -188,7 +188,7 @@ def _meet(
             references[i] = tuple(dict.fromkeys([*own[i], *others]))
 
 
-def _resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int]:
+def resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int]:
     """(relative step, action) of one name in `after`."""
     if text in index:
         return 0, index[text]

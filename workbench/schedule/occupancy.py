@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from operator import itemgetter
 
-from workbench.schedule.action import Action
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
@@ -94,8 +94,8 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
             _check_side_by_side(proof, names, takes, frees, why)
             continue
         for name, following in zip(names, names[1:], strict=False):
-            proof.require(frees[name], takes[following], why)
-        proof.require(frees[names[-1]], takes[names[0]], why, next_step=True)
+            _require_free(proof, frees[name], takes[following], why)
+        _require_free(proof, frees[names[-1]], takes[names[0]], why, next_step=True)
 
 
 def _check_side_by_side(
@@ -109,13 +109,32 @@ def _check_side_by_side(
     last: list[_Piece] = []
     for name in names:
         for before in _lay(last, proof.schedule.buffers[name], name):
-            proof.require(frees[before], takes[name], why)
+            _require_free(proof, frees[before], takes[name], why)
     first: list[_Piece] = []
     for name in reversed(names):
         _lay(first, proof.schedule.buffers[name], name)
     for start, end, name in last:
         for *_, following in _under(first, start, end)[1]:
-            proof.require(frees[name], takes[following], why, next_step=True)
+            _require_free(proof, frees[name], takes[following], why, next_step=True)
+
+
+def _require_free(
+    proof: Proof, freed: int, taken: int, why: str, *, next_step: bool = False
+) -> None:
+    """What had a place is gone before the next one takes it. A message may come before its RECV
+    begins, once all has ended that the RECV itself waits for: it does not wait for those before."""
+    proof.require(freed, taken, why, next_step=next_step)
+    receive, since = proof.schedule.actions[taken], -int(next_step)
+    if receive.kind is Kind.RECV and not any(
+        (back, last) == (since, freed)
+        or (back >= since and proof.before(freed, last, next_step=back > since))
+        for back, last in proof.waits(receive)
+    ):
+        step = " of the step before" if next_step else ""
+        raise ScheduleError(
+            f"{receive.name} must itself wait for {proof.name(freed)}{step}, which frees its place:"
+            f" its sender does not wait for the messages before ({why})"
+        )
 
 
 _Piece = tuple[int, int, str]

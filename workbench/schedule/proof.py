@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cached_property
 
-from workbench.schedule.action import Kind
-from workbench.schedule.graph import ScheduleError
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.graph import ScheduleError, resolve
 from workbench.schedule.order import Order
 from workbench.schedule.schedule import Schedule
 
@@ -25,6 +26,14 @@ class Proof:
 
     def name(self, i: int) -> str:
         return self.schedule.actions[i].name
+
+    def waits(self, action: Action) -> list[tuple[int, int]]:
+        """(relative step, action) of what an action itself names."""
+        return [resolve(action, text, self._index) for text in action.after]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {action.name: i for i, action in enumerate(self.schedule.actions)}
 
     def before(self, first: int, second: int, *, next_step: bool = False) -> bool:
         """True when `first` has surely ended when `second` (of the next step) starts."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.harmony.made_up import Layers, Seconds, drawn, largest_pack, mirrored
+from tests.unit.schedule.mutate import edit, forget
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.sheet import PLACES
 from workbench.schedule import Kind, ScheduleError, simulate, validate
 
 LAYERS = Layers([700, 300, 300, 300, 300, 900])
@@ -217,3 +219,18 @@ def test_transfers_name_the_host_memory_that_they_touch(mode):
             assert "host" in tiers, action.name
     (borrowed,) = {action.uses for action in schedule.actions if action.name.startswith("L5")}
     assert borrowed == ("hw0", "hw5")
+
+
+def test_a_message_itself_waits_for_what_frees_its_place():
+    """A sender does not wait for the messages before: that one of them does is not enough."""
+    packs = replace(PACKS, forward_size=1, backward_size=1)
+    schedule = built(packs)
+    receives = [a for a in schedule.actions if a.rank == 1 and a.kind is Kind.RECV]
+    before, receive = receives[PLACES - 1 : PLACES + 1]
+    (spent,) = receive.after
+    late = before.name.replace("1:RECV", "SEND")
+    late = edit(schedule, late, after=(*schedule.by_name[late].after, spent))
+    validate(late)
+    broken = forget(late, receive.name, spent)
+    with pytest.raises(ScheduleError, match=f"{receive.name} must itself wait for {spent}, which"):
+        validate(broken)

@@ -130,6 +130,18 @@ def test_launched_passes_leave_more_of_a_small_device_unused(monkeypatch):
     assert asked == [less]
 
 
+def test_a_plan_of_recordings_stands_where_launched_passes_find_none(monkeypatch):
+    def refusing(setting, *rest, **limits) -> Found:
+        if setting.recorded_below_s <= 0:
+            raise DoesNotFit("more is needed than was foreseen", tier=DEVICE)
+        return search(setting, *rest, **limits)
+
+    monkeypatch.setattr(planner, "search", refusing)
+    monkeypatch.setattr(planner, "LATE", 0.1)  # launched passes seem to be worth a search
+    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
+    assert records(found.schedule)
+
+
 def test_without_room_for_recordings_passes_are_launched(monkeypatch):
     def refusing(setting, *rest, **limits) -> Found:
         if setting.recorded_below_s > 0:

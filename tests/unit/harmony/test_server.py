@@ -11,7 +11,7 @@ from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
 from workbench.methods.evaluate import Budgets
-from workbench.methods.harmony.planner import server_of, sizes_of
+from workbench.methods.harmony.planner import profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts
 from workbench.model import make_model
 from workbench.model.spec import ModelSpec
@@ -115,7 +115,9 @@ def test_what_the_ends_of_a_measured_decoder_return_is_counted_once_and_whole():
     made_up = made_up_profile(spec)
     units = [replace(unit, **found[unit.kind]) for unit in made_up.units]
     hardware = replace(made_up.hardware, source="measured")
-    sizes = sizes_of(model, spec, {2: replace(made_up, units=tuple(units), hardware=hardware)})
+    sizes = profiled_sizes(
+        model, spec, {2: replace(made_up, units=tuple(units), hardware=hardware)}
+    )
     tokens = torch.zeros(size, dtype=torch.int64)
     real, _ = kind_costs(model, (tokens,), tokens, seq=64, dtype=dtype, device=device)
     for unit in (0, 1, model.head):

@@ -36,7 +36,10 @@ def asked(made: list[tuple[int, int, int, int]]) -> bool:
     }
     takes = {f"b{n}": taken for n, (taken, *_) in enumerate(made)}
     frees = {f"b{n}": taken + lasts for n, (taken, lasts, *_) in enumerate(made)}
-    proof = SimpleNamespace(schedule=SimpleNamespace(buffers=buffers), require=require)
+    proof = SimpleNamespace(
+        schedule=SimpleNamespace(buffers=buffers, actions=[SimpleNamespace(kind=None)] * STEP),
+        require=require,
+    )
     try:
         _check_side_by_side(proof, [*buffers], takes, frees, "they overlap")
     except ScheduleError:

@@ -58,7 +58,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     model = make_model(spec.model)
     check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
-    sizes = sizes_of(model, spec, profiles)
+    sizes = profiled_sizes(model, spec, profiles)
     server = server_of(profile, spec)
     limits, known = profile.limits, max(profiles) if len(profiles) > 1 else None
     forward_size, backward_size = (
@@ -211,7 +211,9 @@ def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> di
     return found
 
 
-def sizes_of(model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]) -> ProfiledSizes:
+def profiled_sizes(
+    model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]
+) -> ProfiledSizes:
     """What the layers of the spec's model need. Raises ValueError as `borrowed` does.
 
     Where a decoder was measured, its first unit and its head were run as the engine of a single
