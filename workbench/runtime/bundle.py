@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import Part
-from workbench.runtime.storage import read_here
 
 Bundle = tuple[Tensor, ...]
 
@@ -79,12 +78,6 @@ def copy_into(target: Bundle, source: Bundle) -> None:
 def bytes_of(bundle: Bundle) -> int:
     """Of all its tensors."""
     return sum(tensor.nbytes for tensor in bundle)
-
-
-def read_all_here(bundle: Bundle) -> None:
-    """Their memory is free only when the current stream has read them."""
-    for tensor in bundle:
-        read_here(tensor)
 
 
 def bundled(value: Tensor | Bundle) -> Bundle:

@@ -1,17 +1,18 @@
 """Runs any schedule: the simulator's counterpart on real hardware.
 
-One thread walks each lane in order. Before an action it waits for what the action names in `after`:
+A thread walks each lane in order. Before an action it waits for what the action names in `after`:
 on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event,
 so that copies, compute and host updates overlap exactly as far as the dependencies allow:
 
-* the compute lane runs in the caller's thread, on its own stream;
+* the compute lane runs in the caller's thread, on its own stream; on a device of several ranks that
+  thread walks what else is only issued, too (walks.py);
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
 * host and disk lanes are plain threads; their work releases the interpreter lock;
 * of several ranks, each process walks its own lanes. What another rank does is waited for on the
   board (board.py), messages and collectives by themselves. That there is room for a message is
-  announced by a thread beside its lane, which may be messages ahead of those that have come.
+  announced beside its lane, which may be messages ahead of those that have come.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
@@ -36,6 +37,7 @@ import torch
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
+from workbench.runtime.walks import walks
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -50,9 +52,8 @@ from workbench.schedule.action import (
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 
-STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_OUT)
-"""Kinds of lanes that have a stream each on CUDA. What comes from other ranks is waited for on the
-host: the sender copies it."""
+STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
+"""Kinds of lanes that have a stream each on CUDA."""
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 START_S = 1.0
@@ -95,11 +96,13 @@ class Executor:
         board: Board | None = None,
         compute_stream: torch.cuda.Stream | None = None,
         announce: Work | None = None,
+        together: bool = False,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Events count from `origin` (time.perf_counter), by default from the first segment's
         beginning. `compute_stream` is that on which passes were recorded, if some were. `announce`
-        says that there is room for a message, once what its RECV waits for has ended."""
+        says that there is room for a message, once what its RECV waits for has ended, or on CUDA is
+        waited for by the current stream. `together`: one thread walks all that is only issued."""
         if schedule.num_ranks != 1 and board is None:
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
@@ -117,28 +120,30 @@ class Executor:
         self._perturb = perturb
         self._on_step_end = on_step_end
         self._record_from = record_from
-        self._streams: dict[str, torch.cuda.Stream] = {}
-        self._lanes: dict[str, list[int]] = {}
-        for index, action in enumerate(schedule.actions):
-            if action.rank == self._rank:
-                self._lanes.setdefault(action.lane, []).append(index)
-        self._lanes.setdefault(COMPUTE, [])
-        if device.type == "cuda":
-            lanes = [lane for lane in self._lanes if lane_kind(lane) in STREAMS]
-            self._streams = {lane: torch.cuda.Stream(device) for lane in lanes}
-            if compute_stream is not None:
-                self._streams[COMPUTE] = compute_stream
         self._announce = announce
-        receiving = [lane for lane in self._lanes if announce and lane_kind(lane) == NET_IN]
-        self._announcing = {f"{lane} announced": self._lanes[lane] for lane in receiving}
-        self._lanes |= self._announcing
         self._waits, self._remote = self._divide(unroll(schedule).references)
-        self._published = {
+        published = {
             other
             for i, waits in enumerate(self._remote)
             for _, other in waits
             if schedule.actions[other].rank == self._rank != schedule.actions[i].rank
         }
+        found = walks(
+            schedule, self._rank, self._waits, self._remote, published,
+            announces=announce is not None, together=together,
+        )  # fmt: skip
+        self._walks, self._announcing, self._telling = found.walks, found.announcing, found.telling
+        told = {index for lane in found.telling for index in found.lanes[lane]}
+        self._published = published - told
+        """What is told to other ranks where it is issued."""
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        if device.type == "cuda":
+            lanes = [lane for lane in found.lanes if lane_kind(lane) in STREAMS]
+            self._streams = {
+                lane: torch.cuda.Stream(device) for lane in lanes if lane not in found.telling
+            }
+            if compute_stream is not None:
+                self._streams[COMPUTE] = compute_stream
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
@@ -156,7 +161,7 @@ class Executor:
         """
         steps = range(first_step, first_step + num_steps)
         self._tokens = {step: self._make_tokens() for step in steps[:2]}
-        self._progress = dict.fromkeys(self._lanes, first_step)
+        self._progress = dict.fromkeys(self._walks, first_step)
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
@@ -197,7 +202,7 @@ class Executor:
         self._drain()
 
     def _start_lanes(self, steps: range) -> None:
-        for lane in self._lanes:
+        for lane in self._walks:
             if lane == COMPUTE:
                 continue
             ended = threading.Event()
@@ -253,16 +258,20 @@ class Executor:
         finally:
             ended.set()
 
-    def _walk(self, lane: str, steps: range) -> None:
-        """All of one lane's work; a failure stops the others."""
-        stream = self._streams.get(lane)
+    def _walk(self, walk: str, steps: range) -> None:
+        """All work of the lanes that one thread walks; a failure stops the others."""
+        stream = current = self._streams.get(walk)
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 for step in steps:
-                    self._enter(lane, step, steps)
-                    for index in self._lanes[lane]:
-                        self._run_one(lane, stream, step, index)
-                    if lane == COMPUTE:
+                    self._enter(walk, step, steps)
+                    for lane, index in self._walks[walk]:
+                        wanted = self._streams.get(lane)
+                        if wanted is not current:
+                            torch.cuda.set_stream(wanted)
+                            current = wanted
+                        self._run_one(lane, wanted, step, index)
+                    if walk == COMPUTE:
                         self._end_step(stream, step)
                         if self._streams and step == steps[0] and not self.step_numbers:
                             # The first of all, in which layers are compiled.
@@ -270,21 +279,21 @@ class Executor:
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
             self._fail(error)
 
-    def _enter(self, lane: str, step: int, steps: range) -> None:
-        """Keep the tokens of the steps in flight, drop those that every lane has passed."""
+    def _enter(self, walk: str, step: int, steps: range) -> None:
+        """Keep the tokens of the steps in flight, drop those that every thread has passed."""
         with self._lock:
             if self._stop:  # tokens made from now on would never be set
                 raise Stopped
             if step not in self._tokens:
                 self._tokens[step] = self._make_tokens()
-            self._progress[lane] = step
+            self._progress[walk] = step
             oldest = min(self._progress.values()) - self._depth
             for old in [s for s in self._tokens if s < oldest]:
                 del self._tokens[old]
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
-        for back, other in self._waits[index]:
+        for back, other in self._waits[index] if lane not in self._telling else ((0, index),):
             tokens = self._tokens.get(step + back)
             if tokens is None:  # before this segment
                 continue
@@ -297,6 +306,9 @@ class Executor:
                     stream.wait_event(token.cuda)
                 else:
                     token.cuda.synchronize()
+        if lane in self._telling:
+            self._board.publish(index, step)
+            return
         for back, other in self._remote[index]:
             self._board.wait(other, step + back)
         if self._stop:

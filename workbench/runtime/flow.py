@@ -1,13 +1,18 @@
-"""Activations and their gradients on one rank's device, by the buffers they lie in."""
+"""Activations and their gradients on one rank's device, by the buffers they lie in.
+
+Which lane made what lies in a buffer is known, since its memory is free again when that lane has
+waited for the one that reads it last (spent.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from workbench.runtime.bundle import Boundary, Bundle, copy_into, read_all_here
+from workbench.runtime.bundle import Boundary, Bundle, copy_into
 from workbench.runtime.links import holds_all, what_of
+from workbench.runtime.spent import Spent
+from workbench.schedule.action import Action
 
 
 class Flow(dict[str, Bundle]):
@@ -15,12 +20,19 @@ class Flow(dict[str, Bundle]):
     rank, of which passes read and write theirs."""
 
     def __init__(
-        self, boundaries: Mapping[int, Boundary], first: int, end: int, device: torch.device
+        self,
+        boundaries: Mapping[int, Boundary],
+        first: int,
+        end: int,
+        device: torch.device,
+        spent: Spent,
     ) -> None:
         """`boundaries` by the unit they lead into; the rank's samples are [first, end)."""
         super().__init__()
         self._boundaries, self._first, self._end = boundaries, first, end
-        self._device = device
+        self._device, self._spent = device, spent
+        self._made_on: dict[str, str] = {}
+        """Buffer -> the lane on which what lies there was made; not of places in an inbox."""
 
     def boundary_of(self, unit: int) -> Boundary:
         """What flows into a unit."""
@@ -37,27 +49,40 @@ class Flow(dict[str, Bundle]):
     def read(self, label: str, span: tuple[int, int]) -> Bundle:
         """What lies in a buffer, or of these samples in one that holds all."""
         held = self[label]
-        read_all_here(held)
         if holds_all(label):
             first, end = span
             return self.boundary(label).rows(held, first - self._first, end - self._first)
         return held
 
-    def write(
-        self, label: str, span: tuple[int, int], value: Bundle, *, borrowed: bool = False
-    ) -> None:
-        """Let a bundle lie in a buffer, or among the samples of one that holds all. What is
-        `borrowed` is copied in any case."""
+    def lay(self, label: str, bundle: Bundle, action: Action) -> None:
+        """Let what an action has made lie in a buffer."""
+        self[label], self._made_on[label] = bundle, action.lane
+
+    def write(self, label: str, value: Bundle, action: Action, *, borrowed: bool = False) -> None:
+        """Let an action's bundle lie in a buffer, or among the samples of one that holds all. What
+        is `borrowed` is copied in any case."""
         if not holds_all(label):
-            self[label] = tuple(t.clone() for t in value) if borrowed else value
+            self.lay(label, tuple(t.clone() for t in value) if borrowed else value, action)
             return
-        boundary, first, end = self.boundary(label), *span
+        boundary, (first, end) = self.boundary(label), action.span
         if label not in self:
-            self[label] = boundary.new(self._end - self._first, self._device)
+            self.lay(label, boundary.new(self._end - self._first, self._device), action)
         rows = boundary.rows(self[label], first - self._first, end - self._first)
         copy_into(rows, value)
 
-    def drop(self, labels: Iterable[str]) -> None:
-        """Let go of what lies in these buffers, if anything does."""
-        for label in labels:
-            read_all_here(self.pop(label, ()))
+    def drop(self, action: Action, step: int) -> None:
+        """Let go of what lies in the buffers that an action frees, if anything does."""
+        for label in action.frees:
+            bundle, made_on = self.pop(label, ()), self._made_on.pop(label, None)
+            if made_on is not None:
+                self._spent.hold(bundle, made_on, action, step)
+
+    def begin(self, action: Action, step: int) -> None:
+        """An action begins, and its lane has waited for all that it waits for."""
+        self._spent.release(action, step)
+
+    def clear(self) -> None:
+        """Let go of all; every lane has ended."""
+        super().clear()
+        self._made_on.clear()
+        self._spent.clear()

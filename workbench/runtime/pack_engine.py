@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from workbench.runtime.pack_memory import PackMemory
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
+from workbench.runtime.spent import Spent
 from workbench.runtime.statistics import Statistics
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.traffic import Traffic
@@ -70,7 +72,9 @@ class PackEngine:
         device: torch.device,
         dtype: torch.dtype,
         inbox: Inbox,
+        folder: Path,
     ) -> None:
+        """In `folder` the ranks tell each other what their messages need."""
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
         self.traffic = Traffic(device)
@@ -90,8 +94,11 @@ class PackEngine:
             unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        self._flow = Flow(boundaries, self._first, self._end, device)
-        self.mail = Mail(schedule, board, inbox, self._flow, self.traffic)
+        spent = Spent(schedule, board.rank)
+        self._flow = Flow(boundaries, self._first, self._end, device, spent)
+        self.mail = Mail(
+            schedule, board, inbox, self._flow, self.traffic, folder=folder, device=device
+        )
         self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
         self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
         self._places: dict[str, Place] = {}
@@ -125,6 +132,7 @@ class PackEngine:
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step."""
+        self._flow.begin(action, step)
         self._work[action.kind](action, self._links[action.name], step)
 
     @property
@@ -205,7 +213,7 @@ class PackEngine:
     def _forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
         if action.name in self._places:
-            self._replay_forward(action, links)
+            self._replay_forward(action, links, step)
             return
         unit, state, span = action.unit, self._state(step), action.span
         keeps = name.keeps(action)
@@ -230,10 +238,10 @@ class PackEngine:
         if unit == self.model.head:
             state.losses.append(y[0].detach() * ((span[1] - span[0]) / self.spec.batch))
         elif links.target is not None:
-            self._flow.write(links.target, span, tuple(t.detach() for t in y))
-        self._flow.drop(action.frees)
+            self._flow.write(links.target, tuple(t.detach() for t in y), action)
+        self._flow.drop(action, step)
 
-    def _replay_forward(self, action: Action, links: Links) -> None:
+    def _replay_forward(self, action: Action, links: Links, step: int) -> None:
         place, span, y = self._places[action.name], action.span, None
         x = single(self._flow.read(links.source, span)) if place.first else None
         if place.place is None:
@@ -243,15 +251,15 @@ class PackEngine:
             if place.last and links.target is not None:
                 y = self._replays.output(place.key)
         if y is not None:
-            self._flow.write(links.target, span, (y,), borrowed=True)
-        self._flow.drop(action.frees)
+            self._flow.write(links.target, (y,), action, borrowed=True)
+        self._flow.drop(action, step)
 
     def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
         place, span = self._places[action.name], action.span
         above = single(self._flow.read(links.output_gradient, span)) if place.last else None
         input_grad, grads = self._replays.backward(place.key, above, place.place)
         if input_grad is not None:
-            self._flow.write(links.input_gradient, span, (input_grad,), borrowed=True)
+            self._flow.write(links.input_gradient, (input_grad,), action, borrowed=True)
         return grads
 
     def _backward(self, action: Action, links: Links, step: int) -> None:
@@ -262,7 +270,7 @@ class PackEngine:
             first = links.gradients in action.takes
             (torch._foreach_copy_ if first else torch._foreach_add_)(views, grads)
         self._residents.passed(action)
-        self._flow.drop(action.frees)
+        self._flow.drop(action, step)
 
     def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
         """A backward pass; the parameters' gradients."""
@@ -280,7 +288,7 @@ class PackEngine:
         grads = torch.autograd.grad(ends, [*through, *parameters], above, materialize_grads=True)
         self.statistics.end(unit, span)
         if unit:
-            self._flow.write(links.input_gradient, span, grads[: len(through)])
+            self._flow.write(links.input_gradient, grads[: len(through)], action)
         return grads[len(through) :]
 
     def _update(self, action: Action, links: Links, step: int) -> None:
@@ -323,14 +331,13 @@ class PackEngine:
         source = self._flow.read(links.source, action.span)
         copy_into(self._host_rows(action, links.host), source)
         self.traffic.count("store", bytes_of(source), action.kind)
-        self._flow.drop(action.frees)
+        self._flow.drop(action, step)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
         source = self._host_rows(action, links.host)
         with self.meter:
-            self._flow[links.target] = tuple(
-                t.to(self.device, non_blocking=True, copy=True) for t in source
-            )
+            here = tuple(t.to(self.device, non_blocking=True, copy=True) for t in source)
+        self._flow.lay(links.target, here, action)
         self.traffic.count("load", bytes_of(source), action.kind)
 
     def _host_rows(self, action: Action, label: str) -> Bundle:

@@ -119,6 +119,7 @@ class Rank:
                 device=device,
                 dtype=dtype,
                 inbox=inbox,
+                folder=folder,
             )
             self.executor = Executor(
                 schedule,
@@ -131,8 +132,10 @@ class Rank:
                 board=self.board,
                 compute_stream=self.engine.stream,
                 announce=self.engine.mail.announce,
+                together=device.type == "cuda",
                 on_failure=on_failure,
             )
+            self.meter.avoid_fragments()
         except BaseException:
             self.board.fail()
             self.host.close()

@@ -1,0 +1,105 @@
+"""Which thread walks which lanes.
+
+A lane whose actions are only issued, to a device that does them later, needs no thread of its own,
+and is better off without: threads of one interpreter pass its lock around, and some ten of them
+took 0.4 ms an action, longer than the passes of a small GPU. So where a device works the lanes off,
+one thread walks the compute lane and all that wait for nothing but it and each other, in the order
+of schedule/issue.py. Lanes that wait on the host, for updates or for other ranks' host memory, keep
+theirs.
+
+Two things that lanes do beside their actions are lanes too. That there is room for a message is
+announced when it is so, and not when it is its turn; and what other ranks wait for in host memory
+is told when the device has done it, which the thread that issued it does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from workbench.schedule.action import COMPUTE, D2H, H2D, MEETING, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.issue import ANNOUNCED, Issue
+from workbench.schedule.schedule import Schedule
+
+TOLD = ".told"
+"""Ends the name of the lane that tells other ranks what has ended on another."""
+ISSUED = (H2D, D2H, NET_IN, NET_OUT)
+"""Kinds of lanes that the compute lane's thread may walk, too."""
+MESSAGES = (Kind.SEND, Kind.RECV)
+
+Walk = list[tuple[str, int]]
+"""(lane, action) in their order."""
+Refs = Sequence[tuple[tuple[int, int], ...]]
+"""Action -> (relative step, action) of what it waits for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walks:
+    """The threads of one rank."""
+
+    lanes: Mapping[str, list[int]]
+    """Lane -> its actions."""
+    walks: Mapping[str, Walk]
+    """Thread, called as its first lane -> what it walks."""
+    announcing: Set[str]
+    telling: Set[str]
+
+
+def walks(
+    schedule: Schedule,
+    rank: int,
+    waits: Refs,
+    remote: Refs,
+    published: Set[int],
+    *,
+    announces: bool,
+    together: bool,
+) -> Walks:
+    """Divide a rank's lanes among threads. Of each action, `waits` are on its own rank and `remote`
+    on others; others wait for what is `published`. `together`: a device works the lanes off."""
+    actions = schedule.actions
+    lanes: dict[str, list[int]] = {COMPUTE: []}
+    for i, action in enumerate(actions):
+        if action.rank == rank:
+            lanes.setdefault(action.lane, []).append(i)
+    joined = _joined(schedule, lanes, waits, remote) if together else {COMPUTE}
+    told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}}
+    told = {lane: those for lane, those in told.items() if those}
+    receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]
+    announced = {lane + ANNOUNCED: lanes[lane] for lane in receiving}
+    everything = {**lanes, **told, **announced}
+    found = {lane: [(lane, i) for i in those] for lane, those in everything.items()}
+    if len(joined) > 1:
+        issue = Issue(schedule)
+        of_node = {i: (lane, i) for lane in joined for i in lanes[lane]}
+        for lane in joined & {*receiving}:
+            of_node |= {issue.announcements[i]: (lane + ANNOUNCED, i) for i in lanes[lane]}
+        for lane in {lane for lane, _ in of_node.values()}:
+            del found[lane]
+        found[COMPUTE] = [of_node[node] for node in issue.order() if node in of_node]
+    return Walks(lanes=everything, walks=found, announcing={*announced}, telling={*told})
+
+
+def _joined(
+    schedule: Schedule, lanes: Mapping[str, list[int]], waits: Refs, remote: Refs
+) -> set[str]:
+    """Lanes that the compute lane's thread walks, itself among them."""
+    actions = schedule.actions
+
+    def may(lane: str) -> bool:
+        return lane_kind(lane) in ISSUED and not any(
+            remote[i] or (actions[i].kind in MEETING and actions[i].kind not in MESSAGES)
+            for i in lanes[lane]
+        )
+
+    joined = {COMPUTE, *filter(may, lanes)}
+    while True:
+        blocked = {
+            actions[i].lane
+            for lane in joined - {COMPUTE}
+            for i in lanes[lane]
+            if any(actions[other].lane not in joined for _, other in waits[i])
+        }
+        if not blocked:
+            return joined
+        joined -= blocked
