@@ -147,7 +147,11 @@ class Executor:
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._tokens: dict[int, list[Token]] = {}
+        self._tokens: dict[int, dict[int, Token]] = {}
+        """Step -> action -> its token, of this rank's."""
+        self._recycled: list[dict[int, Token]] = []
+        """Of steps that all threads have passed: to make those of a step anew takes 0.3 s where a
+        step has 20,000 actions."""
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -160,7 +164,7 @@ class Executor:
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
-        self._tokens = {step: self._make_tokens() for step in steps[:2]}
+        self._tokens, self._recycled = {step: self._make_tokens() for step in steps[:2]}, []
         self._progress = dict.fromkeys(self._walks, first_step)
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
@@ -180,6 +184,7 @@ class Executor:
         if self._streams:
             gc.unfreeze()
         self._tokens.clear()
+        self._recycled.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             # The frames it passed hold activations, which the next attempt may have no room beside.
@@ -245,8 +250,15 @@ class Executor:
             remote.append(() if meets else tuple(w for w in waits if w not in mine))
         return own, remote
 
-    def _make_tokens(self) -> list[Token]:
-        return [Token() for _ in self.schedule.actions]
+    def _make_tokens(self) -> dict[int, Token]:
+        if not self._recycled:
+            actions = self.schedule.actions
+            return {i: Token() for i, action in enumerate(actions) if action.rank == self._rank}
+        tokens = self._recycled.pop()
+        for token in tokens.values():
+            token.issued.clear()
+            token.cuda = None
+        return tokens
 
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
@@ -284,12 +296,11 @@ class Executor:
         with self._lock:
             if self._stop:  # tokens made from now on would never be set
                 raise Stopped
-            if step not in self._tokens:
-                self._tokens[step] = self._make_tokens()
             self._progress[walk] = step
             oldest = min(self._progress.values()) - self._depth
-            for old in [s for s in self._tokens if s < oldest]:
-                del self._tokens[old]
+            self._recycled += [self._tokens.pop(s) for s in [*self._tokens] if s < oldest]
+            if step not in self._tokens:
+                self._tokens[step] = self._make_tokens()
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
@@ -298,7 +309,8 @@ class Executor:
             if tokens is None:  # before this segment
                 continue
             token = tokens[other]
-            token.issued.wait()
+            if not token.issued.is_set():  # which takes no lock
+                token.issued.wait()
             if self._stop:  # set by the lane that failed, not by the action
                 raise Stopped
             if token.cuda is not None:
@@ -353,7 +365,7 @@ class Executor:
             ):
                 self._failure = error
             self._stop = True
-            tokens = [token for step in self._tokens.values() for token in step]
+            tokens = [token for step in self._tokens.values() for token in step.values()]
         for token in tokens:
             token.issued.set()
         if self._on_failure is not None:
