@@ -3,7 +3,8 @@
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
 (everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
 with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``, HOW being hang, kill, raise or wait; or
-``fp64`` and one of the others.
+``fp64`` and one of the others; or ``together``, with one thread for all that a device would work
+off, and one of the others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import pytest
 
 from tests.methods import double
 from workbench.methods.harmony import rank_process
+from workbench.runtime import rank
+from workbench.runtime.executor import Executor
 from workbench.runtime.pack_engine import PackEngine
 from workbench.schedule.action import Action
 
@@ -63,6 +66,11 @@ def poisons(unit: int, step: int) -> None:
     PackEngine._gradients_out = poisoned
 
 
+def together(patch: pytest.MonkeyPatch) -> None:
+    """Let one thread walk what it would walk with a GPU."""
+    patch.setattr(rank, "Executor", lambda *args, **kw: Executor(*args, **{**kw, "together": True}))
+
+
 def hangs(where: str) -> None:
     """Let this rank hang before its first action, or when all is done."""
     if where == "import":
@@ -79,18 +87,21 @@ def main(what: str, folder: Path, number: int) -> int:
     if what.startswith("fp64"):
         double.use(pytest.MonkeyPatch())
         what = what.removeprefix("fp64").strip()
+    if what.startswith("together"):
+        together(pytest.MonkeyPatch())
+        what = what.removeprefix("together").strip()
     if what == "delays":
         perturb = delays(number)
     elif ":nan:" in what:
         unit, _, step = what.split(":")
         poisons(int(unit), int(step))
     elif ":hangs:" in what:
-        rank, _, where = what.split(":")
-        if int(rank) == number:
+        number_of, _, where = what.split(":")
+        if int(number_of) == number:
             hangs(where)
     elif what:
-        rank, kind, step, how = what.split(":")
-        perturb = fails(int(rank), kind, int(step), how)
+        number_of, kind, step, how = what.split(":")
+        perturb = fails(int(number_of), kind, int(step), how)
     return rank_process.main(folder, number, perturb)
 
 

@@ -116,6 +116,39 @@ def test_ranks_train_as_plain_training_does(packs, tmp_path):
     assert crew.history.grad_norms == pytest.approx(norms, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "packs",
+    [
+        replace(
+            PACKS, ranks=1, forward_size=5, backward_size=2, forward=packs_of([1, 4]),
+            backward=packs_of([1, 2, 2, 1]),
+        ),
+        replace(
+            PACKS, ranks=3, forward_size=4, backward_size=1, forward=packs_of([1] * 5),
+            backward=packs_of([3, 2, 1]),
+        ),
+        replace(PACKS, forward_size=1, backward_size=1),
+        replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3])),
+    ],
+    ids=["one rank", "three ranks, uneven", "many messages", "replicas"],
+)  # fmt: skip
+def test_one_thread_may_issue_what_a_device_works_off(packs, tmp_path):
+    """The lanes that it walks then never wait for each other in vain, with random delays around
+    every action."""
+    spec = spec_for()
+    crew, parameters = trained(packs, spec, tmp_path, "together delays")
+    assert_equals_plain(spec, crew, parameters)
+    assert_moved(crew, spec.steps)
+
+
+def test_a_rank_killed_in_that_thread_is_named(tmp_path):
+    with (
+        pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
+        crew_of(PACKS, spec_for(), tmp_path, "together 1:RECV:3:kill") as crew,
+    ):
+        crew.run(Silent())
+
+
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_layers_that_share_weights_stay_together(clip, tmp_path):
     """The embedding and the head on one rank: no weights and no gradients cross the link. What they
