@@ -46,7 +46,7 @@ def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) 
     last = _last(runs, kept)
     ours.replace(last)
     stand = {(run["case"], run["method"]): run for run in last}
-    for run in new:
+    for run in new if name == "offload" else ():  # no figure draws those of servers
         step = lanes_file(source, run)
         if stand[run["case"], run["method"]] is run and step.is_file():
             place = lanes_file(target, run)

@@ -22,6 +22,7 @@ from workbench.methods.plan import Plan
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import ProfileCosts
 from workbench.profile.store import folder_of
+from workbench.published.here import LABELS
 from workbench.runs.events import EventReader
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
@@ -121,8 +122,8 @@ class Bench:
         """One measured step of a run on our own runtime, beside the sheet."""
         if record.status != "ok" or not record.predicted.get("step_seconds"):
             return
-        if record.spec["ranks"] > 1:  # the lanes of which rank?
-            return
+        if record.spec["ranks"] > 1 or record.method not in LABELS:
+            return  # the lanes of which rank? And no figure draws them
         rate = None
         with suppress(ValueError):  # a device that is not here has no profile here
             folder = folder_of(self.store.root, this_machine(record.spec["device"]))

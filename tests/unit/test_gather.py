@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gather import gather, main
 from benchmarks.offload_lanes import lanes_file
-from benchmarks.offload_sheet import COLUMNS, Sheet
+from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet
 
 
 def run(number: int, case: str = "a", method: str = "ours") -> dict[str, Any]:
@@ -83,6 +83,18 @@ def test_the_step_of_the_last_run_comes_along(tmp_path: Path, number: int, expec
     gather(theirs, ours)
     assert [path.name for path in (ours / "lanes").iterdir()] == ["a-ours.csv"]
     assert lanes_file(ours, run(1)).read_text() == expected
+
+
+def test_steps_of_servers_stay_behind(tmp_path: Path) -> None:
+    """The figure of lanes knows methods of one device only, and refuses others."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, number in ((ours, 1), (theirs, 2)):
+        row = dict.fromkeys(SERVER_COLUMNS) | {"method": "harmony-pp"}
+        Sheet(folder, "servers", SERVER_COLUMNS).append(run(number) | {"row": row}, {"name": "one"})
+    lanes_file(theirs, run(2)).parent.mkdir()
+    lanes_file(theirs, run(2)).write_text("a step")
+    assert gather(theirs, ours, "servers") == (1, 0)
+    assert not (ours / "lanes").exists()
 
 
 @pytest.mark.parametrize("words", [["nothing", "ours"], ["theirs", "ours", "--keep", "0"]])
