@@ -7,8 +7,8 @@ and when it is filled, the ranks tell each other on the board.
 
 Sends and receives of NCCL are kernels that wait for their partner on the device. Two ranks that
 wait for each other's kernels behind each other's compute hang, in an order that no schedule sees;
-here a rank only ever waits on the host, for what the validator has proved to come. NCCL also keeps
-half a gigabyte of each device for every pair.
+here a host waits for what the validator has proved to be issued, and a device only for what has
+been (signals.py). NCCL also keeps half a gigabyte of each device for every pair.
 """
 
 from __future__ import annotations
