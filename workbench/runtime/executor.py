@@ -283,6 +283,9 @@ class Executor:
                             torch.cuda.set_stream(wanted)
                             current = wanted
                         self._run_one(lane, wanted, step, index)
+                    if stream is not current:  # the next step's samples come where passes run
+                        torch.cuda.set_stream(stream)
+                        current = stream
                     if walk == COMPUTE:
                         self._end_step(stream, step)
                         if self._streams and step == steps[0] and not self.step_numbers:
