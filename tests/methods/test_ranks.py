@@ -37,6 +37,15 @@ PACKS = Packs(
     backward=packs_of([2, 2, 2]),
 )
 
+UNEVEN = replace(
+    PACKS,
+    ranks=3,
+    forward_size=4,
+    backward_size=1,
+    forward=packs_of([1] * 5),
+    backward=packs_of([3, 2, 1]),
+)
+
 
 def spec_for(**changes):
     return plain.spec_for(
@@ -93,10 +102,7 @@ def whole(tmp_path_factory):
             PACKS, ranks=1, forward_size=5, backward_size=5, forward=packs_of([1, 4]),
             backward=packs_of([1, 2, 2, 1]),
         ),
-        replace(
-            PACKS, ranks=3, forward_size=4, backward_size=1, forward=packs_of([1] * 5),
-            backward=packs_of([3, 2, 1]),
-        ),
+        UNEVEN,
         replace(PACKS, mirrored=True, resident=frozenset({1, 2, 4})),
         replace(
             PACKS, ranks=3, forward=packs_of([1] * 4), backward=packs_of([1, 1, 1, 1, 2]),
@@ -123,10 +129,7 @@ def test_ranks_train_as_plain_training_does(packs, tmp_path):
             PACKS, ranks=1, forward_size=5, backward_size=2, forward=packs_of([1, 4]),
             backward=packs_of([1, 2, 2, 1]),
         ),
-        replace(
-            PACKS, ranks=3, forward_size=4, backward_size=1, forward=packs_of([1] * 5),
-            backward=packs_of([3, 2, 1]),
-        ),
+        UNEVEN,
         replace(PACKS, forward_size=1, backward_size=1),
         replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3])),
     ],

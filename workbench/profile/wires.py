@@ -3,8 +3,9 @@
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
 load and store pinned memory, write into each other's inboxes (runtime/inbox.py), and add up a
-buffer over all. How long a message takes that weighs nothing is seen when one goes around, with all
-that a run does to send it: the copy, the wait for its end, the word on the board, the look there.
+buffer over all. How long a message takes that weighs nothing is seen when one goes around: the
+copy, the wait for its end, the word on the board, the look there. It is a bound: in a run the
+devices wait for a message themselves (runtime/signals.py), and hosts may be ahead of them.
 
     python -m workbench.profile.wires FOLDER RANK RANKS DEVICE
 

@@ -4,7 +4,8 @@ Each rank walks its own lanes (executor.py). Where one waits for what another do
 memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
 and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
-sender's, that it is filled (inbox.py). Collectives need no board: whoever takes part waits in them.
+sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
+Collectives need no board: whoever takes part waits in them.
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that

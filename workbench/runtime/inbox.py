@@ -13,20 +13,16 @@ been (signals.py). NCCL also keeps half a gigabyte of each device for every pair
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from workbench.runtime.device_budget import DeviceMeter
-
-NAP_S = 1e-3
+from workbench.runtime.notes import find, leave
 
 
 class Inbox:
@@ -65,17 +61,9 @@ class Inbox:
     def _path(self, rank: int) -> Path:
         return self._folder / f"inbox-{rank}.json"
 
-    def _tell(self, how: dict[str, Any]) -> None:
-        path = self._path(self._rank)
-        path.with_suffix(".part").write_text(json.dumps(how))
-        path.with_suffix(".part").rename(path)
-
     def _open(self, rank: int) -> Tensor:
         """Another rank's inbox, as soon as it is there."""
-        while not self._path(rank).exists():
-            self._check()
-            time.sleep(NAP_S)
-        how = json.loads(self._path(rank).read_text())
+        how = find(self._path(rank), self._check)
         if "file" in how:
             return _mapped(how["file"], how["nbytes"])
         # The memory of the other device is mapped into this one's: naming the other would make
@@ -97,7 +85,8 @@ class Inbox:
         own = meter.zeros(nbytes, torch.uint8)
         torch.cuda.synchronize(self._device)
         _, handle, size, offset, counter, counter_offset, *_ = own.untyped_storage()._share_cuda_()
-        self._tell(
+        leave(
+            self._path(self._rank),
             {
                 "handle": handle.hex(),
                 "size": size,
@@ -105,7 +94,7 @@ class Inbox:
                 "counter": counter.hex(),
                 "counter_offset": counter_offset,
                 "nbytes": nbytes,
-            }
+            },
         )
         return own
 
@@ -116,7 +105,7 @@ class Inbox:
         file = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         own = _mapped(file, nbytes)
         meter.register(own)
-        self._tell({"file": file, "nbytes": nbytes})
+        leave(self._path(self._rank), {"file": file, "nbytes": nbytes})
         return own
 
 

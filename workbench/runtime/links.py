@@ -60,16 +60,6 @@ def links_of(action: Action, schedule: Schedule) -> Links:
     return Links(**known)
 
 
-def partners(schedule: Schedule) -> dict[str, Action]:
-    """The other side of each message."""
-    sides: dict[tuple[int, int | None, int], list[Action]] = {}
-    for action in schedule.actions:
-        if action.kind in (Kind.SEND, Kind.RECV):
-            key = (action.unit, action.microbatch, action.turn)
-            sides.setdefault(key, []).append(action)
-    return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}
-
-
 def placed(label: str, buffer: Buffer, rank: int) -> tuple[str, int] | None:
     """(what, unit) of weights, gradients or states that have a fixed place on a rank's device."""
     match = LABEL.fullmatch(label)

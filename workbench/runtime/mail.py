@@ -17,10 +17,11 @@ from workbench.runtime.board import Board
 from workbench.runtime.bundle import Bundle, bytes_of, copy_into
 from workbench.runtime.flow import Flow
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import Links, partners
+from workbench.runtime.links import Links
 from workbench.runtime.signals import Signals
 from workbench.runtime.traffic import Traffic
 from workbench.schedule.action import Action, Kind
+from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
 

@@ -11,14 +11,12 @@ last message's readers are issued, and they are issued after that wait.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-NAP_S = 1e-3
+from workbench.runtime.notes import find, leave
 
 
 class Signals:
@@ -43,9 +41,7 @@ class Signals:
                 self._own[name].record()  # an event has a handle from its first record on
             torch.cuda.synchronize(device)
         handles = {name: event.ipc_handle().hex() for name, event in self._own.items()}
-        path = self._path(rank)
-        path.with_suffix(".part").write_text(json.dumps(handles))
-        path.with_suffix(".part").rename(path)
+        leave(self._path(rank), handles)
 
     def record(self, name: str) -> None:
         """This is the moment, on the current stream."""
@@ -67,10 +63,7 @@ class Signals:
 
     def _open(self, rank: int) -> dict[str, torch.cuda.Event]:
         """Another rank's events, as soon as they are there."""
-        while not self._path(rank).exists():
-            self._check()
-            time.sleep(NAP_S)
-        handles = json.loads(self._path(rank).read_text())
+        handles = find(self._path(rank), self._check)
         return {
             name: torch.cuda.Event.from_ipc_handle(self._device, bytes.fromhex(handle))
             for name, handle in handles.items()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
-from workbench.schedule.action import MEETING, Action, format_name, parse_name
+from workbench.schedule.action import MEETING, Action, Kind, format_name, parse_name
 from workbench.schedule.schedule import Schedule
 
 
@@ -186,6 +186,16 @@ def _meet(
         for i in group:
             others = [w for other in group if other != i for w in (*own[other], predecessor[other])]
             references[i] = tuple(dict.fromkeys([*own[i], *others]))
+
+
+def partners(schedule: Schedule) -> dict[str, Action]:
+    """The other side of each message."""
+    sides: dict[tuple[int, int | None, int], list[Action]] = {}
+    for action in schedule.actions:
+        if action.kind in (Kind.SEND, Kind.RECV):
+            key = (action.unit, action.microbatch, action.turn)
+            sides.setdefault(key, []).append(action)
+    return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}
 
 
 def resolve(action: Action, text: str, index: dict[str, int]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from workbench.schedule.action import COMPUTE, Kind, lane_kind
-from workbench.schedule.graph import resolve
+from workbench.schedule.graph import partners, resolve
 from workbench.schedule.schedule import Schedule
 
 ANNOUNCED = ".announced"
@@ -32,11 +32,11 @@ class Issue:
     """The nodes of a schedule: its actions, then an announcement for each of its messages."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._actions = actions = schedule.actions
+        self._schedule, self._actions = schedule, schedule.actions
         self.announcements = {
-            i: len(actions) + number
+            i: len(self._actions) + number
             for number, i in enumerate(
-                i for i, action in enumerate(actions) if action.kind is Kind.RECV
+                i for i, action in enumerate(self._actions) if action.kind is Kind.RECV
             )
         }
         """RECV -> the node that announces it."""
@@ -45,14 +45,14 @@ class Issue:
     def _waits(self) -> Waits:
         actions, announcements = self._actions, self.announcements
         index = {action.name: i for i, action in enumerate(actions)}
-        sends = {_message(i, actions): i for i, a in enumerate(actions) if a.kind is Kind.SEND}
+        sender = partners(self._schedule)
         named = [[resolve(a, text, index) for text in a.after] for a in actions]
         waits = [*named, *([] for _ in announcements)]
         lanes: dict[tuple[int, str], list[int]] = defaultdict(list)
         for i, action in enumerate(actions):
             lanes[action.rank, action.lane].append(i)
             if i in announcements:
-                announced, send = announcements[i], sends[_message(i, actions)]
+                announced, send = announcements[i], index[sender[action.name].name]
                 lanes[action.rank, action.lane + ANNOUNCED].append(announced)
                 waits[announced] += named[i]
                 waits[send].append((0, announced))
@@ -116,8 +116,3 @@ class Issue:
                         clock[lane] = max(clock[lane], at)
                 clocks[node] = clock
         return {self._actions[i].name: dict(zip(lanes, clocks[i], strict=True)) for i in place}
-
-
-def _message(i: int, actions: tuple) -> tuple[int, int | None, int]:
-    action = actions[i]
-    return action.unit, action.microbatch, action.turn

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.methods.test_ranks import PACKS, schedule_for, spec_for
+from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
 from workbench.methods.harmony.packs import packs_of
 from workbench.runtime.executor import Executor
 from workbench.runtime.walks import TOLD, walks
@@ -18,13 +18,10 @@ from workbench.schedule.issue import ANNOUNCED, Issue
 CASES = {
     "pp": PACKS,
     "many messages": replace(PACKS, forward_size=1, backward_size=1),
-    "three ranks": replace(
-        PACKS, ranks=3, forward_size=4, backward_size=1, forward=packs_of([1] * 5),
-        backward=packs_of([3, 2, 1]),
-    ),
+    "three ranks": UNEVEN,
     "dp": replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3])),
     "one rank": replace(PACKS, ranks=1),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=CASES)

@@ -23,6 +23,7 @@ from workbench.model import make_model
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
+from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule.action import Kind
@@ -67,7 +68,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
             board.await_allowed(end)
             rank.run(first, end - first)
             board.drain(end)
-        _tell(folder / f"result-{number}.json", _result(rank))
+        leave(folder / f"result-{number}.json", _result(rank))
     except Failed as error:
         print(f"rank {number} stops: {error}", file=sys.stderr)
         return 2
@@ -122,7 +123,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
     for field in ("tier", "what", "asked", "in_use", "budget", "step", "unit"):
         if hasattr(error, field):
             told[field] = getattr(error, field)
-    _tell(path, told)
+    leave(path, told)
 
 
 def _result(rank: Rank) -> dict:
@@ -138,13 +139,6 @@ def _result(rank: Rank) -> dict:
             for e in rank.executor.events
         ],
     }  # fmt: skip
-
-
-def _tell(path: Path, what: dict) -> None:
-    """Whole, or not at all."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(what))
-    temporary.rename(path)
 
 
 if __name__ == "__main__":

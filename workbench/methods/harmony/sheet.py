@@ -24,7 +24,7 @@ AHEAD = 2
 """Inputs of so many micro-batches are on a device: the one in work and the next."""
 PLACES = 4
 """Messages of so many micro-batches may be on a device. To tell the sender that a place is free and
-to learn that it is filled takes 0.8 ms on a server of two GPUs, and an input that goes to the host
+to learn that it is filled takes hosts a tenth of a millisecond, and an input that goes to the host
 leaves its place only when it is there: as long as two or three short passes."""
 FETCHES = H2D + ".1"
 """Stashed inputs come beside the weights of the next pack, not behind them."""

@@ -1,0 +1,26 @@
+"""Notes that the processes of one run leave each other in its folder: each whole, or not there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+NAP_S = 1e-3
+
+
+def leave(path: Path, what: Any) -> None:
+    """For whoever looks there."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(what))
+    part.rename(path)
+
+
+def find(path: Path, check: Callable[[], None]) -> Any:
+    """What another process leaves there, as soon as it does; `check` raises when it never will."""
+    while not path.exists():
+        check()
+        time.sleep(NAP_S)
+    return json.loads(path.read_text())
