@@ -78,17 +78,10 @@ class HostUpdates:
     def see(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients on their way to the host. Those that borrowers add to, and
         the borrowers' part, are taken when they are together."""
-        layout = self._layouts[unit]
-        start = self._board.rank * len(gradients) if self._shares > 1 else 0
-        own = gradients[: max(0, layout.flat.numel - start)]
-        if not self._clipped:
-            self.see_here(unit, own)
+        if self._clipped and unit in self._lenders:
             return
-        lends = unit in self._lenders
-        square = 0.0
-        if len(own) and not lends:
-            square = float(torch.linalg.vector_norm(own, dtype=_wide(own))) ** 2
-        self._board.norms[self._board.rank, unit] = square
+        start = self._board.rank * len(gradients) if self._shares > 1 else 0
+        self.see_here(unit, gradients[: max(0, self._layouts[unit].flat.numel - start)])
 
     def norm(self, step: int) -> None:
         """The global norm of all that has arrived, for all ranks."""
@@ -186,8 +179,8 @@ class HostUpdates:
         )
 
     def see_here(self, unit: int, gradients: Tensor) -> None:
-        """Take the norm of gradients that stay on the device: it writes to the board itself, so
-        that nobody waits until whoever reads it knows that they are complete."""
+        """Take the norm of gradients on the device. It writes to the board itself: who reads it
+        waits until they are complete, and the thread that issues this must not."""
         square = torch.linalg.vector_norm(gradients, dtype=_wide(gradients)).double() ** 2
         self._squares[unit : unit + 1].copy_(square.reshape(1), non_blocking=True)
 
