@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -79,12 +80,14 @@ def residents(schedule: Schedule) -> frozenset[int]:
     return frozenset(found)
 
 
+@functools.cache
 def what_of(label: str) -> tuple[str, int]:
     """What a buffer of one unit is, and of which."""
     match = LABEL.fullmatch(label)
     return match["what"], int(match["unit"])
 
 
+@functools.cache
 def holds_all(label: str) -> bool:
     """Whether a buffer of activations, or of their gradients, holds all samples of its rank."""
     return LABEL.fullmatch(label)["what"] in ("xs", "ds")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -182,8 +182,12 @@ class Action:
     samples: tuple[int, int] | None = None
     """First sample of the minibatch that it works on, and the one after its last. None where all
     passes divide the minibatch alike, so that `microbatch` says it."""
+    name: str = field(init=False, repr=False, compare=False)
+    """Printed; kept, since all that runs or searches schedules asks for it."""
 
     def __post_init__(self) -> None:
+        name = format_name(self.kind, self.unit, self.microbatch, turn=self.turn, rank=self.rank)
+        object.__setattr__(self, "name", name)
         if not _is_lane(self.lane):
             raise ValueError(
                 f"lane {self.lane!r} is unknown; lanes are {', '.join(LANES)}, "
@@ -201,10 +205,6 @@ class Action:
         """First and end of what it works on: samples, or micro-batches where it names none."""
         micro = self.microbatch or 0
         return self.samples or (micro, micro + 1)
-
-    @property
-    def name(self) -> str:
-        return format_name(self.kind, self.unit, self.microbatch, turn=self.turn, rank=self.rank)
 
     def __str__(self) -> str:
         return self.name

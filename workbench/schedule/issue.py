@@ -3,7 +3,9 @@
 On a device work is issued long before it runs, so one thread can serve many lanes, as long as
 nothing that it issues earlier waits for what it or another rank issues later. The order is the same
 on all ranks: one of all actions, of which each rank issues its own. It follows the passes, and
-transfers come right after the pass that they wait for.
+transfers come right after the pass that they wait for. But a RECV, for which the thread waits until
+another rank has issued the message, comes only when something needs it: two ranks that send each
+other messages would else take turns.
 
 Messages do not meet here as they do in the simulator (graph.py). Their receiver announces a place
 when what its RECV waits for has been issued; the sender waits for that, and the RECV for the
@@ -65,7 +67,8 @@ class Issue:
 
     def order(self) -> list[int]:
         """All nodes of a step, none before what it waits for: by how many passes come one after the
-        other before it, and of those transfers first, which no pass of as many is before."""
+        other before it, and of those transfers first, which no pass of as many is before. RECVs
+        come right before the first that waits for them."""
         missing = [sum(not back for back, _ in others) for others in self.waits]
         followers: list[list[int]] = [[] for _ in self.waits]
         for node, others in enumerate(self.waits):
@@ -85,7 +88,21 @@ class Issue:
                 if not missing[follower]:
                     ready.append(follower)
         assert len(found) == len(self.waits), "a schedule that deadlocks passed the validator"
-        return sorted(found, key=lambda node: 2 * passes[node] + computes[node])
+        return self._receive_late(sorted(found, key=lambda n: 2 * passes[n] + computes[n]))
+
+    def _receive_late(self, order: list[int]) -> list[int]:
+        found: list[int] = []
+        late: set[int] = set()
+        for node in order:
+            if node in self.announcements:
+                late.add(node)
+                continue
+            needed = [node]
+            for one in needed:  # those of before on their lanes, too
+                needed += (other for back, other in self.waits[one] if not back and other in late)
+            late.difference_update(needed)
+            found += dict.fromkeys(reversed(needed))
+        return found + [node for node in order if node in late]
 
     def clocks(self, rank: int) -> Mapping[str, dict[str, int]]:
         """Action of a rank -> lane of that rank -> how many of the lane's actions, counted from the

@@ -58,6 +58,18 @@ def test_nothing_is_issued_before_what_it_waits_for(schedule):
     assert all(places == sorted(places) for places in lanes.values())
 
 
+def test_a_message_is_waited_for_when_something_needs_it(schedule):
+    issue = Issue(schedule)
+    kinds = {i: action.kind for i, action in enumerate(schedule.actions)}
+    for rank in range(schedule.num_ranks):
+        mine = [i for i in issue.order() if i in kinds and schedule.actions[i].rank == rank]
+        for at, i in enumerate(mine):
+            if kinds[i] is Kind.RECV:
+                then = next(j for j in mine[at + 1 :] if kinds[j] is not Kind.RECV)
+                passed = {(0, j) for j in mine[at : mine.index(then)]}
+                assert passed & {*issue.waits[then]}, schedule.actions[i]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_known_to_have_ended_has_ended_however_late_others_are(schedule, seed):
     """In three steps of random durations, in which nothing waits for more than it must."""
