@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Case, ...]] = {
                 methods=("harmony-pp", "harmony-dp"),
                 changes={**TEN_TIMES, "ranks": ranks, "clip": clip},
                 cap_gib=SMALL_CARD_GIB,
-                steps=(2, 4),
+                steps=(2, 8),
             )
             for ending, clip in (("", 1.0), ("-noclip", None))
             for ranks in (4, 2, 1, 8)

@@ -37,6 +37,7 @@ import torch
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
+from workbench.runtime.tokens import Tokens
 from workbench.runtime.walks import walks
 from workbench.schedule.action import (
     COMPUTE,
@@ -64,16 +65,6 @@ Work = Callable[[Action, int], None]
 
 Perturb = Callable[[Action, int], None]
 """Called around every action; tests delay or fail there."""
-
-
-class Token:
-    """The end of one action: issued on the host, and on CUDA completed by an event."""
-
-    __slots__ = ("cuda", "issued")
-
-    def __init__(self) -> None:
-        self.issued = threading.Event()
-        self.cuda: torch.cuda.Event | None = None
 
 
 class Stopped(Failed):
@@ -147,11 +138,7 @@ class Executor:
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._tokens: dict[int, dict[int, Token]] = {}
-        """Step -> action -> its token, of this rank's."""
-        self._recycled: list[dict[int, Token]] = []
-        """Of steps that all threads have passed: to make those of a step anew takes 0.3 s where a
-        step has 20,000 actions."""
+        self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == self._rank)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -164,7 +151,7 @@ class Executor:
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
-        self._tokens, self._recycled = {step: self._make_tokens() for step in steps[:2]}, []
+        self._tokens.begin(steps[:2])
         self._progress = dict.fromkeys(self._walks, first_step)
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
@@ -184,7 +171,6 @@ class Executor:
         if self._streams:
             gc.unfreeze()
         self._tokens.clear()
-        self._recycled.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             # The frames it passed hold activations, which the next attempt may have no room beside.
@@ -250,16 +236,6 @@ class Executor:
             remote.append(() if meets else tuple(w for w in waits if w not in mine))
         return own, remote
 
-    def _make_tokens(self) -> dict[int, Token]:
-        if not self._recycled:
-            actions = self.schedule.actions
-            return {i: Token() for i, action in enumerate(actions) if action.rank == self._rank}
-        tokens = self._recycled.pop()
-        for token in tokens.values():
-            token.issued.clear()
-            token.cuda = None
-        return tokens
-
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
         try:
@@ -300,20 +276,18 @@ class Executor:
             if self._stop:  # tokens made from now on would never be set
                 raise Stopped
             self._progress[walk] = step
-            oldest = min(self._progress.values()) - self._depth
-            self._recycled += [self._tokens.pop(s) for s in [*self._tokens] if s < oldest]
-            if step not in self._tokens:
-                self._tokens[step] = self._make_tokens()
+            self._tokens.drop_before(min(self._progress.values()) - self._depth)
+            self._tokens.add(step)
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
         for back, other in self._waits[index] if lane not in self._telling else ((0, index),):
-            tokens = self._tokens.get(step + back)
+            tokens = self._tokens.of(step + back)
             if tokens is None:  # before this segment
                 continue
             token = tokens[other]
-            if not token.issued.is_set():  # which takes no lock
-                token.issued.wait()
+            if not token.issued:
+                token.wait()
             if self._stop:  # set by the lane that failed, not by the action
                 raise Stopped
             if token.cuda is not None:
@@ -343,9 +317,9 @@ class Executor:
         if self._perturb is not None:
             self._perturb(action, step)
         end = now(stream)
-        token = self._tokens[step][index]
+        token = self._tokens.of(step)[index]
         token.cuda = end if stream is not None else None
-        token.issued.set()
+        token.set()
         if index in self._published:
             if stream is not None:
                 end.synchronize()
@@ -368,9 +342,9 @@ class Executor:
             ):
                 self._failure = error
             self._stop = True
-            tokens = [token for step in self._tokens.values() for token in step.values()]
+            tokens = self._tokens.all()
         for token in tokens:
-            token.issued.set()
+            token.set()
         if self._on_failure is not None:
             self._on_failure(error)
 

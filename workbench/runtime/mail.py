@@ -47,8 +47,11 @@ class Mail:
         self._places: dict[str, Bundle] = {}
         """Of messages by their receiving actions: they lie where they lay in the step before, and
         to make views takes longer than to send one."""
-        mine = [self._moment(a) for a in schedule.actions if a.rank == board.rank]
-        names = dict.fromkeys(filter(None, mine))
+        messages = [action for action in schedule.actions if action.name in self._partner]
+        self._moments = {action.name: self._moment(action) for action in messages}
+        """What is recorded for a message: that its receiver's place is free, or that its sender has
+        filled it."""
+        names = dict.fromkeys(self._moments[a.name] for a in messages if a.rank == board.rank)
         self._signals = (
             Signals(folder, board.rank, names, device, board.check)
             if device.type == "cuda" and names
@@ -61,18 +64,18 @@ class Mail:
         place = self._place(partner, *partner.takes)
         self._board.wait(self._index[partner.name], step)
         if self._signals is not None:
-            self._signals.wait(partner.rank, self._moment(partner))
+            self._signals.wait(partner.rank, self._moments[partner.name])
         copy_into(place, source)
         self._traffic.between(bytes_of(source), action.kind)
         if self._signals is not None:
-            self._signals.record(self._moment(action))
+            self._signals.record(self._moments[action.name])
         self._board.publish(self._index[action.name], step)
         self._flow.drop(action, step)
 
     def announce(self, action: Action, step: int) -> None:
         """The sender may write."""
         if self._signals is not None:
-            self._signals.record(self._moment(action))
+            self._signals.record(self._moments[action.name])
         self._board.publish(self._index[action.name], step)
 
     def receive(self, action: Action, links: Links, step: int) -> None:
@@ -80,7 +83,7 @@ class Mail:
         partner = self._partner[action.name]
         self._board.wait(self._index[partner.name], step)
         if self._signals is not None:
-            self._signals.wait(partner.rank, self._moment(partner))
+            self._signals.wait(partner.rank, self._moments[partner.name])
         self._flow[links.target] = self._place(action, links.target)
 
     def close(self) -> None:
@@ -90,15 +93,11 @@ class Mail:
             self._signals.close()
         self._inbox.close()
 
-    def _moment(self, action: Action) -> str | None:
-        """What is recorded for a message: that its receiver's place is free, or that its sender has
-        filled it."""
+    def _moment(self, action: Action) -> str:
         if action.kind is Kind.RECV:
             return f"free {self._offset(action)}"
-        if action.kind is Kind.SEND:
-            partner = self._partner[action.name]
-            return f"filled {partner.rank} {self._offset(partner)}"
-        return None
+        partner = self._partner[action.name]
+        return f"filled {partner.rank} {self._offset(partner)}"
 
     def _offset(self, receive: Action) -> int:
         (label,) = receive.takes
