@@ -395,9 +395,10 @@ def test_a_killed_rank_on_gpus(method, tmp_path):
     """Its peers wait in a kernel that nobody will end."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
+    before = {*children()}  # of compilers, which other tests of this process have started
     report = Disturbing(2, lambda: kill(1))
     spec = spec_for(device="cuda", microbatches=2, steps=5000)
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         method.train(spec, report, tmp_path)
     assert time.monotonic() - report.did < 2 * END_S
-    assert not children()
+    assert {*children()} <= before
