@@ -15,16 +15,20 @@ import random
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods import double
 from workbench.methods.harmony import rank_process
 from workbench.runtime import rank
 from workbench.runtime.executor import Executor
 from workbench.runtime.pack_engine import PackEngine
-from workbench.schedule.action import Action
+from workbench.runtime.walks import ISSUED
+from workbench.schedule.action import COMPUTE, Action, lane_kind
 
 HANG_S = 600.0
 
@@ -66,9 +70,25 @@ def poisons(unit: int, step: int) -> None:
     PackEngine._gradients_out = poisoned
 
 
+class NothingRead(TorchDispatchMode):
+    """Numbers of a device are not for who must not wait for it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("the thread that issues would wait for the device")
+        return func(*args, **(kwargs or {}))
+
+
 def together(patch: pytest.MonkeyPatch) -> None:
-    """Let one thread walk what it would walk with a GPU."""
+    """Let one thread walk what it would walk with a GPU, where it would never wait for that."""
     patch.setattr(rank, "Executor", lambda *args, **kw: Executor(*args, **{**kw, "together": True}))
+    perform = PackEngine.perform
+
+    def watched(engine: PackEngine, action: Action, step: int) -> None:
+        with NothingRead() if lane_kind(action.lane) in (COMPUTE, *ISSUED) else nullcontext():
+            perform(engine, action, step)
+
+    patch.setattr(PackEngine, "perform", watched)
 
 
 def hangs(where: str) -> None:
