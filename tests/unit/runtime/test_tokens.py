@@ -1,4 +1,4 @@
-"""Who waits for an action's token is woken, whenever it is set; tokens of passed steps come again."""
+"""Who waits for a token is woken, whenever it is set; tokens of passed steps come again."""
 
 from __future__ import annotations
 
