@@ -74,7 +74,7 @@ def test_every_parameter_moves_in_one_step(spec_for, tmp_path, method):
 def test_updates_of_different_layers_overlap_and_of_one_never(spec_for, tmp_path):
     def slow_updates(action, step):
         if action.kind is Kind.UPDATE:
-            time.sleep(3e-3)
+            time.sleep(2e-2)
 
     spec = spec_for(window=2, resident=0, host_workers=2, steps=4)
     training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)

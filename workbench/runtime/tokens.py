@@ -52,6 +52,10 @@ class Tokens:
         self._steps: dict[int, dict[int, Token]] = {}
         self._recycled: list[dict[int, Token]] = []
 
+    def __len__(self) -> int:
+        """Steps in flight."""
+        return len(self._steps)
+
     def of(self, step: int) -> dict[int, Token] | None:
         """Action -> its token; None of steps that are not in flight."""
         return self._steps.get(step)
