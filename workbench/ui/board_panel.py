@@ -57,10 +57,11 @@ class BoardPanel:
         self._look_took = 0.0
         self._page = 1
         self._columns: tuple[str, ...] = ()
-        self._shown: Any = None
+        self._understood = USUAL
+        """The last query that says something: the table and the plot show its runs."""
         self._filling = False
         self._make_controls()
-        self.plot = PlotPanel(self.board, self._aside, lambda: self.query)
+        self.plot = PlotPanel(self.board, self._aside, lambda: self._understood)
         self.chosen = ChosenPanel(self.board, self._aside, self.plot, lambda: self.query)
         self.widget = self._lay_out()
         self.board.refresh(FIRST_LOOK_S)
@@ -145,13 +146,14 @@ class BoardPanel:
         self._problems = self.board.problems()
         _set(self.told, board_html.summary(self.board, len(self._problems)))
         _set(self.problems, board_html.problems_list(self._problems))
+        query = self.query
         try:
-            page = self.board.page(self.query)
+            page = self.board.page(query)
         except ValueError as error:
             _set(self.wrong, html.told(f"{error}.", "bad"))
             return
         _set(self.wrong, html.told(""))
-        self._page = page.number
+        self._understood, self._page = query, page.number
         _set(self.table, board_html.runs_table(self.board, page, self.chosen.chosen))
         _set(self.where, html.told(f"Page {page.number:,} of {page.pages:,}"))
         for button in (self.first, self.previous):

@@ -168,6 +168,8 @@ def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: BoardPanel
     before = panel.table.value
     panel.filter.value = "<script>=1 'x"
     assert "a quote without its end" in Reader(panel.wrong.value).texts[0]
+    settle(panel)
+    assert "a quote" not in panel.plot.state.value, "it is said once on the page"
     assert panel.table.value == before
     panel.filter.value = "layers=1000"
     assert "No run matches." in panel.table.value
