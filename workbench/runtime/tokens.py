@@ -68,11 +68,14 @@ class Tokens:
 
     def add(self, step: int) -> None:
         """So is this one."""
-        if step not in self._steps:
-            made = self._recycled.pop() if self._recycled else {i: Token() for i in self._actions}
-            for token in made.values():
-                token.renew()
-            self._steps[step] = made
+        if step in self._steps:
+            return
+        if not self._recycled:
+            self._steps[step] = {i: Token() for i in self._actions}
+            return
+        self._steps[step] = self._recycled.pop()
+        for token in self._steps[step].values():
+            token.renew()
 
     def drop_before(self, oldest: int) -> None:
         """Steps that no thread asks for any more."""
