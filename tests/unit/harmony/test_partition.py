@@ -50,7 +50,13 @@ def test_it_equals_trying_everything_under_any_memory_constraint(seconds, rng):
     st.integers(4, 40),
 )
 def test_it_does_where_all_parts_of_what_fits_fit_too(seconds, sizes, capacity):
-    assert_best(seconds, lambda first, last: sum(sizes[first : last + 1]) <= capacity)
+    def fits(first, last):
+        return sum(sizes[first : last + 1]) <= capacity
+
+    assert_best(seconds, fits)
+    counts = range(1, len(seconds) + 1)
+    known = min_max_partitions(seconds, counts, fits, even=True)
+    assert known == min_max_partitions(seconds, counts, fits)
 
 
 def assert_best(seconds, fits):

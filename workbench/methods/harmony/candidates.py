@@ -345,4 +345,4 @@ def _partitions(
     wanted = [count for count in counts if count <= len(seconds)]
     if not seconds:
         return []
-    return list(min_max_partitions(seconds, wanted, fits, tolerance=EVEN).values())
+    return list(min_max_partitions(seconds, wanted, fits, tolerance=EVEN, even=True).values())

@@ -36,6 +36,7 @@ class Pace:
         self.parameters = [sizes.cost(unit, 1).parameters for unit in range(units)]
         self._visiting: dict[tuple[frozenset, frozenset], tuple[list[int], list[int]]] = {}
         self._sums: dict[tuple[int, bool], tuple[list[float], list[float], list[float]]] = {}
+        self._wholes: dict[tuple[bool, bool, int, int, int], list[float]] = {}
         self.input_bytes = cache(sizes.input_bytes)
 
     def _seconds(
@@ -73,14 +74,22 @@ class Pace:
         """What the busiest rank computes, which a step takes at least."""
         work, recorded = [0.0] * packs.ranks, self.recorded(packs)
         for task in packs.tasks if packs.mode == PP else packs.tasks_of(0):
-            units, micros = task.units, task.micros
-            (first, end), (last, stop) = micros[0], micros[-1]
-            for samples, count in ((end - first, len(micros) - 1), (stop - last, 1)):
-                if count:
-                    forward, again, backward = self._seconds(samples, recorded)
-                    for sums in (forward,) if task.forward else (again, backward):
-                        work[task.rank] += count * (sums[units.stop] - sums[units.start])
+            sums = self._in_all(task, recorded)
+            work[task.rank] += sums[task.units.stop] - sums[task.units.start]
         return max(work)
+
+    def _in_all(self, task: Task, recorded: bool) -> list[float]:
+        """Running sums over the units, of what all micro-batches of such a task compute."""
+        (first, end), (last, stop) = task.micros[0], task.micros[-1]
+        of = task.forward, recorded, end - first, stop - last, len(task.micros)
+        if of not in self._wholes:
+            total = [0.0] * (self._units + 1)
+            for samples, count in ((end - first, len(task.micros) - 1), (stop - last, 1)):
+                forward, again, backward = self._seconds(samples, recorded)
+                for sums in (forward,) if task.forward else (again, backward):
+                    total = [all_s + count * s for all_s, s in zip(total, sums, strict=True)]
+            self._wholes[of] = total
+        return self._wholes[of]
 
     def step_seconds(
         self,

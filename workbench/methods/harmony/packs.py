@@ -9,7 +9,7 @@ every rank all packs and its share of the samples.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -111,6 +111,13 @@ class Packs:
             found[task.rank].append(task)
         return found
 
+    def keeping(self, resident: frozenset[int]) -> Packs:
+        """The same packs with these units resident. Their tasks are the same and are not made
+        again."""
+        kept = replace(self, resident=resident)
+        kept.__dict__["tasks"] = self.tasks
+        return kept
+
     def backward_units(self, rank: int) -> list[int]:
         """The units that a rank runs backward."""
         return [u for task in self.tasks_of(rank) if not task.forward for u in task.units]
@@ -152,7 +159,7 @@ class Packs:
         return first, first + each + (rank < more)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Task:
     """One pack on one rank: forward, or recomputation and backward, of all its micro-batches."""
 

@@ -33,10 +33,16 @@ def min_max_partition(seconds: Sequence[float], count: int, fits: Fits) -> Packs
 
 
 def min_max_partitions(
-    seconds: Sequence[float], counts: Iterable[int], fits: Fits, *, tolerance: float = 0.0
+    seconds: Sequence[float],
+    counts: Iterable[int],
+    fits: Fits,
+    *,
+    tolerance: float = 0.0,
+    even: bool = False,
 ) -> dict[int, Packs]:
     """Number of packs -> its best partition, for those of `counts` that memory allows. With a
-    tolerance the slowest pack may be slower by that share."""
+    tolerance the slowest pack may be slower by that share. `even`: whether every part of a pack
+    that fits is known to fit, so that few packs need to be asked about."""
     wanted = sorted(set(counts))
     if not seconds or any(value < 0 for value in seconds):
         raise ValueError("a partition needs layers, and their times from 0 s on")
@@ -45,27 +51,33 @@ def min_max_partitions(
             f"{len(seconds)} layers cannot be cut into {wanted[0]} to {wanted[-1]} packs: give "
             f"counts from 1 to {len(seconds)}"
         )
-    return _Sweep(seconds, wanted, fits, tolerance).partitions() if wanted else {}
+    return _Sweep(seconds, wanted, fits, tolerance, even).partitions() if wanted else {}
 
 
 class _Sweep:
     def __init__(
-        self, seconds: Sequence[float], wanted: list[int], fits: Fits, tolerance: float
+        self,
+        seconds: Sequence[float],
+        wanted: list[int],
+        fits: Fits,
+        tolerance: float,
+        even: bool,
     ) -> None:
         self.layers, self.tolerance = len(seconds), tolerance
         self.wanted = wanted
         self.mask = (2 << wanted[-1]) - 1
         self.ends = list(accumulate(seconds, initial=0.0))
-        self.starts = [
-            [first for first in range(stop - 1, -1, -1) if fits(first, stop - 1)]
-            for stop in range(1, self.layers + 1)
-        ]
+        self.starts = _starts_of_parts(self.layers, fits) if even else _starts(self.layers, fits)
         """Of the packs that fit, by their last layer; the nearest first."""
         self.earliest = self._earliest()
         """Of the packs that fit, by their last layer, the earliest first one, where all between fit
         too and it never comes back; empty where memory is less even."""
         ends = np.array(self.ends)
-        sums = [ends[stop] - ends[starts] for stop, starts in enumerate(self.starts, 1) if starts]
+        sums = [
+            ends[stop] - ends[np.array(starts)]
+            for stop, starts in enumerate(self.starts, 1)
+            if starts
+        ]
         self.limits = np.unique(np.concatenate(sums)).tolist() if sums else []
 
     def _earliest(self) -> list[int]:
@@ -158,8 +170,26 @@ class _Sweep:
             stop = first
         return tuple(reversed(packs))
 
-    def _quick(self, stop: int, limit: float) -> list[int]:
+    def _quick(self, stop: int, limit: float) -> Sequence[int]:
         """Where packs that fit and take no longer than that begin; the nearest first."""
         starts, end = self.starts[stop - 1], self.ends[stop]
         slow = bisect_left(self.ends, True, hi=stop, key=lambda start: end - start <= limit)
         return starts[: bisect_right(starts, -slow, key=neg)]
+
+
+def _starts(layers: int, fits: Fits) -> list[Sequence[int]]:
+    return [
+        [first for first in range(stop - 1, -1, -1) if fits(first, stop - 1)]
+        for stop in range(1, layers + 1)
+    ]
+
+
+def _starts_of_parts(layers: int, fits: Fits) -> list[Sequence[int]]:
+    """The same where the earliest start only moves on."""
+    found: list[Sequence[int]] = []
+    earliest = 0
+    for stop in range(1, layers + 1):
+        while earliest < stop and not fits(earliest, stop - 1):
+            earliest += 1
+        found.append(range(stop - 1, earliest - 1, -1))
+    return found

@@ -43,9 +43,11 @@ class Recordings:
 
     def nbytes(self, packs: Packs, rank: int) -> int:
         """The memory that they work in on a rank's device."""
+        if not self.made(packs):
+            return 0
         tasks = [(task, self._blocks(task)) for task in packs.tasks_of(rank)]
         there = [self._of(task, blocks) for task, blocks in tasks if blocks]
-        if not there or not self.made(packs):
+        if not there:
             return 0
         ends, inside = (max(column) for column in zip(*there, strict=True))
         return ends + inside

@@ -69,6 +69,9 @@ class Room:
         """By samples, and whether blocks are recorded: running sums of what layers keep for their
         backward passes, and those with what a layer's own passes need beside."""
         self._passing: dict[tuple[int, bool], list[int]] = {}
+        self._asked: tuple[Task, ...] = ()
+        self._known: dict[int, int] = {}
+        """Rank -> what these tasks work in. The same are asked for with other residents."""
 
     def recorded(self, packs: Packs) -> bool:
         """Whether passes of these packs are recorded."""
@@ -119,7 +122,7 @@ class Room:
                 middle = (low + high) // 2
                 low, high = (middle, high) if fits(middle) else (low, middle)
             stay.update(*own[:low])
-        return replace(packs, resident=frozenset(stay))
+        return packs.keeping(frozenset(stay))
 
     def _groups(self, units: Iterable[int]) -> list[tuple[int, ...]]:
         """Those of some units that share weights with none but each other, in groups that do."""
@@ -136,7 +139,7 @@ class Room:
                 for unit in own.pop():
                     stay.remove(unit)
                     excess -= self._stays[unit]
-        return replace(packs, resident=frozenset(stay))
+        return packs.keeping(frozenset(stay))
 
     def _needed(self, packs: Packs, rank: int, stay: Set[int], working: int) -> int:
         """The least that a rank needs: each ring holds one pack."""
@@ -156,6 +159,13 @@ class Room:
     def _working(self, packs: Packs, rank: int) -> int:
         """About what a rank needs beside weights and gradients: the micro-batch in work, what
         waits between tasks, and what lies there all the time."""
+        if self._asked is not packs.tasks:
+            self._asked, self._known = packs.tasks, {}
+        if rank not in self._known:
+            self._known[rank] = self._worked_in(packs, rank)
+        return self._known[rank]
+
+    def _worked_in(self, packs: Packs, rank: int) -> int:
         recorded = self._recordings.made(packs)
         share = len(range(*packs.share(rank if packs.mode == DP else None)))
         ends, tops = self._of(min(packs.backward_size, share), recorded)
