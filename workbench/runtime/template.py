@@ -3,7 +3,8 @@
 Blocks of one kind differ in their weights only, so one compiled graph runs them all, whichever slab
 their parameters are views of. A compiled block launches about half as many kernels as an eager one,
 keeps less for its backward pass, and rounds elsewhere: fp32 runs, which exist to be compared
-exactly, stay eager.
+exactly, stay eager. torch times variants of each kernel where it has none in its cache, and they
+round differently, too: who wants the same bits of another machine turns compiling off.
 """
 
 from __future__ import annotations
