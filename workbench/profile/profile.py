@@ -90,6 +90,9 @@ class Wires:
     reduce_bytes_per_s: float
     """Bytes of a buffer that is added up over all ranks, over the time it takes."""
     message_latency_s: float
+    pass_overhead_s: float | None = None
+    """What the pass of a layer takes beside its own time, where all ranks train on one processor
+    (methods/harmony/rehearsal.py); None where that was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -141,6 +141,13 @@ def wires_for(
     return found.wires
 
 
+def keep_wires(wires: Wires, results: Path, device: str) -> None:
+    """Those of so many ranks, in place of what is stored."""
+    machine = this_machine(device)
+    path = folder_of(results, machine) / f"wires-{wires.ranks}.json"
+    write(path, asdict(MeasuredWires(machine=machine, wires=wires)))
+
+
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:
     """The profile of the spec's model on this machine, if it is stored; nothing is measured.
 

@@ -11,6 +11,8 @@ from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
 from workbench.methods.evaluate import Budgets
+from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.packs import PP, Packs, packs_of
 from workbench.methods.harmony.planner import profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts
 from workbench.model import make_model
@@ -84,6 +86,43 @@ def test_updates_meet_the_transfers_of_all_ranks():
     assert found == pytest.approx(expected)
     cpu = replace(profile, hardware=replace(profile.hardware, device="cpu"))
     assert not server_of(cpu, spec).slowdowns
+
+
+def test_passes_of_ranks_that_share_a_processor_take_longer_each():
+    """Every pass by as much, in the simulator and in estimates; copies and updates do not."""
+    crowded = replace(SERVER, pass_overhead_s=0.5)
+    alone, beside = (
+        ServerCosts(Layers([10, 10]), server, shared_updates=False) for server in (SERVER, crowded)
+    )
+    for kind in Kind:
+        action = Action(kind=kind, unit=1, microbatch=0, lane="compute", samples=(0, 4), nbytes=8)
+        try:
+            before = alone.seconds(action)
+        except ValueError:  # nothing that several ranks do
+            continue
+        passes = kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+        assert beside.seconds(action) == pytest.approx(before + 0.5 * passes)
+    packs = Packs(
+        mode=PP, ranks=2, minibatch=4, forward_size=2, backward_size=4,
+        forward=packs_of([1]), backward=packs_of([1, 1]),
+    )  # fmt: skip
+    least = [Pace(Layers([10, 10]), server, 2).least_seconds(packs) for server in (SERVER, crowded)]
+    # Rank 0: two forward passes, a repeated and a backward one. Rank 1: the last two alone.
+    assert least[1] == pytest.approx(least[0] + 4 * 0.5)
+
+
+def test_what_was_rehearsed_is_planned_with_for_as_many_ranks():
+    wires = Wires(
+        ranks=2, load_bytes_per_s=2e9, store_bytes_per_s=2e9, message_bytes_per_s=1e9,
+        reduce_bytes_per_s=1e9, message_latency_s=0.0, pass_overhead_s=1e-3,
+    )  # fmt: skip
+    spec = spec_for(method="harmony-pp", ranks=2, batch=4)
+    profile = made_up_profile(spec)
+    profile = replace(profile, hardware=replace(profile.hardware, wires=wires))
+    assert server_of(profile, spec).pass_overhead_s == 1e-3
+    assert server_of(profile, spec.with_(ranks=4)).pass_overhead_s == 0.0
+    never = replace(profile.hardware, wires=replace(wires, pass_overhead_s=None))
+    assert server_of(replace(profile, hardware=never), spec).pass_overhead_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Pace:
         if of not in self._sums:
             costs = pass_costs(self._sizes, self._units, samples, recorded)
             self._sums[of] = tuple(
-                [0.0, *accumulate(values)]
+                [0.0, *accumulate(map(self._server.pass_seconds, values))]
                 for values in (
                     (c.forward_s for c in costs),
                     (c.recompute_s for c in costs),

@@ -183,8 +183,10 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
         "message_latency_s": 0.0,
     }
+    overhead = 0.0
     if hardware.wires is not None and hardware.wires.ranks == ranks:
         rates = {name: getattr(hardware.wires, name) for name in rates}
+        overhead = hardware.wires.pass_overhead_s or 0.0
     return Server(
         name=hardware.name,
         ranks=ranks,
@@ -193,6 +195,7 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         host_adam_params_per_s=hardware.host_adam_params_per_s,
         device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
+        pass_overhead_s=overhead,
         action_overhead_s=hardware.action_overhead_s,
         slowdowns=_slowdowns(hardware, ranks, rates) if cuda else {},
         **rates,

@@ -43,6 +43,8 @@ class Server:
     message_latency_s: float = 0.0
     compute_slowdown: float = 1.0
     """Of ranks that divide a processor which was profiled alone."""
+    pass_overhead_s: float = 0.0
+    """Of such ranks, whose lanes have threads on the cores that compute: of one pass of a layer."""
     action_overhead_s: float = 0.0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
@@ -50,6 +52,10 @@ class Server:
     def message_seconds(self, nbytes: int) -> float:
         """Of one message to the next device."""
         return self.message_latency_s + nbytes / self.message_bytes_per_s
+
+    def pass_seconds(self, alone: float) -> float:
+        """Of a layer's pass that takes so long where nothing else runs."""
+        return self.compute_slowdown * alone + self.pass_overhead_s
 
 
 def records(schedule: Schedule) -> bool:
@@ -93,13 +99,13 @@ class ServerCosts:
             case Kind.FORWARD:
                 cost = self._cost(action.unit, end - first)
                 seconds = cost.recompute_s if keeps(action) else cost.forward_s
-                return server.compute_slowdown * seconds
+                return server.pass_seconds(seconds)
             case Kind.RECOMPUTE:
                 cost = self._cost(action.unit, end - first)
-                return server.compute_slowdown * cost.recompute_s
+                return server.pass_seconds(cost.recompute_s)
             case Kind.BACKWARD:
                 cost = self._cost(action.unit, end - first)
-                return server.compute_slowdown * (cost.backward_s + cost.gradient_copy_s)
+                return server.pass_seconds(cost.backward_s + cost.gradient_copy_s)
             case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:

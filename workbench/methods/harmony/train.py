@@ -14,6 +14,7 @@ import torch
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import server_of
+from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.history import check_start
 from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.train import check_data, told_of, write_timeline
@@ -55,7 +56,12 @@ def train_planned(
     planner.check(spec, mode)
     check_start(spec, folder)
     report.phase("profiling")
-    profiles = profiles_for(spec, folder.parents[1], report)
+    results = folder.parents[1]
+    profiles = with_overhead(
+        profiles_for(spec, results, report),
+        results,
+        lambda text: report.event("profile", text=text),
+    )
     report.phase("planning")
     made = planner.plan(spec, profiles, mode=mode)
     report.event("plan", **made.to_dict())
