@@ -246,6 +246,8 @@ def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
     return table(out).assign(quantity="weight_traffic", unit="sizes of the weights")
 
 
+LEGEND_ROOM = 1.7
+"""Height of the axes that hold methods' names, in heights of what is drawn."""
 WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
 """Weights and buffers of the published model, which the authors swap together."""
 
@@ -271,6 +273,7 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
         marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
     marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
+    right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
     drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
     looks.legend(figure, drawn, methods=False)
 

@@ -83,7 +83,7 @@ def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
         for row, plan in zip(steps, plans.itertuples(), strict=True)
         for quantity, value, unit, source, how in (
             ("search_s", plan.search_s, "s", MEASURED,
-             f"processor time, other work beside, {plan.planned}"),
+             f"processor time, {plan.planned}"),
             ("candidates", plan.candidates, "plans", SIMULATED, "found, or in ours simulated"),
             ("device_gib", plan.device_bytes / GIB, "GiB", SIMULATED,
              "all that a GPU must hold, proved"),
@@ -151,8 +151,8 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     looks.small_print(
         figure,
         looks.ESTIMATES,
-        "Search: processor time, measured by this project with other work beside; thin bars are "
-        "the range of the estimates. The authors keep no search of "
+        "Search: processor time, measured by this project; thin bars are the range of the "
+        "estimates. The authors keep no search of "
         f"{_listed(searches[searches['status'] == NOT_STORED]['model'])}.",
         "Step: of either plan by our simulator, with overlap of transfers and compute, beside the "
         "authors' own estimate of the published plan, with overlap too; thin bars end at the same "
