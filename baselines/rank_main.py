@@ -24,6 +24,7 @@ from baselines.ranks import EVENTS, MEETING, ORDER
 from baselines.stuck import answer_from
 from workbench.methods.harmony.causes import chain_of, told_of
 from workbench.methods.train import resolve_device
+from workbench.runs.report import Untold
 from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 
@@ -83,16 +84,6 @@ class Told:
 
     def event(self, kind: str, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-
-
-class Untold:
-    """The reporter of the others, whose steps are the same."""
-
-    def phase(self, text: str) -> None: ...
-
-    def step(self, step: int, loss: float, seconds: float) -> None: ...
-
-    def event(self, kind: str, **values: Any) -> None: ...
 
 
 def explained(error: BaseException) -> dict[str, Any]:

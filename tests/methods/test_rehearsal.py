@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile
 from tests.methods.test_ranks import spec_for
-from workbench.methods.harmony import planner, rehearsal
+from workbench.methods.harmony import rehearsal
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.harmony.train import profiles_for
 from workbench.profile.profile import Wires
-from workbench.profile.store import stored_profile
+from workbench.profile.several import of_size
+from workbench.profile.store import rehearsed, silent, stored_profile
 
 WIRES = Wires(
     ranks=2, load_bytes_per_s=1e9, store_bytes_per_s=1e9, message_bytes_per_s=1e9,
@@ -28,23 +30,55 @@ def rehearsing(monkeypatch):
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
 
 
-def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, rehearsing):
+def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch):
     spec = spec_for(ranks=2, forward_size=2, backward_size=2)
     before = profiles_for(spec, tmp_path, Silent())
-    children, told = psutil.Process().children(), []
-    profiles = with_overhead(before, tmp_path, told.append)
-    assert told[0] == "rehearsing: 24 steps of a small model on 2 ranks"
+    assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
+    monkeypatch.setattr(rehearsal, "brief", lambda: False)
+    children = psutil.Process().children()
+    first, second = Silent(), Silent()
+    profiles = profiles_for(spec, tmp_path, first)
+    assert told(first)[-1] == "rehearsing: 24 steps of a small model on 2 ranks"
+    assert psutil.Process().children() == children
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert 0 <= seconds < 0.1
-    assert stored_profile(spec.with_(microbatches=3), tmp_path).hardware.wires.pass_overhead_s == (
-        seconds
-    )
-    again = profiles_for(spec, tmp_path, Silent())
-    assert with_overhead(again, tmp_path, lambda _: pytest.fail("it was measured")) == again
-    assert again[2].hardware.wires.pass_overhead_s == seconds
-    planned = [planner.plan(spec, found, mode="pp").step_seconds for found in (before, again)]
-    assert (planned[1] > planned[0]) == (seconds > 0)
-    assert psutil.Process().children() == children
+    assert profiles_for(spec, tmp_path, second) == profiles
+    assert told(second) == []
+    stored = stored_profile(spec.with_(microbatches=3), tmp_path)
+    assert stored.hardware.wires.pass_overhead_s == seconds
+
+
+def told(report):
+    return [values["text"] for kind, values in report.events if kind == "profile"]
+
+
+@pytest.mark.parametrize("overhead", [3e-4, 2e-3])
+def test_it_is_what_steps_take_beyond_their_plan(monkeypatch, overhead):
+    """Of steady steps that nobody notes down; where they are faster than planned it is nothing."""
+    small = rehearsal._small(2)
+    profile = made_up_profile(of_size(small, 2))
+    took = rehearsal._planned(small, profile, WIRES, overhead).step_seconds
+    assert took > rehearsal._planned(small, profile, WIRES, 0.0).step_seconds
+
+    def steps_of(seconds):
+        crew = SimpleNamespace(
+            run=lambda report: None,
+            close=lambda: None,
+            history=SimpleNamespace(step_seconds=[9.0] * 4 + [seconds] * 17 + [9.0] * 3),
+        )
+        monkeypatch.setattr(rehearsal, "Crew", lambda *args, **kwargs: crew)
+
+    steps_of(took)
+    assert rehearsal.overhead_s(small, profile, WIRES) == pytest.approx(overhead, rel=0.05)
+    steps_of(0.0)
+    assert rehearsal.overhead_s(small, profile, WIRES) == 0.0
+
+
+def test_who_waited_for_another_process_takes_what_it_measured(tmp_path):
+    known = replace(WIRES, pass_overhead_s=1e-3)
+    assert rehearsed(WIRES, tmp_path, "cpu", silent, lambda: 1e-3) == known
+    late = rehearsed(WIRES, tmp_path, "cpu", silent, lambda: pytest.fail("measured again"))
+    assert late == known
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     RESULTS/profiles/<device class>/hardware.json      the ceilings of the machine
     RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
     RESULTS/profiles/<device class>/limits-<key>.json  sizes of micro-batches (limits.py)
-    RESULTS/profiles/<device class>/wires-<ranks>.json links of several ranks, all in use
+    RESULTS/profiles/<device class>/wires-<ranks>.json links of several ranks, all in use, and what
+                                                       passes take where they share a processor
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
 file says which machine it was measured on; on another one (another processor, GPU, number of cores
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +130,7 @@ def wires_for(
     if spec.ranks == 1:
         return None
     machine = this_machine(spec.device)
-    path = folder_of(results, machine) / f"wires-{spec.ranks}.json"
+    path = _wires_path(spec.ranks, results, machine)
     found = stored(path, machine, _wires_from, echo)
     if found is not None or not measure:
         return None if found is None else found.wires
@@ -141,11 +143,24 @@ def wires_for(
     return found.wires
 
 
-def keep_wires(wires: Wires, results: Path, device: str) -> None:
-    """Those of so many ranks, in place of what is stored."""
+def rehearsed(
+    wires: Wires, results: Path, device: str, echo: Echo, overhead_s: Callable[[], float]
+) -> Wires:
+    """The same with what passes take where all ranks train, kept beside the links: measured now,
+    unless another process did while this one waited."""
     machine = this_machine(device)
-    path = folder_of(results, machine) / f"wires-{wires.ranks}.json"
-    write(path, asdict(MeasuredWires(machine=machine, wires=wires)))
+    path = _wires_path(wires.ranks, results, machine)
+    with measuring(path, echo):
+        found = stored(path, machine, _wires_from, echo)
+        if found is None or found.wires.pass_overhead_s is None:
+            wires = replace(wires, pass_overhead_s=overhead_s())
+            found = MeasuredWires(machine=machine, wires=wires)
+            write(path, asdict(found))
+    return found.wires
+
+
+def _wires_path(ranks: int, results: Path, machine: Machine) -> Path:
+    return folder_of(results, machine) / f"wires-{ranks}.json"
 
 
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:

@@ -16,3 +16,13 @@ class Reporter(Protocol):
 
     def event(self, kind: str, **values: Any) -> None:
         """Anything else worth a line in events.jsonl."""
+
+
+class Untold:
+    """The reporter of what nobody needs to hear: of ranks whose steps are those of the first."""
+
+    def phase(self, text: str) -> None: ...
+
+    def step(self, step: int, loss: float, seconds: float) -> None: ...
+
+    def event(self, kind: str, **values: Any) -> None: ...

@@ -73,11 +73,7 @@ class _Sweep:
         """Of the packs that fit, by their last layer, the earliest first one, where all between fit
         too and it never comes back; empty where memory is less even."""
         ends = np.array(self.ends)
-        sums = [
-            ends[stop] - ends[np.array(starts)]
-            for stop, starts in enumerate(self.starts, 1)
-            if starts
-        ]
+        sums = [ends[stop] - ends[starts] for stop, starts in enumerate(self.starts, 1) if starts]
         self.limits = np.unique(np.concatenate(sums)).tolist() if sums else []
 
     def _earliest(self) -> list[int]:

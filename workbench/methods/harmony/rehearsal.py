@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import TIMELINE_STEPS, Crew
@@ -23,9 +22,10 @@ from workbench.methods.plan import Plan
 from workbench.model.spec import ModelSpec
 from workbench.profile.profile import Profile, Wires
 from workbench.profile.several import of_size
-from workbench.profile.store import keep_wires, profile_for
+from workbench.profile.store import profile_for, rehearsed
 from workbench.profile.table import Echo
 from workbench.profile.timing import brief
+from workbench.runs.report import Untold
 from workbench.runs.spec import RunSpec
 
 STEPS, UNSTEADY = 24, 4
@@ -37,43 +37,32 @@ TRIED_S = 5e-4
 """An overhead, to see how much of it a step is."""
 
 
-class _Quiet:
-    """A reporter for what nobody asked to see."""
-
-    def phase(self, text: str) -> None:
-        pass
-
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        pass
-
-    def event(self, kind: str, **values: Any) -> None:
-        pass
-
-
 def with_overhead(profiles: dict[int, Profile], results: Path, tell: Echo) -> dict[int, Profile]:
-    """The profiles, of which all ranks' passes take what they do beside each other: measured now
-    where this machine's processor plays the devices and it never was."""
+    """The profiles, with what passes of all ranks take beside each other: measured now where this
+    machine's processor plays the devices and it never was. Raises what made a rank fail."""
     hardware = profiles[min(profiles)].hardware
     wires = hardware.wires
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
-    tell(f"rehearsing: {STEPS} steps of a small model on {wires.ranks} ranks")
-    found = replace(wires, pass_overhead_s=overhead_s(wires, results, tell))
-    keep_wires(found, results, hardware.device)
+    spec = _small(wires.ranks)
+    profile = profile_for(of_size(spec, SAMPLES), results, tell)
+
+    def measure() -> float:
+        tell(f"rehearsing: {STEPS} steps of a small model on {wires.ranks} ranks")
+        return overhead_s(spec, profile, wires)
+
+    found = rehearsed(wires, results, hardware.device, tell, measure)
     return {size: _on(found, profile) for size, profile in profiles.items()}
 
 
-def overhead_s(wires: Wires, results: Path, tell: Echo) -> float:
-    """Seconds that one pass takes beside its own time, from a training on as many ranks. Raises
-    what made a rank fail."""
-    spec = _small(wires.ranks)
-    profile = profile_for(of_size(spec, SAMPLES), results, tell)
+def overhead_s(spec: RunSpec, profile: Profile, wires: Wires) -> float:
+    """Seconds that one pass takes beside its own time, from a training on so many ranks."""
     planned, longer = (_planned(spec, profile, wires, seconds) for seconds in (0.0, TRIED_S))
     with (
         TemporaryDirectory(prefix="rehearsal-") as folder,
         closing(Crew(spec, planned.schedule, Path(folder), device="cpu")) as crew,
     ):
-        crew.run(_Quiet())
+        crew.run(Untold())
         seconds = median(crew.history.step_seconds[UNSTEADY:-TIMELINE_STEPS])
     a_step_grows = (longer.step_seconds - planned.step_seconds) / TRIED_S
     return max(0.0, (seconds - planned.step_seconds) / a_step_grows)

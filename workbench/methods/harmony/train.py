@@ -56,12 +56,7 @@ def train_planned(
     planner.check(spec, mode)
     check_start(spec, folder)
     report.phase("profiling")
-    results = folder.parents[1]
-    profiles = with_overhead(
-        profiles_for(spec, results, report),
-        results,
-        lambda text: report.event("profile", text=text),
-    )
+    profiles = profiles_for(spec, folder.parents[1], report)
     report.phase("planning")
     made = planner.plan(spec, profiles, mode=mode)
     report.event("plan", **made.to_dict())
@@ -82,6 +77,10 @@ def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Pr
     def tell(text: str) -> None:
         report.event("profile", text=text)
 
+    return with_overhead(_by_size(spec, results, tell), results, tell)
+
+
+def _by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
     def profiled(size: int) -> Profile:
         return profile_for(of_size(spec, size), results, tell)
 
