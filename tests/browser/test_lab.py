@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser.reading import unnamed
 from tests.browser.servers import ROOT, TOKEN, Server, jupyter_lab
-from tests.runs.helpers import left_behind, role, wait_for
+from tests.runs.helpers import left_behind, living, role, wait_for
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
@@ -152,5 +152,5 @@ def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: S
     lab.kill()
     begun = time.monotonic()
     assert left_behind(store.root, patience_s=10) == []
-    wait_for(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], 20)
+    wait_for(lambda: not living(family), 20)
     assert time.monotonic() - begun < 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from baselines.stages import cut
 from tests.methods import plain
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile
+from tests.runs.helpers import living
 from workbench.methods.harmony.crew import RankFailed
 from workbench.model import make_model
 from workbench.model.spec import ModelSpec
@@ -77,12 +77,7 @@ def assert_masters(spec: RunSpec, folder: Path) -> None:
 
 def children() -> list[psutil.Process]:
     """Those that still run: what other tests have not waited for yet is no process any more."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # a zombie is one too
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
+    return living(psutil.Process().children(recursive=True))
 
 
 class Disturbing(Silent):

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,17 @@ def processes_of(root: Path) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run. A zombie is one that somebody has not waited for yet; it may go, and
+    any other end, between two questions."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
