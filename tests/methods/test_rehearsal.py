@@ -42,8 +42,9 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch):
     assert psutil.Process().children() == children
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert 0 <= seconds < 0.1
-    assert profiles_for(spec, tmp_path, second) == profiles
-    assert told(second) == []
+    again = profiles_for(spec, tmp_path, second)  # layers are timed anew where the speed drifted
+    assert again[2].hardware == profiles[2].hardware
+    assert not [text for text in told(second) if "rehearsing" in text]
     stored = stored_profile(spec.with_(microbatches=3), tmp_path)
     assert stored.hardware.wires.pass_overhead_s == seconds
 
