@@ -95,14 +95,13 @@ def measured(examined: SimpleNamespace) -> Path:
     return examined.results / "profiles"
 
 
-@pytest.fixture
-def own_heap() -> Iterator[None]:
-    """The garbage collector passes over what other tests left, which whoever has a process of their
-    own does not have."""
+@pytest.fixture(scope="module", autouse=True)
+def own_heap() -> None:
+    """The garbage collector passes over all tests, what they import and what those before left: a
+    million objects and more, which whoever has a process of their own does not have, and through
+    which it goes for longer than many a test takes."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @cache

@@ -12,7 +12,7 @@ from workbench.runs.store import Store
 from workbench.ui.evaluation import Evaluation
 from workbench.ui.evaluation_panel import EvaluationPanel
 
-pytestmark = [pytest.mark.slow, pytest.mark.quiet, pytest.mark.usefixtures("own_heap")]
+pytestmark = [pytest.mark.slow, pytest.mark.quiet]
 TICK_S = 0.03
 """Of its own thread's processor time, that a look at everything may take; a slider must answer
 meanwhile. Threads that draw a figure are not counted."""

@@ -11,7 +11,6 @@ from workbench.methods import stronghold
 
 
 @pytest.mark.quiet
-@pytest.mark.usefixtures("own_heap")
 def test_a_hundred_layers_are_answered_in_less_than_a_third_of_a_second():
     """Processor time of the first answer, the least of some moves, and of the better one after."""
     planner = stronghold.Planner()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,7 +31,8 @@ def rehearsing(monkeypatch):
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
 
 
-def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch):
+def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, measured):
+    shutil.copytree(measured, tmp_path / "profiles")
     spec = spec_for(ranks=2, forward_size=2, backward_size=2)
     before = profiles_for(spec, tmp_path, Silent())
     assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
