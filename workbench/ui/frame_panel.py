@@ -1,4 +1,5 @@
-"""What every panel is put in: it keeps keys to itself, and a page that opens misses nothing.
+"""What every panel is put in: it keeps keys to itself, a page that opens misses nothing, and who
+presses a button is heard between two ticks of a timer and not in one (one_loop.py).
 
 A notebook takes plain keys for commands on its cells wherever no text is written: an arrow in a
 list of choices would leave the list, Enter on a button would edit the cell, and two d would delete
@@ -18,6 +19,7 @@ import anywidget
 import ipywidgets as widgets
 
 from workbench.ui import html
+from workbench.ui.one_loop import handle_messages_here
 
 
 class Frame(anywidget.AnyWidget):
@@ -29,6 +31,7 @@ class Frame(anywidget.AnyWidget):
 
 def framed(parts: Sequence[widgets.Widget]) -> widgets.VBox:
     """The outermost widget of a panel, with its parts from top to bottom."""
+    handle_messages_here()
     frame = Frame()
     made = widgets.VBox([*parts, frame])
     made.add_class(html.PANEL)

@@ -1,0 +1,78 @@
+"""Buttons of a panel, pressed as JupyterLab has them pressed: in a thread of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from jupyter_client import BlockingKernelClient, KernelManager
+
+BUTTON = """
+import threading
+import ipywidgets
+
+pressed = []
+
+def press(button):
+    pressed.append(threading.current_thread() is threading.main_thread())
+    button.description = str(len(pressed))  # who changes it hears of it from then on
+
+button = ipywidgets.Button()
+button.on_click(press)
+"""
+FRAMED = "from workbench.ui.frame_panel import framed\nframed([button])\nframed([])"
+
+
+@pytest.fixture
+def kernel() -> Iterator[BlockingKernelClient]:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def told(kernel: BlockingKernelClient, expression: str) -> str:
+    """What an expression is there."""
+    heard: list[str] = []
+    kernel.execute_interactive(
+        f"print({expression})",
+        output_hook=lambda message: heard.append(message["content"].get("text", "")),
+        timeout=60,
+    )
+    return "".join(heard).strip()
+
+
+def run(kernel: BlockingKernelClient, code: str) -> None:
+    assert kernel.execute_interactive(code, timeout=60)["content"]["status"] == "ok"
+
+
+def press(kernel: BlockingKernelClient, times: int) -> str:
+    """What was noted each time."""
+    kernel.control_channel.send(kernel.session.msg("create_subshell_request"))
+    subshell = kernel.get_control_msg(timeout=60)["content"]["subshell_id"]
+    data = {"method": "custom", "content": {"event": "click"}}
+    content = {"comm_id": told(kernel, "button.comm.comm_id"), "data": data}
+    for number in range(1, times + 1):
+        message = kernel.session.msg("comm_msg", content)
+        message["header"]["subshell_id"] = subshell
+        kernel.shell_channel.send(message)
+        until = time.monotonic() + 30
+        while told(kernel, "len(pressed)") != str(number):
+            assert time.monotonic() < until
+    return told(kernel, "pressed")
+
+
+def test_a_button_of_a_panel_is_pressed_where_timers_tick(kernel):
+    run(kernel, BUTTON + FRAMED)
+    assert press(kernel, 3) == "[True, True, True]"
+
+
+def test_where_there_is_no_panel_it_is_another_thread(kernel):
+    """Else the test above could not fail."""
+    run(kernel, BUTTON)
+    assert press(kernel, 3) == "[True, False, False]"
