@@ -15,6 +15,7 @@ from tests.methods.test_ranks import spec_for
 from workbench.methods.harmony import rehearsal
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.harmony.train import profiles_for
+from workbench.profile import measure
 from workbench.profile.profile import Wires
 from workbench.profile.several import of_size
 from workbench.profile.store import rehearsed, silent, stored_profile
@@ -33,6 +34,8 @@ def rehearsing(monkeypatch):
 
 def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, measured):
     shutil.copytree(measured, tmp_path / "profiles")
+    # On a machine that becomes slower layers are timed anew, as test_store.py asks.
+    monkeypatch.setattr(measure, "probe", lambda device, dtype: 1.0)
     spec = spec_for(ranks=2, forward_size=2, backward_size=2)
     before = profiles_for(spec, tmp_path, Silent())
     assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
@@ -44,9 +47,8 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     assert psutil.Process().children() == children
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert 0 <= seconds < 0.1
-    again = profiles_for(spec, tmp_path, second)  # layers are timed anew where the speed drifted
-    assert again[2].hardware == profiles[2].hardware
-    assert not [text for text in told(second) if "rehearsing" in text]
+    assert profiles_for(spec, tmp_path, second) == profiles
+    assert told(second) == []
     stored = stored_profile(spec.with_(microbatches=3), tmp_path)
     assert stored.hardware.wires.pass_overhead_s == seconds
 

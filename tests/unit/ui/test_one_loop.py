@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from jupyter_client import BlockingKernelClient, KernelManager
+from jupyter_client import BlockingKernelClient
+from jupyter_client.manager import run_kernel
 
 BUTTON = """
 import threading
@@ -26,14 +27,8 @@ FRAMED = "from workbench.ui.frame_panel import framed\nframed([button])\nframed(
 
 @pytest.fixture
 def kernel() -> Iterator[BlockingKernelClient]:
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=60)
-    yield client
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
+    with run_kernel(kernel_name="python3") as client:
+        yield client
 
 
 def told(kernel: BlockingKernelClient, expression: str) -> str:
