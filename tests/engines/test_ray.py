@@ -109,7 +109,17 @@ def test_a_slow_start_is_tried_again_and_then_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tried, ended, started = [], [], []
+    tried, ended, started, read = [], [], [], set()
+    command_line = psutil.Process.cmdline
+
+    def loads(process: psutil.Process) -> list[str]:
+        """The system may tell nothing of a program that it is still loading."""
+        if process.pid in read:
+            return command_line(process)
+        read.add(process.pid)
+        return []
+
+    monkeypatch.setattr(psutil.Process, "cmdline", loads)
     program = tmp_path / "ray" / "raylet.py"
     program.parent.mkdir()
     program.write_text("import time\ntime.sleep(60)")

@@ -29,6 +29,8 @@ MEMORY_BYTES = 128 << 20
 """Of Ray's own object store where it is started here: what it carries is a record."""
 STARTS = 3
 """Attempts to start Ray here."""
+LOAD_S = 1.0
+"""Longest time in which the system loads a program."""
 END_S = 30.0
 """Longest time in which a cancelled run ends on its machine."""
 
@@ -192,11 +194,19 @@ def _end_new_children(before: set[psutil.Process], package: Path) -> None:
     processes of ours, which may have a Ray of their own, are left alone."""
     for child in set(psutil.Process().children()) - before:
         with suppress(psutil.Error):
-            if any(str(package) in word for word in child.cmdline()):
+            if any(str(package) in word for word in _command_line(child)):
                 for process in (*child.children(recursive=True), child):
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                 child.wait(END_S)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    """It is empty for a moment after a process began, while its program is being loaded."""
+    deadline = time.monotonic() + LOAD_S
+    while not (words := process.cmdline()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return words
 
 
 def _spec_of(folder: Path) -> dict[str, Any]:
