@@ -23,14 +23,8 @@ from workbench.figures import sizes
 from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
 from workbench.figures.harmony import own_text
 from workbench.model.corpus import STDLIB
-from workbench.report import (
-    OUTCOMES,
-    Outcome,
-    folder_of,
-    load_outcomes,
-    save_outcomes,
-    write_report,
-)
+from workbench.report import write_report
+from workbench.report.outcomes import OUTCOMES, Outcome, folder_of, load_outcomes, save_outcomes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.session import open_exhibit

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -12,12 +10,9 @@ from workbench.figures.exhibit import HARMONY, find, words_of
 from workbench.figures.harmony.looks import ESTIMATES
 from workbench.harmony_session import HarmonySession
 from workbench.model.corpus import STDLIB
-from workbench.report.page import Html, drawing, table, tag
-from workbench.runs.progress import format_seconds
+from workbench.report.outcomes import Outcome, how_it_ended
+from workbench.report.page import Cell, Html, drawing, table, tag, without_empty
 from workbench.runs.store import Store
-
-if TYPE_CHECKING:
-    from workbench.report import Outcome
 
 ANCHOR = "harmony"
 COLUMNS = {
@@ -58,7 +53,7 @@ def harmony_verdicts(exhibits: list[Shown]) -> pd.DataFrame:
 def harmony_sections(
     exhibits: list[Shown],
     outcomes: dict[str, Outcome],
-    cell: Callable[[str, Any], Html | None],
+    cell: Cell,
 ) -> list[Html]:
     """A section an exhibit, after what all of them share."""
     about = (
@@ -79,7 +74,7 @@ def _section(
     session: HarmonySession,
     rows: pd.DataFrame,
     outcome: Outcome | None,
-    cell: Callable[[str, Any], Html | None],
+    cell: Cell,
 ) -> list[Html]:
     exhibit = session.exhibit
     shown = rows.reindex(columns=list(COLUMNS)).rename(columns=COLUMNS).head(MOST_ROWS)
@@ -87,29 +82,13 @@ def _section(
     return [
         tag("h2", f"{words_of(exhibit.FIGURE)}: {exhibit.TITLE}", id=session.name),
         tag("p", exhibit.CLAIM, " ", tag("span", f"({exhibit.SECTION})", class_="soft")),
-        _how_it_ended(outcome),
+        how_it_ended(outcome, "Shown from stored results and kept plans."),
         drawing(session.draw(rows), f"{exhibit.TITLE}: {exhibit.CLAIM}"),
         tag("h3", "Verdict"),
-        table(_without_empty(session.verdict(rows)), cell),
+        table(without_empty(session.verdict(rows)), cell),
         tag(
             "details",
             tag("summary", f"Data: {len(rows)} values{beyond}, and how each was obtained"),
-            table(_without_empty(shown)),
+            table(without_empty(shown)),
         ),
     ]
-
-
-def _how_it_ended(outcome: Outcome | None) -> Html:
-    if outcome is None:
-        return tag("p", "Shown from stored results and kept plans.", class_="soft")
-    if not outcome.ok:
-        return tag("p", f"It did not run to its end: {outcome.message}", class_="warn")
-    started = outcome.started[:16].replace("T", " ")
-    took = format_seconds(outcome.seconds)
-    return tag("p", f"Run {started} UTC in {took}; notebook {outcome.notebook}.", class_="soft")
-
-
-def _without_empty(frame: pd.DataFrame) -> pd.DataFrame:
-    """Without columns that say nothing."""
-    told = frame.astype(object).where(frame.notna(), "").astype(str)
-    return frame.loc[:, [(told[name] != "").any() for name in frame.columns]]

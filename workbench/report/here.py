@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import pandas as pd
 
 from workbench.figures.lanes_table import NEAR, SHOWN
 from workbench.here_session import HereSession
-from workbench.report.page import Html, drawing, facts, table, tag
-
-if TYPE_CHECKING:
-    from workbench.report import Outcome
+from workbench.report.outcomes import Outcome
+from workbench.report.page import Cell, Html, drawing, facts, table, tag
 
 COLUMNS = {
     "label": "method",
@@ -88,7 +85,7 @@ def measured_on(tables: Iterable[pd.DataFrame]) -> str:
 def here_section(
     session: HereSession,
     outcome: Outcome | None,
-    cell: Callable[[str, Any], Html | None],
+    cell: Cell,
     columns: dict[str, str] = COLUMNS,
 ) -> list[Html]:
     """Figure, goals and rows (their `columns`); where nothing was measured, that."""

@@ -65,6 +65,10 @@ class Html(str):
     __slots__ = ()
 
 
+Cell = Callable[[str, Any], Html | None]
+"""Turns a column's value into markup, or leaves it as it is."""
+
+
 def tag(name: str, *children: Any, **attributes: Any) -> Html:
     """An element; `class_` is written ``class``, None and False leave a child or attribute out.
 
@@ -111,8 +115,8 @@ def drawing(figure: Figure, alt: str, caption: str = "") -> Html:
     return tag("figure", image, tag("figcaption", caption) if caption else None, class_="figure")
 
 
-def table(frame: pd.DataFrame, cell: Callable[[str, Any], Any] | None = None) -> Html:
-    """A data frame without its index. `cell` may turn a (column, value) into markup."""
+def table(frame: pd.DataFrame, cell: Cell | None = None) -> Html:
+    """A data frame without its index."""
     numeric = {
         name
         for name in frame.columns
@@ -131,6 +135,12 @@ def table(frame: pd.DataFrame, cell: Callable[[str, Any], Any] | None = None) ->
         for row in frame.itertuples(index=False)
     ]
     return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="wide")
+
+
+def without_empty(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without columns that say nothing."""
+    told = frame.astype(object).where(frame.notna(), "").astype(str)
+    return frame.loc[:, [(told[name] != "").any() for name in frame.columns]]
 
 
 def facts(pairs: dict[str, Any]) -> Html:

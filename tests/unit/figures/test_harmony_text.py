@@ -13,8 +13,8 @@ from workbench.figures.exhibit import find
 from workbench.figures.harmony import own_text, sizes
 from workbench.harmony_session import HarmonySession
 from workbench.model.corpus import STDLIB
-from workbench.report import Outcome
 from workbench.report.harmony import harmony_exhibits
+from workbench.report.outcomes import Outcome
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
 from workbench.session import open_exhibit

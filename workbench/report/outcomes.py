@@ -1,0 +1,71 @@
+"""How the notebooks of exhibits ended, kept beside their report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from workbench.model.corpus import STDLIB
+from workbench.report.page import Html, tag
+from workbench.runs.progress import format_seconds
+from workbench.runs.store import Store, write_whole
+
+OUTCOMES = "exhibits.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the notebook of an exhibit ended."""
+
+    ok: bool
+    message: str
+    """Why it failed; empty when it did not."""
+    seconds: float
+    started: str
+    """ISO 8601, UTC."""
+    notebook: str
+    """File name of the executed notebook, beside the report."""
+    text: str = STDLIB
+    """What it trained on, where that can be chosen."""
+
+    @property
+    def when(self) -> str:
+        """Day and minute it was started, UTC."""
+        return self.started[:16].replace("T", " ")
+
+
+def folder_of(store: Store, size: str) -> Path:
+    """Where the report of a size lies, with its figures, tables and notebooks."""
+    return store.root / "reports" / size
+
+
+def load_outcomes(store: Store, size: str) -> dict[str, Outcome]:
+    """How the exhibits of a size ended when they were last run; {} when none was."""
+    try:
+        data = json.loads((folder_of(store, size) / OUTCOMES).read_text())
+        return {figure: Outcome(**fields) for figure, fields in data.items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def save_outcomes(store: Store, size: str, outcomes: dict[str, Outcome]) -> None:
+    """Keep them for `workbench report`. Raises StoreError where that cannot be written."""
+    folder = folder_of(store, size)
+    data = {figure: asdict(outcome) for figure, outcome in outcomes.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / OUTCOMES, json.dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise store.unusable(error) from error
+
+
+def how_it_ended(outcome: Outcome | None, where_none: str) -> Html:
+    """A paragraph of when it ran, or why not to its end; `where_none` if nobody ran it."""
+    if outcome is None:
+        return tag("p", where_none, class_="soft")
+    if not outcome.ok:
+        return tag("p", f"It did not run to its end: {outcome.message}", class_="warn")
+    took = format_seconds(outcome.seconds)
+    words = f"Run {outcome.when} UTC in {took}; notebook {outcome.notebook}."
+    return tag("p", words, class_="soft")
