@@ -26,7 +26,8 @@ from workbench.published.here import LABELS
 from workbench.runs.events import EventReader
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
-from workbench.runs.runner import POLL_S, Job, resolve
+from workbench.runs.resolve import resolve
+from workbench.runs.runner import POLL_S, Job
 from workbench.runs.search import FITS, TOO_LARGE, next_probe, planned_largest
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store

@@ -132,7 +132,8 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from workbench.runs.progress import Progress, describe_record, describe_spec
-    from workbench.runs.runner import Job, resolve, run
+    from workbench.runs.resolve import resolve
+    from workbench.runs.runner import Job, run
 
     if arguments.method is None and arguments.spec is None:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")

@@ -15,6 +15,7 @@ from tests.methods.harness import run as train
 from workbench.methods import stronghold
 from workbench.runs import methods, runner
 from workbench.runs.record import RunRecord
+from workbench.runs.resolve import resolve
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
@@ -114,4 +115,4 @@ def test_what_cannot_be_read_is_named_where_it_lies(tmp_path: Path) -> None:
 
 def test_an_engine_with_checkpoints_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="zero-offload has checkpoints of its engine's own form"):
-        runner.resolve(spec_for("zero-offload", start_from="0123456789abcdef"))
+        resolve(spec_for("zero-offload", start_from="0123456789abcdef"))

@@ -23,7 +23,7 @@ from workbench.published.here import read_offload
 from workbench.runs import methods
 from workbench.runs.events import EventLog
 from workbench.runs.record import RunRecord
-from workbench.runs.runner import resolve
+from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
 
 MAY_DIFFER = {

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.figures.records import record
 from workbench.figures.fig9 import specs
 from workbench.runs import machine
-from workbench.runs.runner import key_of
+from workbench.runs.resolve import key_of
 from workbench.session import Session, open_exhibit
 from workbench.shown import Shown
 

@@ -21,7 +21,8 @@ import psutil
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.record import RESULTS, RunRecord, Status
-from workbench.runs.runner import POLL_S, key_of, resolve
+from workbench.runs.resolve import key_of, resolve
+from workbench.runs.runner import POLL_S
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 

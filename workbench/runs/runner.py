@@ -20,13 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from workbench.model.custom import source_digest
 from workbench.runs import machine, methods, provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
@@ -34,6 +32,7 @@ from workbench.runs.jobfile import JobFile
 from workbench.runs.places import Held
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.record import RESULTS, RunRecord, Status
+from workbench.runs.resolve import key_of, resolve
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, write_whole
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
@@ -43,47 +42,6 @@ POLL_S = 0.05
 
 NEAR_ALL_MEMORY = 0.9
 """A worker killed while it held this share of the host's memory is taken for out of memory."""
-
-
-def resolve(spec: RunSpec) -> RunSpec:
-    """The spec as it would run here: its device and text decided, a window only for who has one,
-    and of a user's own module what its file says now.
-
-    Raises ValueError for an unknown method, or a device or module that is not here.
-    """
-    changes = {"device": machine.resolve_device(spec.device)}
-    method = methods.find(spec.method)
-    if not (method.windowed or method.refuses):
-        changes |= {"window": "auto", "resident": "auto"}
-    if spec.ranks > 1 and not method.parallel:
-        raise ValueError(
-            f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
-        )
-    methods.check_model(method, spec.model)
-    if spec.start_from and not method.portable:
-        able = ", ".join(m.name for m in methods.known().values() if m.portable)
-        raise ValueError(
-            f"start_from is {spec.start_from!r}, and {method.name} has checkpoints of its engine's "
-            f"own form; it is for {able}"
-        )
-    if changes["device"] == "cuda" and spec.ranks > len(machine.gpus()):
-        raise ValueError(
-            f"ranks is {spec.ranks}; this machine has {len(machine.gpus())} GPUs, a rank needs one"
-        )
-    if spec.model.custom and not spec.model.config_digest:
-        changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
-    text = Path(spec.text).expanduser()
-    if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
-        changes["text"] = str(text.resolve())
-    if spec.start_from and (run := Path(spec.start_from).expanduser()).is_dir():
-        changes["start_from"] = str(run.resolve())
-    return spec.with_(**changes)
-
-
-def key_of(spec: RunSpec) -> str:
-    """Key of a spec on this machine. Raises ValueError for an unknown method or device."""
-    spec = resolve(spec)
-    return spec.key(methods.code_version(spec.method), machine.device_class(spec.device))
 
 
 def run(

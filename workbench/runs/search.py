@@ -22,7 +22,8 @@ from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.planning import answer, fits
 from workbench.runs.record import RunRecord
-from workbench.runs.runner import POLL_S, key_of, resolve
+from workbench.runs.resolve import key_of, resolve
+from workbench.runs.runner import POLL_S
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.sweep import LOOK_AGAIN_S, Point

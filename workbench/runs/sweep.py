@@ -27,7 +27,8 @@ from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import make_spec, read_object
 from workbench.runs.record import RESULTS, STATUSES, RunRecord
-from workbench.runs.runner import POLL_S, key_of
+from workbench.runs.resolve import key_of
+from workbench.runs.runner import POLL_S
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 

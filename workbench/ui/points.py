@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from workbench.runs import machine, methods
-from workbench.runs.runner import resolve
+from workbench.runs.resolve import resolve
 from workbench.runs.spec import RunSpec
 from workbench.ui.axis import format_value
 
@@ -21,7 +21,7 @@ class Keys:
         self._versions: dict[str, str] = {}
 
     def of(self, spec: RunSpec) -> str:
-        """As `runner.key_of`. Raises ValueError for an unknown method or device."""
+        """As `resolve.key_of`. Raises ValueError for an unknown method or device."""
         spec = resolve(spec)
         if spec.method not in self._versions:
             self._versions[spec.method] = methods.code_version(spec.method)

@@ -23,7 +23,7 @@ AGREE = 1e-6
 def compare(results: str) -> str:
     """What came of both runs, in a sentence. Asked of the process beside the kernel (aside.py)."""
     from workbench.runs.campaign import Campaign
-    from workbench.runs.runner import key_of
+    from workbench.runs.resolve import key_of
     from workbench.runs.store import Store
 
     store = Store(Path(results))

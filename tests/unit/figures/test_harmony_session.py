@@ -21,7 +21,7 @@ from workbench.published import harmony_plans
 from workbench.report.harmony import harmony_exhibits, harmony_sections, harmony_verdicts
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.runs import machine
-from workbench.runs.runner import key_of
+from workbench.runs.resolve import key_of
 from workbench.session import open_exhibit
 from workbench.ui import evaluation_work
 

@@ -14,7 +14,7 @@ from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, custom, custom_data, make_model
 from workbench.model.families import blank_rows
 from workbench.model.modules import Decomposed
-from workbench.runs import runner
+from workbench.runs.resolve import key_of, resolve
 
 SOURCE = """
 import torch
@@ -352,12 +352,12 @@ def test_a_path_is_no_function():
 
 def test_a_changed_file_is_another_run(folder):
     spec = spec_for(method="harmony-pp", model=spec_of("labelled"), ranks=2)
-    first = runner.resolve(spec)
+    first = resolve(spec)
     assert first.model.config_digest
-    assert runner.key_of(first) == runner.key_of(spec)
+    assert key_of(first) == key_of(spec)
     path = folder / "own_models" / "nets.py"
     path.write_text(SOURCE + "\n")
     os.utime(path, (0, 0))
-    assert runner.key_of(spec) != runner.key_of(first)
+    assert key_of(spec) != key_of(first)
     with pytest.raises(ValueError, match="the file of .* changed"):
         make_model(first.model)
