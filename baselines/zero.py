@@ -6,9 +6,7 @@ worker's process, with a process group that needs no port; on several in those o
 group where they met, each with an equal share of every micro-batch.
 
 What DeepSpeed is given is what every method gets (`common`): initial weights of the same seed,
-batches, micro-batches, decay groups, and before every step the learning rate of the spec. With bf16
-its fp32 master weights are set to the fp32 initial weights, which DeepSpeed alone would take from
-the rounded ones.
+batches, micro-batches, decay groups, and before every step the learning rate of the spec.
 """
 
 from __future__ import annotations
@@ -42,9 +40,9 @@ from baselines.common import (
 from baselines.host_adam import torchs_is_faster
 from baselines.rank_parts import checkpoint, share
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
-from workbench.methods.train import DTYPES, load_batches, resolve_device
+from baselines.zero_weights import build, set_masters
+from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
-from workbench.model.base import LayeredModel, Whole, set_parameter
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
@@ -158,7 +156,7 @@ class Training:
             # could not share a graph, and the ninth would be one too many.
             config["zero_optimization"]["memory_efficient_linear"] = False
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
-        self.whole = _build(self.model, spec, config if adapter.sharded else None)
+        self.whole = build(self.model, spec, config if adapter.sharded else None)
         if adapter.sharded:
             from deepspeed.utils import set_z3_leaf_module
 
@@ -171,7 +169,7 @@ class Training:
             config=config,
         )
         if spec.dtype != "fp32":
-            _set_masters(self.model, self.whole, spec.seed)
+            set_masters(self.model, self.whole, spec.seed)
         self.account = Account(
             spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
         )
@@ -328,46 +326,3 @@ def _be_a_rank(device: torch.device) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     # Before its first configuration, which would take this rank to be alone.
     deepspeed.init_distributed(dist.get_backend())
-
-
-def _build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:
-    """The whole model with everyone's initial weights.
-
-    With a ZeRO-3 configuration each unit moves to where it is offloaded as soon as it is made, so a
-    model is never in memory twice.
-    """
-    dtype, checkpoint = DTYPES[spec.dtype], spec.activations != "keep"
-    if shard_by is None:
-        return model.whole(seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
-    import deepspeed
-
-    units: list[torch.nn.Module] = []
-    for unit in range(model.num_units):
-        module = model.build(unit, seed=spec.seed, dtype=dtype)
-        for (tied, name), (owner, owner_name) in model.tied().items():
-            if tied == unit:
-                set_parameter(module, name, units[owner].get_parameter(owner_name))
-        deepspeed.zero.Init(module=module, config_dict_or_path=shard_by, dtype=dtype)
-        units.append(module)
-    return Whole(model, units, seed=spec.seed, checkpoint=checkpoint)
-
-
-def _set_masters(model: LayeredModel, whole: Whole, seed: int) -> None:
-    """Give the fp32 master weights the digits that bf16 had no room for."""
-    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
-
-    built, exact = None, None
-    for unit, name, parameter in named_units(whole):
-        if unit != built:
-            built, exact = unit, model.build(unit, seed=seed)
-        value = exact.get_parameter(name).detach()
-        if hasattr(parameter, "ds_id"):  # ZeRO-3's, of which each rank has a part
-            safe_set_local_fp32_param(parameter, _part(value, parameter.ds_tensor.numel()))
-        else:
-            safe_set_full_fp32_param(parameter, value)
-
-
-def _part(value: Tensor, elements: int) -> Tensor:
-    """This rank's part of a parameter, [elements]; the last ones end in padding."""
-    part = value.flatten()[dist.get_rank() * elements :][:elements]
-    return torch.nn.functional.pad(part, (0, elements - len(part)))

@@ -5,10 +5,7 @@ flat row a record, looks at the folder by listing it and ``stat`` only, and read
 when its modification time, size or inode is one that it has not read.
 
 ``RESULTS/.index.sqlite`` keeps, for the next process, each record without its series. It is never
-the truth. A text in it is sealed together with the key and the stamp of the record.json it is of:
-what is torn, of an earlier record or of another version of this file does not match, and the record
-is parsed instead. A cache that cannot be read is made anew, one that cannot be written is done
-without. Rows are not in it: the running code makes them, with its own columns.
+the truth (index_cache.py). Rows are not in it: the running code makes them, with its own columns.
 """
 
 from __future__ import annotations
@@ -16,27 +13,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.runs.record import SCHEMA, RunRecord, steady_step_seconds
+from workbench.runs.index_cache import CACHE, Cache, Stamp
+from workbench.runs.record import RunRecord, steady_step_seconds
 from workbench.runs.store import RECORD, Store, read_record, row
 
 if TYPE_CHECKING:
     import pandas
-
-CACHE = ".index.sqlite"
-TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
-FORMAT = 1
-"""Of an entry in the cache; another number when `_without_series` keeps other things."""
 
 SERIES = ("losses", "all_step_seconds")
 """Columns of `store.row` that a row here does not have."""
@@ -48,20 +38,8 @@ SETTLED_NS = 100_000_000
 """A file this long unchanged gets another modification time with its next change: file systems
 count time in ticks of some milliseconds. A younger one is read again at the next look."""
 
-WAIT_SECONDS = 0.2
-"""For another process that writes the cache. Then this look goes on without it."""
-
-NO_FAULT = {
-    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
-}  # fmt: skip
-"""Errors that say nothing against the cache itself; with any other it is made anew."""
-
 UNUSABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What making a row of JSON that calls itself a record may raise."""
-
-Stamp = tuple[int, int, int]
-"""Of a file: modification time in ns, size in bytes, inode."""
 
 
 class _Seen(NamedTuple):
@@ -144,7 +122,7 @@ class Index:
             found, problems = self._scan()
             wanted = self._forget(found)
             if wanted:
-                with closing(_Cache(self.store.root / CACHE)) as cache:
+                with closing(Cache(self.store.root / CACHE)) as cache:
                     self._read(wanted, found, cache, until)
                 self._shared.clear()
             self.pending = sum(key not in self._entries for key in wanted)
@@ -197,7 +175,7 @@ class Index:
                 self._entries[key] = replace(entry, seen=seen)
         return sorted(wanted, key=lambda key: found[key].stamp, reverse=True)
 
-    def _read(self, wanted: list[str], found: Found, cache: _Cache, until: float) -> None:
+    def _read(self, wanted: list[str], found: Found, cache: Cache, until: float) -> None:
         """Make the entries of `wanted`, from the cache or else from the records."""
         for start in range(0, len(wanted), AT_ONCE):
             if start and time.monotonic() >= until:
@@ -256,94 +234,8 @@ class Index:
         return _Entry(seen, True, str(record.started), share(names, names), tuple(values))
 
 
-class _Cache:
-    """The file between processes, open for one look. Whatever is wrong with it, nothing is raised.
-
-    Each write is one transaction. What a crash leaves half written is found by SQLite or by the
-    seals, so nothing waits for the disk.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._remade = False
-        self._db: sqlite3.Connection | None = None
-        self._open()
-
-    def read(self, wanted: dict[str, Stamp]) -> dict[str, bytes]:
-        """Key -> the text written for a record.json of exactly that stamp, where there is one."""
-        names = {os.fsencode(key): key for key in wanted}
-        marks = ",".join("?" * len(names))
-        query = f"SELECT key, seal, text FROM records WHERE key IN ({marks})"
-        return {
-            names[name]: text
-            for name, seal, text in self._do(query, names)
-            if isinstance(text, bytes) and seal == _seal(name, wanted[names[name]], text)
-        }
-
-    def write(self, parsed: dict[str, tuple[Stamp, bytes]]) -> None:
-        """Add or replace texts, all or none."""
-        values: list[bytes] = []
-        for key, (stamp, text) in parsed.items():
-            name = os.fsencode(key)
-            values += (name, _seal(name, stamp, text), text)
-        if parsed:
-            marks = ",".join(["(?, ?, ?)"] * len(parsed))
-            self._do(f"INSERT OR REPLACE INTO records VALUES {marks}", values)
-
-    def keep_only(self, keys: Iterable[str]) -> None:
-        """Drop the texts of folders that are gone."""
-        kept = {os.fsencode(key) for key in keys}
-        gone = [name for (name,) in self._do("SELECT key FROM records") if name not in kept]
-        for start in range(0, len(gone), 1000):  # SQLite counts the marks of a statement
-            some = gone[start : start + 1000]
-            self._do(f"DELETE FROM records WHERE key IN ({','.join('?' * len(some))})", some)
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    def _open(self) -> None:
-        if self._path.is_symlink():  # it would lead out of the results folder
-            return
-        try:
-            self._db = sqlite3.connect(self._path, timeout=WAIT_SECONDS, isolation_level=None)
-            self._db.execute("PRAGMA synchronous = OFF")
-            self._db.execute(TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
-            found = self._db.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
-            if found != [(TABLE,)]:  # nor any trigger, which would run with each write
-                raise sqlite3.DatabaseError("not the table of this index")
-        except sqlite3.Error as error:
-            self._fail(error)
-
-    def _do(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """The statement, which is a transaction; nothing where that does not work."""
-        try:
-            return self._db.execute(statement, list(values)).fetchall() if self._db else []
-        except sqlite3.Error as error:
-            self._fail(error)
-            return []
-
-    def _fail(self, error: sqlite3.Error) -> None:
-        """Go on without a cache, or with a new one where this one is no good, but only once."""
-        self.close()
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        if code & 0xFF not in NO_FAULT and not self._remade:
-            self._remade = True
-            with suppress(OSError):
-                self._path.unlink()
-                self._path.with_name(f"{CACHE}-journal").unlink(missing_ok=True)
-                self._open()
-
-
 def _stamp(facts: os.stat_result) -> Stamp:
     return facts.st_mtime_ns, facts.st_size, facts.st_ino
-
-
-def _seal(name: bytes, stamp: Stamp, text: bytes) -> bytes:
-    """What binds a text to its folder, to the record.json it is of, and to this format."""
-    bound = repr((FORMAT, SCHEMA, name, stamp)).encode()
-    return blake2b(bound + b"\n" + text, digest_size=16).digest()
 
 
 def _without_series(record: RunRecord) -> bytes:

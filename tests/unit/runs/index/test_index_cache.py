@@ -19,7 +19,9 @@ from tests.unit.runs.index.parts import (
     various,
 )
 from workbench.runs import index as index_module
-from workbench.runs.index import CACHE, Index
+from workbench.runs import index_cache
+from workbench.runs.index import Index
+from workbench.runs.index_cache import CACHE
 from workbench.runs.store import Store
 
 
@@ -110,7 +112,7 @@ def test_entries_of_another_version_are_not_taken(
     filled: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "FORMAT", -1)
+        patch.setattr(index_cache, "FORMAT", -1)
         Index(filled).refresh()
     parsed.clear()
     assert_is_table_of(Index(filled), filled)

@@ -21,7 +21,8 @@ from tests.unit.runs.index.parts import (
     record,
 )
 from workbench.runs import index as index_module
-from workbench.runs.index import CACHE, Index
+from workbench.runs.index import Index
+from workbench.runs.index_cache import CACHE
 from workbench.runs.store import Store
 
 USE = """
