@@ -20,7 +20,6 @@ from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, vision
 from workbench.model.spec import ModelSpec
@@ -126,9 +125,10 @@ def assert_follows(whole: Training, crew: Crew) -> None:
         assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
 
 
-def crew_for(packs: Packs, spec, folder):
-    tied = planner.borrowed(make_model(spec.model))
-    sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied=tied)
+def crew_for(packs: Packs, spec, folder, measured: int = 1):
+    """`measured`: samples of the only micro-batch with a profile."""
+    profile = made_up_profile(spec.with_(batch=measured, microbatches=1))
+    sizes = planner.profiled_sizes(make_model(spec.model), spec, {measured: profile})
     largest = max(sum(aligned(sizes.visit_bytes(u)) for u in pack) for pack in packs.backward)
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     schedule = build(packs, sizes, rings=rings, clipped=True)
@@ -332,3 +332,29 @@ def test_no_rank_holds_more_than_its_plan_says(model, mode, pairs, tmp_path):
             assert 0.8 * proved[rank]["device"] < result["device_peak"] <= proved[rank]["device"]
         if model is BERT:
             assert_equals_original(spec, crew, spec.batch)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "batch", "measured"),
+    [("pp", 1, 4, 1), ("pp", 2, 5, 2), ("dp", 2, 8, 1)],
+    ids=["on one rank", "by message, the last alone", "twice on each rank"],
+)
+def test_what_does_not_grow_with_the_batch_has_gradients_of_every_micro_batch(
+    mode, ranks, batch, measured, tmp_path
+):
+    """Also where a micro-batch is smaller than any that was measured."""
+    model = ModelSpec(
+        family="tests.methods.biased:net", layers=4, hidden=16, heads=1, vocab=3, tied=False
+    )
+    spec = spec_for(model=model, text="stdlib", batch=batch, steps=4, clip=0.5, seed=3)
+    units = make_model(model).num_units
+    assert any(part.batch_dim is None for part in make_model(model).boundary(2, model.seq))
+    backward = packs_of([2, *[1] * (units - 4), 2])
+    whole = Training(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
+    whole.run()
+    packs = packs_for(spec, mode=mode, ranks=ranks, backward=backward, forward=backward[:-1])
+    with crew_for(packs, spec, tmp_path, measured) as crew:
+        assert_follows(whole, crew)
+    moved = crew.schedule.moved_bytes()
+    for way in ("load", "store"):
+        assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps

@@ -59,6 +59,11 @@ class Boundary:
             for part, dtype in zip(self.parts, self.dtypes, strict=True)
         )
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Parts that do not grow with the batch, of whose gradients each micro-batch has its own."""
+        return tuple(i for i, part in enumerate(self.parts) if part.batch_dim is None)
+
     def rows(self, bundle: Bundle, first: int, end: int) -> Bundle:
         """Samples [first, end) of a bundle."""
         return tuple(

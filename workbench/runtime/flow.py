@@ -6,6 +6,7 @@ waited for the one that reads it last (spent.py)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 
@@ -17,7 +18,8 @@ from workbench.schedule.action import Action
 
 class Flow(dict[str, Bundle]):
     """Buffer -> the bundle that lies there. Some hold one micro-batch, some all samples of the
-    rank, of which passes read and write theirs."""
+    rank, of which passes read and write theirs. There, what does not grow with the batch is the
+    same in all passes, but of its gradients each micro-batch has one."""
 
     def __init__(
         self,
@@ -33,6 +35,8 @@ class Flow(dict[str, Bundle]):
         self._device, self._spent = device, spent
         self._made_on: dict[str, str] = {}
         """Buffer -> the lane on which what lies there was made; not of places in an inbox."""
+        self._apart: dict[str, dict[tuple[int, int], Bundle]] = {}
+        """Buffer of all samples' gradients -> samples -> those of parts that do not grow."""
 
     def boundary_of(self, unit: int) -> Boundary:
         """What flows into a unit."""
@@ -49,10 +53,14 @@ class Flow(dict[str, Bundle]):
     def read(self, label: str, span: tuple[int, int]) -> Bundle:
         """What lies in a buffer, or of these samples in one that holds all."""
         held = self[label]
-        if holds_all(label):
-            first, end = span
-            return self.boundary(label).rows(held, first - self._first, end - self._first)
-        return held
+        if not holds_all(label):
+            return held
+        boundary, (first, end) = self.boundary(label), span
+        rows = boundary.rows(held, first - self._first, end - self._first)
+        if label not in self._apart:
+            return rows
+        own = dict(zip(boundary.apart, self._apart[label][span], strict=True))
+        return tuple(own.get(i, tensor) for i, tensor in enumerate(rows))
 
     def lay(self, label: str, bundle: Bundle, action: Action) -> None:
         """Let what an action has made lie in a buffer."""
@@ -69,13 +77,17 @@ class Flow(dict[str, Bundle]):
             self.lay(label, boundary.new(self._end - self._first, self._device), action)
         rows = boundary.rows(self[label], first - self._first, end - self._first)
         copy_into(rows, value)
+        if boundary.apart and what_of(label)[0] == "ds":
+            own = tuple(value[i].clone() for i in boundary.apart)
+            self._apart.setdefault(label, {})[action.span] = own
 
     def drop(self, action: Action, step: int) -> None:
         """Let go of what lies in the buffers that an action frees, if anything does."""
         for label in action.frees:
             bundle, made_on = self.pop(label, ()), self._made_on.pop(label, None)
+            apart = self._apart.pop(label, {}).values()
             if made_on is not None:
-                self._spent.hold(bundle, made_on, action, step)
+                self._spent.hold((*bundle, *chain(*apart)), made_on, action, step)
 
     def begin(self, action: Action, step: int) -> None:
         """An action begins, and its lane has waited for all that it waits for."""
@@ -85,4 +97,5 @@ class Flow(dict[str, Bundle]):
         """Let go of all; every lane has ended."""
         super().clear()
         self._made_on.clear()
+        self._apart.clear()
         self._spent.clear()

@@ -223,13 +223,20 @@ def profiled_sizes(
     device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
     their scratch, or was made by the loss. Here all are there at once.
     """
+    from workbench.methods.train import DTYPES
+    from workbench.runtime.bundle import Boundary
+
     profile, tied, fresh = profiles[min(profiles)], borrowed(model), {}
     if profile.hardware.source == "measured" and not spec.model.decomposed:
         for unit in (0, model.head):
             numels = [shape.numel() for shape in model.shapes(unit).values()]
             numels += [tied[unit][1]] if unit in tied else []
             fresh[unit] = (sum(numels) - max(numels)) * profile.weight_bytes
-    return ProfiledSizes(profiles, tied=tied, fresh=fresh)
+    constant = {
+        unit: Boundary(model.boundary(unit, spec.model.seq), DTYPES[spec.dtype]).nbytes(0)
+        for unit in range(1, model.num_units)
+    }
+    return ProfiledSizes(profiles, tied=tied, fresh=fresh, constant=constant)
 
 
 def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:

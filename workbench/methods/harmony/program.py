@@ -242,7 +242,7 @@ def _input_gradient(
         takes.append(sheet.lay(rank, name.input_gradient(unit, micro), DEVICE, nbytes))
         after.append(act(Kind.SEND, unit, micro, turn=GRADIENT, rank=rank, step=-1))
     elif micro == 0:
-        whole = sheet.input_bytes(unit, sheet.packs.share_of(task))
+        whole = sum(sheet.input_bytes(unit, one) for one in task.micros)
         takes.append(sheet.lay(rank, name.output_gradients(unit - 1), DEVICE, whole))
         after += sheet.before_gradients(task)
     else:

@@ -31,9 +31,11 @@ class ProfiledSizes:
         *,
         tied: Mapping[int, tuple[int, int]],
         fresh: Mapping[int, int] | None = None,
+        constant: Mapping[int, int] | None = None,
     ) -> None:
         """`profiles` by samples in a micro-batch; `tied`: unit -> (owner, parameters) it borrows;
-        `fresh`: unit -> `fresh_bytes`, where the profile counts some of its gradients.
+        `fresh`: unit -> `fresh_bytes`, where the profile counts some of its gradients; `constant`:
+        unit -> bytes of its input that do not grow with the samples.
 
         Raises ValueError without a profile.
         """
@@ -41,7 +43,7 @@ class ProfiledSizes:
             raise ValueError("sizes need a profile of at least one micro-batch size")
         self._points = sorted(profiles)
         self._any, self._tied = profiles[self._points[0]], dict(tied)
-        self._fresh = dict(fresh or {})
+        self._fresh, self._constant = dict(fresh or {}), dict(constant or {})
         self._units = {size: profiles[size].units for size in self._points}
         for size, larger in zip(self._points[-2::-1], self._points[:0:-1], strict=True):
             pairs = zip(self._units[size], self._units[larger], strict=True)
@@ -66,7 +68,9 @@ class ProfiledSizes:
 
     def input_bytes(self, unit: int, samples: int) -> int:
         """Of a unit's input."""
-        return samples * self._any.units[unit].input_bytes // self._any.microbatch
+        constant, profile = self._constant.get(unit, 0), self._any
+        grows = profile.units[unit].input_bytes - constant
+        return constant + samples * grows // profile.microbatch
 
     def weight_bytes(self, unit: int) -> int:
         """Of the weights the unit owns."""
