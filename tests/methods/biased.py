@@ -1,5 +1,5 @@
-"""A user's own module whose blocks all add what one table makes, as T5's relative positions do: a
-tensor that goes through all layers and does not grow with the batch."""
+"""Users' own modules whose blocks all add a tensor that does not grow with the batch: made of one
+table, as T5's relative positions are, or also of the samples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width: int, times: int) -> None:
+    def __init__(self, width: int, times: int, *, of_samples: bool = False) -> None:
         super().__init__()
+        self.of_samples = of_samples
         self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
         self.table = nn.Embedding(5, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(times))
@@ -29,10 +30,20 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = self.table(torch.arange(5)).sum(0, keepdim=True)
         x = self.first(x)
+        if self.of_samples:
+            bias = bias + x.mean(0, keepdim=True)
         for block in self.blocks:
             x = block(x, bias)
         return self.last(x)
 
 
 def net(spec: RunSpec) -> tuple[nn.Module, Dataset]:
-    return Net(spec.hidden, spec.layers), TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    return Net(spec.hidden, spec.layers), data()
+
+
+def summing(spec: RunSpec) -> tuple[nn.Module, Dataset]:
+    return Net(spec.hidden, spec.layers, of_samples=True), data()
+
+
+def data() -> Dataset:
+    return TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))

@@ -334,6 +334,13 @@ def test_no_rank_holds_more_than_its_plan_says(model, mode, pairs, tmp_path):
             assert_equals_original(spec, crew, spec.batch)
 
 
+def biased_for(net: str, batch: int):
+    family = f"tests.methods.biased:{net}"
+    model = ModelSpec(family=family, layers=4, hidden=16, heads=1, vocab=3, tied=False)
+    spec = spec_for(model=model, text="stdlib", batch=batch, steps=4, clip=0.5, seed=3)
+    return spec, packs_of([2, *[1] * (make_model(model).num_units - 4), 2])
+
+
 @pytest.mark.parametrize(
     ("mode", "ranks", "batch", "measured"),
     [("pp", 1, 4, 1), ("pp", 2, 5, 2), ("dp", 2, 8, 1)],
@@ -343,13 +350,8 @@ def test_what_does_not_grow_with_the_batch_has_gradients_of_every_micro_batch(
     mode, ranks, batch, measured, tmp_path
 ):
     """Also where a micro-batch is smaller than any that was measured."""
-    model = ModelSpec(
-        family="tests.methods.biased:net", layers=4, hidden=16, heads=1, vocab=3, tied=False
-    )
-    spec = spec_for(model=model, text="stdlib", batch=batch, steps=4, clip=0.5, seed=3)
-    units = make_model(model).num_units
-    assert any(part.batch_dim is None for part in make_model(model).boundary(2, model.seq))
-    backward = packs_of([2, *[1] * (units - 4), 2])
+    spec, backward = biased_for("net", batch)
+    assert any(part.batch_dim is None for part in make_model(spec.model).boundary(2, 1))
     whole = Training(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
     whole.run()
     packs = packs_for(spec, mode=mode, ranks=ranks, backward=backward, forward=backward[:-1])
@@ -358,3 +360,18 @@ def test_what_does_not_grow_with_the_batch_has_gradients_of_every_micro_batch(
     moved = crew.schedule.moved_bytes()
     for way in ("load", "store"):
         assert sum(r["moved_bytes"][way] for r in crew.results()) == moved[way] * spec.steps
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_what_is_made_of_samples_without_growing_needs_one_micro_batch(batch, tmp_path):
+    """Each micro-batch would have another, and a run that may be wrong ends."""
+    spec, backward = biased_for("summing", batch)
+    packs = packs_for(spec, backward=backward, forward=backward[:-1])
+    with crew_for(packs, spec, tmp_path) as crew:
+        if batch > packs.backward_size:
+            with pytest.raises(ValueError, match="layer 0 passes on .* differs between micro-batc"):
+                crew.run(Silent())
+            return
+        whole = Training(spec.with_(method="plain"), Silent(), tmp_path / "whole")
+        whole.run()
+        assert_follows(whole, crew)

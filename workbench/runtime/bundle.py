@@ -61,7 +61,7 @@ class Boundary:
 
     @property
     def apart(self) -> tuple[int, ...]:
-        """Parts that do not grow with the batch, of whose gradients each micro-batch has its own."""
+        """Parts that do not grow with the batch; of their gradients, each micro-batch has some."""
         return tuple(i for i, part in enumerate(self.parts) if part.batch_dim is None)
 
     def rows(self, bundle: Bundle, first: int, end: int) -> Bundle:

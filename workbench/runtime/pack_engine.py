@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
+from workbench.runtime.alike import Alike
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, copy_into, single
 from workbench.runtime.chains import Place, places
@@ -96,6 +97,7 @@ class PackEngine:
         }
         spent = Spent(schedule, board.rank)
         self._flow = Flow(boundaries, self._first, self._end, device, spent)
+        self._alike = Alike(boundaries)
         self.mail = Mail(
             schedule, board, inbox, self._flow, self.traffic, folder=folder, device=device
         )
@@ -238,6 +240,7 @@ class PackEngine:
         if unit == self.model.head:
             state.losses.append(y[0].detach() * ((span[1] - span[0]) / self.spec.batch))
         elif links.target is not None:
+            self._alike.see(unit, step, y)
             self._flow.write(links.target, tuple(t.detach() for t in y), action)
         self._flow.drop(action, step)
 
