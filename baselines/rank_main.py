@@ -94,7 +94,7 @@ def explained(error: BaseException) -> dict[str, Any]:
     cause = full[0] if full else error
     told = told_of(cause)
     told["lost_peer"] &= not full
-    for field in ("tier", "what", "asked", "in_use", "budget", "errno"):
+    for field in ("tier", "what", "asked", "in_use", "budget", "why", "errno"):
         if hasattr(cause, field):
             told[field] = getattr(cause, field)
     return told

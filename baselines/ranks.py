@@ -188,7 +188,7 @@ def _raise(rank: int, told: dict[str, Any]) -> None:
         case "OutOfMemory":
             raise OutOfMemory(
                 tier=told["tier"], what=f"rank {rank}'s {told['what']}", asked=told["asked"],
-                in_use=told["in_use"], budget=told["budget"],
+                in_use=told["in_use"], budget=told["budget"], why=told["why"],
             )  # fmt: skip
         case "OutOfMemoryError":
             raise torch.OutOfMemoryError(message)

@@ -34,20 +34,27 @@ class Place:
     words: str
 
 
+UNBORN = Place(3, "is still importing")
+
+
 def answer_from(folder: Path, rank: int) -> None:
-    """Have this process write where it is when it is asked."""
-    file = _path(folder, rank).open("w")  # faulthandler keeps it
+    """Have this process write where it is when it is asked. Its file is there from then on."""
+    path = _path(folder, rank)
+    file = path.with_suffix(".part").open("w")  # faulthandler keeps it
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    path.with_suffix(".part").rename(path)
 
 
 def where(folder: Path, processes: Sequence[int]) -> str:
     """A sentence on all ranks, by their process ids: the one that hangs rather than waits first."""
-    for process in processes:
-        os.kill(process, signal.SIGUSR1)
+    asked = [_path(folder, rank).exists() for rank in range(len(processes))]
+    for process, listens in zip(processes, asked, strict=True):
+        if listens:  # the signal would end one that has not come so far
+            os.kill(process, signal.SIGUSR1)
     time.sleep(ANSWER_S)
     places = [
-        place_of(_path(folder, rank).read_text() if _path(folder, rank).exists() else "")
-        for rank in range(len(processes))
+        place_of(_path(folder, rank).read_text()) if listens else UNBORN
+        for rank, listens in enumerate(asked)
     ]
     order = sorted(range(len(places)), key=lambda rank: -places[rank].suspicion)
     hangs, *others = order

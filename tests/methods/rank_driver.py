@@ -2,9 +2,9 @@
 
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
 (everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
-with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``, HOW being hang, kill, raise or wait; or
-``fp64`` and one of the others; or ``together``, with one thread for all that a device would work
-off, and one of the others.
+with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``, HOW being fill (a tier is full), hang,
+kill, raise or wait; or ``fp64`` and one of the others; or ``together``, with one thread for all
+that a device would work off, and one of the others.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from workbench.methods.harmony import rank_process
 from workbench.runtime import rank
 from workbench.runtime.executor import Executor
 from workbench.runtime.pack_engine import PackEngine
+from workbench.runtime.tiers import OutOfMemory
 from workbench.runtime.walks import ISSUED
 from workbench.schedule.action import COMPUTE, Action, lane_kind
 
@@ -53,6 +54,10 @@ def fails(rank: int, kind: str, step: int, how: str):
         if how == "wait":
             time.sleep(0.5)
             return
+        if how == "fill":
+            raise OutOfMemory(
+                tier="host", what="a lock", asked=1024, in_use=0, budget=None, why="error 2"
+            )
         raise RuntimeError("a made-up failure")
 
     return perturb
@@ -72,6 +77,11 @@ def poisons(unit: int, step: int) -> None:
 
 class NothingRead(TorchDispatchMode):
     """Numbers of a device are not for who must not wait for it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler to look, for seconds, in whichever thread is first."""
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default:

@@ -1,8 +1,8 @@
 """Ranks for tests, forked from a process that has imported torch, which takes each two seconds.
 
 `process(what)` is the command of a rank as `rank_driver` describes them: a small client that asks
-the server for a rank, and lives and ends as the rank does. Whoever kills it kills the rank, and it
-has the rank's exit status. Tests that are about how ranks start, fail and end do not use this.
+the server for a rank, and ends as the rank does, by its exit status or by the signal that ended it.
+Whoever kills it kills the rank. Tests that are about how ranks start, fail and end do not use this.
 
 ``python -m tests.methods.rank_server SOCKET`` is the server; it ends when its standard input is
 closed. ``python -I -S rank_server.py SOCKET WHAT FOLDER RANK`` is the client, which imports little.
@@ -20,7 +20,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 DIED = 1
@@ -43,12 +44,16 @@ def _server() -> tuple[Path, subprocess.Popen]:
 
 
 def ask(path: str, *words: str) -> int:
-    """Let the server have a rank, with this process's output; its exit status."""
+    """Let the server have a rank, with this process's output; its exit status. Ends by the signal
+    that ended it."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
         socket.send_fds(server, [json.dumps(words).encode()], [1, 2])
-        status = server.recv(1)
-    return status[0] if status else DIED
+        told = server.recv(16)
+    status = int(told) if told else DIED
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    return status
 
 
 def serve(path: Path) -> None:
@@ -67,29 +72,43 @@ def serve(path: Path) -> None:
             with asked:
                 if os.fork() == 0:
                     door.close()
-                    _be_rank(asked, rank_driver.main)
+                    _tend_rank(asked, rank_driver.main)
     path.unlink()
     path.parent.rmdir()
 
 
-def _be_rank(asked: socket.socket, main) -> None:
+def _tend_rank(asked: socket.socket, main) -> None:
+    """Fork the rank, and tell how it ended; end it with whoever asked."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    words, descriptors, _, _ = socket.recv_fds(asked, 1 << 16, 2)
+    rank = os.fork()
+    if rank == 0:
+        asked.close()
+        _be_rank(json.loads(words), descriptors, main)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    ended = os.pidfd_open(rank)
+    if ended not in select.select([ended, asked], [], [])[0]:
+        os.kill(rank, signal.SIGKILL)
+    _, status = os.waitpid(rank, 0)
+    with suppress(OSError):  # nobody may be there any more
+        asked.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _be_rank(words: list[str], descriptors: list[int], main) -> None:
     status = DIED
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        words, descriptors, _, _ = socket.recv_fds(asked, 1 << 16, 2)
         for number, descriptor in enumerate(descriptors, start=1):
             os.dup2(descriptor, number)
-        threading.Thread(target=_end_with, args=(asked,), daemon=True).start()
-        what, folder, rank = json.loads(words)
+        what, folder, rank = words
         status = main(what, Path(folder), int(rank))
-        asked.sendall(bytes([status]))
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
-
-
-def _end_with(asked: socket.socket) -> None:
-    asked.recv(1)
-    os._exit(DIED)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,13 @@ def test_a_rank_killed_in_that_thread_is_named(tmp_path):
         crew.run(Silent())
 
 
+def test_a_replica_alone_moves_what_is_planned(tmp_path):
+    """Of widths that no share of gradients divides by: there are no shares."""
+    spec = spec_for(model=replace(MODEL, hidden=36), steps=2)
+    crew, _ = trained(replace(PACKS, mode="dp", ranks=1), spec, tmp_path)
+    assert_moved(crew, spec.steps)
+
+
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_layers_that_share_weights_stay_together(clip, tmp_path):
     """The embedding and the head on one rank: no weights and no gradients cross the link. What they

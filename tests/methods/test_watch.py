@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from workbench.methods.harmony import watch as watching
 from workbench.methods.harmony.watch import Limits, Watch
+from workbench.runtime import board as boards
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
 
@@ -24,6 +26,20 @@ def ranks(tmp_path):
     return SimpleNamespace(
         schedule=schedule, both=both, run=Board(tmp_path / "board", rank=0, **sizes)
     )
+
+
+@pytest.fixture
+def passing(monkeypatch):
+    """Lets seconds pass, which pass by themselves for nobody here."""
+    now = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=time.sleep)
+    for module in (watching, boards):
+        monkeypatch.setattr(module, "time", clock)
+
+    def passed(seconds: float) -> None:
+        now[0] += seconds
+
+    return passed
 
 
 def watch_of(ranks, **limits) -> Watch:
@@ -82,32 +98,47 @@ def test_where_nobody_is_at_work_it_is_who_began_nothing_for_longest(ranks):
     assert watch.late(4) is None, "all is done"
 
 
-def test_standing_still_between_segments_is_no_idleness(ranks):
+def test_a_rank_without_work_is_not_to_blame(tmp_path):
+    """There may be more ranks than packs; it has done nothing for longest."""
+    schedule = schedule_for(replace(PACKS, ranks=6), spec_for())
+    assert {action.rank for action in schedule.actions} == {0, 1, 2, 3, 4}
+    sizes = Board.sizes(schedule)
+    Board.make(tmp_path / "board", **sizes)
+    idle, *working = [Board(tmp_path / "board", rank=rank, **sizes) for rank in (5, 0, 1, 2, 3, 4)]
+    ready(SimpleNamespace(both=[idle, *working]))
+    ranks = SimpleNamespace(schedule=schedule, both=working, run=working[0])
+    working[0].end(begin(ranks, "F0.0", 3), 3)
+    late = watch_of(ranks, hang_s=0.0).late(4)
+    assert late.startswith("rank 1 hangs: it is ready for its first action")
+
+
+def test_standing_still_between_segments_is_no_idleness(ranks, passing):
     ready(ranks)
     watch = watch_of(ranks, hang_s=0.5)
-    time.sleep(0.6)
+    passing(0.6)
     assert watch.late(4) is not None
     ranks.run.allow(4)
     assert watch.late(4) is None
 
 
-def test_while_nobody_looked_nobody_was_idle(ranks):
+def test_while_nobody_looked_nobody_was_idle(ranks, passing):
     """A whole job may be stopped and go on; who hangs after that is found all the same."""
     ready(ranks)
     watch = watch_of(ranks, hang_s=2.0)
     assert watch.late(4) is None
-    time.sleep(2.5)
+    passing(2.5)
     assert watch.late(4) is None
-    until = time.monotonic() + 4.0
-    while (late := watch.late(4)) is None and time.monotonic() < until:
-        time.sleep(0.01)
-    assert late is not None
+    found = []
+    for _ in range(6):
+        passing(0.5)
+        found.append(watch.late(4) is not None)
+    assert found == [False] * 2 + [True] * 4
 
 
-def test_what_waits_for_a_report_is_not_idle(ranks):
+def test_what_waits_for_a_report_is_not_idle(ranks, passing):
     ready(ranks)
     watch = watch_of(ranks, hang_s=0.5)
-    time.sleep(0.6)
+    passing(0.6)
     ranks.run.report(1)
     assert watch.late(4) is None
 
@@ -119,10 +150,10 @@ def test_the_first_step_may_take_as_long_as_starting(ranks):
     assert watch_of(ranks, hang_s=0.0, start_s=0.0).late(3) is not None
 
 
-def test_who_does_not_end_is_named_when_its_time_is_over(ranks):
+def test_who_does_not_end_is_named_when_its_time_is_over(ranks, passing):
     watch = watch_of(ranks, end_s=0.1)
     assert watch.still_there([0, 1]) is None
-    time.sleep(0.2)
+    passing(0.2)
     assert watch.still_there([0, 1]) == "ranks 0, 1 do not end, 0 s after the last action"
     assert watch.still_there([1]) == "rank 1 does not end, 0 s after the last action"
     assert watch.still_there([]) is None

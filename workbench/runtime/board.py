@@ -244,7 +244,7 @@ class Board:
         """Until this rank may begin a segment that ends at a step."""
         while self._allowed[0] < step:
             self.check()
-            time.sleep(NAP_S)
+            self._await(self._allowed, step - 1, self._failed)
 
     def drain(self, step: int) -> None:
         """All lanes of this rank have ended their work up to a step."""

@@ -45,6 +45,8 @@ class OutOfMemory(RuntimeError):
         """Bytes that were wanted."""
         self.in_use = in_use
         """Bytes taken at that moment, without those asked for."""
+        self.why = why
+        """What the system said to it, if it did."""
         self.budget = budget
         """Bytes the tier may hold; None where the machine itself, and no budget, was the limit."""
         of = "" if budget is None else f" of {format_bytes(budget)}"

@@ -44,6 +44,14 @@ def test_who_does_not_answer_is_most_suspect():
     assert stuck.place_of("") == stuck.Place(3, "does not answer")
 
 
+def test_who_cannot_answer_yet_is_not_ended_by_the_question(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as importing:
+        told = stuck.where(tmp_path, [importing.pid])
+        assert importing.poll() is None
+        importing.kill()
+    assert told == "rank 0 hangs: it is still importing"
+
+
 def test_processes_answer_where_they_are(tmp_path: Path, root: Path):
     ranks = [
         subprocess.Popen(

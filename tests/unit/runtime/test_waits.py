@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runtime.board import AHEAD, KEPT, Board, Failed
+from workbench import native
+from workbench.runtime.board import AHEAD, KEPT, PATIENCE_S, SOURCE, Board, Failed
 
+SOON_S = 60.0
+"""A wait that does not end would take far longer."""
 SIZES = {"actions": 3, "ranks": 2, "units": 1}
 
 
@@ -33,7 +36,7 @@ def test_a_wait_ends_when_the_other_is_done(boards):
     began = time.monotonic()
     later(lambda: others.publish(1, 1))
     mine.wait(1, 1)
-    assert 0.1 < time.monotonic() - began < 5
+    assert 0.1 < time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize("who", ["the other rank", "this rank itself"])
@@ -43,17 +46,22 @@ def test_a_wait_ends_when_a_rank_fails(boards, who):
     began = time.monotonic()
     with pytest.raises(Failed):
         mine.wait(2, 0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
 
 
 def test_who_waits_leaves_the_interpreter_alone(boards, monkeypatch):
     """It looks by itself whether anybody has failed, not thousands of times from Python."""
+    try:
+        native.load(SOURCE)
+    except native.CannotBuild:
+        pytest.skip("there is no C++ compiler for what waits")
     mine, others = boards
     looks = []
     monkeypatch.setattr(mine, "check", lambda: looks.append(1))
+    began = time.monotonic()
     later(lambda: others.publish(0, 0))
     mine.wait(0, 0)
-    assert 0 < len(looks) < 50
+    assert 0 < len(looks) <= 2 + (time.monotonic() - began) / PATIENCE_S
 
 
 def test_a_norm_is_known_when_it_is_decided(boards):
@@ -90,7 +98,7 @@ def test_a_step_does_not_take_the_place_of_one_that_is_not_reported(boards):
     began = time.monotonic()
     later(lambda: run.report(1))
     mine.end_step(AHEAD, 0.5)
-    assert 0.1 < time.monotonic() - began < 5
+    assert 0.1 < time.monotonic() - began < SOON_S
     run.end_step(AHEAD, 0.5)
     assert run.ended(1)[0] == 2.0
     assert run.ended(AHEAD)[0] == 1.0

@@ -83,8 +83,10 @@ class Crew:
             old.unlink()
         self._ranks: list[subprocess.Popen] = []
         # Both are memory without a name: gone with its last user, and fit to be page-locked.
-        self._descriptors = [*make_shared(host_layout(schedule)[1]), *make_shared(0, "the board")]
+        self._descriptors: list[int] = []
         try:
+            self._descriptors += make_shared(host_layout(schedule)[1])
+            self._descriptors += make_shared(0, "the board")
             *host, board = self._paths = [
                 Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in self._descriptors
             ]
@@ -228,7 +230,7 @@ class Crew:
         if told["type"] == "OutOfMemory":
             raise OutOfMemory(
                 tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],
-                in_use=told["in_use"], budget=told["budget"],
+                in_use=told["in_use"], budget=told["budget"], why=told["why"],
             )  # fmt: skip
         if told["type"] == "Diverged":
             raise Diverged(told["step"], told["unit"])

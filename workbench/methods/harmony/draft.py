@@ -157,8 +157,8 @@ class Draft(Script):
                 self.buffer(label, HOST_TIER, share, permanent=True)
 
     def share_bytes(self, nbytes: int) -> int:
-        """A rank's share of some gradients."""
-        return share_bytes(nbytes, self.packs.ranks)
+        """A rank's share of some gradients; all of them where nobody shares."""
+        return share_bytes(nbytes, self.packs.ranks) if self.packs.ranks > 1 else nbytes
 
     def samples_of(self, rank: int) -> int:
         """How many samples of a step pass a rank."""

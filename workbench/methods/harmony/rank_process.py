@@ -120,7 +120,7 @@ def _explain(folder: Path, number: int, error: BaseException) -> None:
     if path.exists():
         return
     told = told_of(error)
-    for field in ("tier", "what", "asked", "in_use", "budget", "step", "unit"):
+    for field in ("tier", "what", "asked", "in_use", "budget", "why", "step", "unit"):
         if hasattr(error, field):
             told[field] = getattr(error, field)
     leave(path, told)

@@ -54,6 +54,8 @@ class Watch:
     def __init__(self, schedule: Schedule, board: Board, limits: Limits, first: int) -> None:
         """They start now, with step `first`."""
         self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
+        self._working = sorted({action.rank for action in schedule.actions})
+        """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
         self._started_s = time.monotonic()
         self._done_s: float | None = None
@@ -66,7 +68,7 @@ class Watch:
         stages = [self._board.stage(rank) for rank in range(self._schedule.num_ranks)]
         if min(stages) is not Stage.READY:
             return self._not_started(stages)
-        at_work = [r for r in range(len(stages)) if self._board.drained_by(r) < until]
+        at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
         idle_s = min(map(self._board.idle_s, at_work), default=0.0)
         begun = self._board.steps > self._first
         limit_s = self._limits.hang_s if begun else self._limits.start_s
