@@ -130,12 +130,22 @@ def test_no_more_threads_to_be_had(spec_for, tmp_path, ended, monkeypatch):
 
 
 def test_stopping_from_another_thread(spec_for, tmp_path, ended):
-    training = start(stronghold, spec_for(**EVERY_LANE).with_(steps=10_000), tmp_path)
-    timer = threading.Timer(0.2, training.executor.stop)
-    timer.start()
+    begun = threading.Event()
+    training = start(
+        stronghold, spec_for(**EVERY_LANE).with_(steps=10_000), tmp_path,
+        perturb=lambda action, step: begun.set(),
+    )  # fmt: skip
+
+    def stop():
+        begun.wait()
+        time.sleep(0.2)
+        training.executor.stop()
+
+    other = threading.Thread(target=stop)
+    other.start()
     with pytest.raises(Stopped, match="the run was stopped"):
         training.run(Silent())
-    timer.join()
+    other.join()
     training.close()
     ended.check(training)
 
@@ -211,9 +221,13 @@ def interrupt(monkeypatch):
 def test_ctrl_c_at_any_moment(spec_for, tmp_path, ended, interrupt, seed):
     """In a wait, in an operation, in autograd, in the meter: wherever the signal lands."""
     training = start(stronghold, spec_for(**EVERY_LANE).with_(steps=10_000), tmp_path)
-    interrupt(random.Random(seed).uniform(0.01, 0.2))
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:
+        interrupt(random.Random(seed).uniform(0.01, 0.2))
         training.run(Silent())
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     training.close()
     ended.check(training, in_autograd=True)
 
@@ -246,12 +260,12 @@ def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended
     def slow(action, step):
         if action.lane == "host" and not working.is_set():
             working.set()
+            interrupt(0.1, 0.1)
             time.sleep(0.5)
             working.clear()
             raise Stopped
 
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path, perturb=slow)
-    interrupt(0.2, 0.1)
     with pytest.raises(KeyboardInterrupt):
         training.run(Silent())
     assert not working.is_set()

@@ -1,6 +1,7 @@
 """A method for tests of the machinery around methods: it does what the spec's text says.
 
-``steps SECONDS`` sleeps in every step and reports it; the other words are in `train`. Loss of step
+``steps SECONDS`` sleeps in every step and reports it; ``until FOLDER`` does not end before there is
+a file there, named by the run's seed; the other words are in `train`. Loss of step
 k is 1 / (k + 1), so every run of one length is equal to every other. Checkpoints are one number in
 a file.
 """
@@ -35,6 +36,10 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     elif word == "hang":
         report.event("hanging")
         time.sleep(FOREVER_S)
+    elif word == "until":
+        report.event("waiting")
+        while not (Path(argument) / str(spec.seed)).exists():
+            time.sleep(0.01)
     elif word == "hang_in_c":  # a deadlock that holds the interpreter lock: no Python code runs
         mutex = ctypes.create_string_buffer(64)
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)

@@ -30,11 +30,20 @@ def processes_of(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            mark = process.environ().get(MARK, "")
+            mark = environment(process).get(MARK, "")
             if mark.startswith(str(root)) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def environment(process: psutil.Process) -> dict[str, str]:
+    """Of a process; there is none for a moment, while the system loads its program."""
+    for _ in range(50):
+        if (found := process.environ()) or not process.memory_info().vms:
+            break
+        time.sleep(0.002)
     return found
 
 
@@ -82,7 +91,7 @@ def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(condition: Callable[[], object], patience_s: float = 20) -> object:
+def wait_for(condition: Callable[[], object], patience_s: float = 120) -> object:
     deadline = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"

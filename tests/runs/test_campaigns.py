@@ -94,7 +94,7 @@ def test_a_second_start_is_none(make: Make, store: Store) -> None:
         )
         for _ in range(2)
     ]
-    assert [rival.wait(20) for rival in rivals] == [4, 4]
+    assert [rival.wait(120) for rival in rivals] == [4, 4]
     for rival in rivals:
         rival.stdin.close()
     wait_for(lambda: state(campaign) == "done", patience_s=30)
@@ -104,11 +104,15 @@ def test_a_second_start_is_none(make: Make, store: Store) -> None:
     assert len(starts) == 3
 
 
-def test_pause_lets_the_run_end_and_go_on_runs_the_rest(make: Make, store: Store) -> None:
-    campaign = make()
+def test_pause_lets_the_run_end_and_go_on_runs_the_rest(
+    make: Make, store: Store, tmp_path: Path
+) -> None:
+    campaign = make(text=f"until {tmp_path}")
     campaign.start()
     wait_for(lambda: campaign.status().running)
     campaign.pause()
+    for seed in range(3):
+        (tmp_path / str(seed)).touch()
     wait_for(lambda: state(campaign) == "paused" and not campaign.status().running)
     assert campaign.status().counts == {"done": 1, "pending": 2}
     time.sleep(0.5)
@@ -117,13 +121,16 @@ def test_pause_lets_the_run_end_and_go_on_runs_the_rest(make: Make, store: Store
     wait_for(lambda: state(campaign) == "done", patience_s=30)
 
 
-def test_cancel_in_the_middle_and_start_again(make: Make, store: Store) -> None:
-    campaign = make()
+def test_cancel_in_the_middle_and_start_again(make: Make, store: Store, tmp_path: Path) -> None:
+    campaign = make(text=f"until {tmp_path}")
+    (tmp_path / "0").touch()
     campaign.start()
     wait_for(lambda: campaign.status().counts.get("done") == 1)
     wait_for(lambda: campaign.status().running)
     campaign.cancel()
     wait_for(lambda: not campaign.alive)
+    for seed in (1, 2):
+        (tmp_path / str(seed)).touch()
     assert state(campaign) == "cancelled"
     assert campaign.status().counts == {"done": 1, "pending": 2}
     assert left_behind(store.root, patience_s=0) == []

@@ -54,18 +54,18 @@ def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         if sweep.poll() is not None or victim == "sweep":
-            sweep.wait(20)
+            sweep.wait(120)
             sweep.stderr.close()
-            assert left_behind(store.root, patience_s=5) == []
+            assert left_behind(store.root, patience_s=60) == []
             sweep = start_driver("sweep", sweep_file, "--retry-failed")
         now = {record.key: record.started for record in store.records() if record.status == "ok"}
         assert store.problems == {}
         assert finished.items() <= now.items()
         finished = now
-    sweep.communicate(timeout=60)
+    sweep.communicate(timeout=240)
     if sweep.returncode:  # the last kills were of workers, whose runs are errors until retried
         sweep = start_driver("sweep", sweep_file, "--retry-failed")
-        _, said = sweep.communicate(timeout=60)
+        _, said = sweep.communicate(timeout=240)
         assert sweep.returncode == 0, said.decode()
 
     records = store.records()
@@ -74,8 +74,9 @@ def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
     assert finished.items() <= {record.key: record.started for record in records}.items()
 
 
-def test_cancel_in_the_middle_and_go_on(store: Store) -> None:
-    specs = [fake_spec("steps 0.1", seed=seed) for seed in range(4)]
+def test_cancel_in_the_middle_and_go_on(store: Store, tmp_path: Path) -> None:
+    specs = [fake_spec(f"until {tmp_path}", seed=seed) for seed in range(4)]
+    (tmp_path / "0").touch()
     sweep = Sweep(specs, store)
     wait_for(lambda: sweep.poll() or sweep.counts()["done"] == 1)
     wait_for(lambda: sweep.poll() or len(processes_of(store.root)) == 2)
@@ -86,6 +87,8 @@ def test_cancel_in_the_middle_and_go_on(store: Store) -> None:
 
     assert left_behind(store.root, patience_s=0) == []
     assert [record.status for record in store.records()] == ["ok", "cancelled"]
+    for seed in (1, 2, 3):
+        (tmp_path / str(seed)).touch()
     again = Sweep(specs, store)
     assert again.counts() == {"done": 1, "pending": 3}
     records = again.run()
@@ -114,8 +117,10 @@ def test_time_left_shrinks_as_points_finish(store: Store) -> None:
             left.append(sweep.seconds_left())
         time.sleep(0.01)
 
-    assert left[0] > left[1] > left[2] == 0
-    assert left[1] == pytest.approx(sweep.points[0].record.seconds, rel=0.5)
+    first, second = (point.record.seconds for point in sweep.points[:2])
+    assert 0 < left[0] <= 2 * first
+    assert 0 < left[1] <= (first + second) / 2
+    assert left[2] == 0
 
 
 def test_a_corrupt_record_is_run_again_and_kept_aside(store: Store) -> None:

@@ -150,34 +150,37 @@ def repeat(once: Once, *, seconds: float, least: int = 5) -> list[Sample]:
 def repeat_together(*works: Once, seconds: float) -> list[list[Sample]]:
     """Samples of one or more kinds of work at the same time, each again and again in its thread.
 
-    A sample counts only if all were at work throughout, so everyone's first is a warm-up and their
-    last is dropped. Raises what any of them raises.
+    A sample counts only if all were at work throughout: it began when everyone's first, a warm-up,
+    was over, and nobody had stopped when it ended. Raises what any of them raises.
     """
     gate, stop = threading.Barrier(len(works)), threading.Event()
     taken: list[list[Sample]] = [[] for _ in works]
+    warm = [False for _ in works]
     failures: list[BaseException] = []
     end = time.perf_counter() + lasting(seconds)
 
-    def work(samples: list[Sample], once: Once) -> None:
+    def work(side: int, once: Once) -> None:
         try:
             gate.wait()
+            once()
+            warm[side] = True
             while not stop.is_set():
-                samples.append(once())
-                if time.perf_counter() >= end and min(map(len, taken)) >= 4:
+                together = all(warm)
+                found = once()
+                if together and not stop.is_set():
+                    taken[side].append(found)
+                if time.perf_counter() >= end and min(map(len, taken)) >= 2:
                     stop.set()
         except BaseException as error:  # raised again below; the others must not wait for ever
             failures.append(error)
             stop.set()
             gate.abort()
 
-    threads = [
-        threading.Thread(target=work, args=pair, daemon=True)
-        for pair in zip(taken, works, strict=True)
-    ]
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(works)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    return [samples[1:-1] for samples in taken]
+    return taken

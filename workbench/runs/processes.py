@@ -20,6 +20,12 @@ MARK = "WORKBENCH_RUN"
 """Environment variable whose value names the run (its folder). It identifies; it configures
 nothing."""
 
+LOAD_S = 1.0
+"""Longest time in which the system loads a program."""
+VSIZE, ENV_END = 23, 51
+"""Fields of ``/proc/PID/stat``, counted from 1: the size of a process's memory, which the system's
+own threads and zombies have none of, and where its environment ends."""
+
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 
@@ -28,12 +34,29 @@ def marked(mark: str) -> list[int]:
     """Living processes that carry `mark`, this one left out. Zombies do not count as living."""
     entry = f"\0{MARK}={mark}\0".encode()
     found = []
-    for folder in _PROC.glob("[0-9]*"):
-        # A process of another user, or one that ended meanwhile, cannot be read and is not ours.
-        with contextlib.suppress(OSError):
-            if entry in b"\0" + (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+    asked, deadline = [*_PROC.glob("[0-9]*")], time.monotonic() + LOAD_S
+    while asked:
+        loading = []
+        for folder in asked:
+            # One of another user, or one that ended meanwhile, cannot be read and is not ours.
+            with contextlib.suppress(OSError):
+                environment = environment_of(folder)
+                if environment is None:
+                    loading.append(folder)
+                elif entry in b"\0" + environment:
+                    found.append(int(folder.name))
+        asked = loading if time.monotonic() < deadline else []
     return [pid for pid in found if pid != os.getpid()]
+
+
+def environment_of(process: Path) -> bytes | None:
+    """What a process, by its folder in ``/proc``, was started with. None while the system loads its
+    program: there is no environment to read then, for some microseconds or, on a busy machine, for
+    tens of milliseconds. Raises OSError where it cannot be read."""
+    facts = (process / "stat").read_bytes().rpartition(b")")[2].split()  # from the third on
+    size, end = int(facts[VSIZE - 3]), int(facts[ENV_END - 3])
+    environment = (process / "environ").read_bytes()
+    return None if size and not end and not environment else environment
 
 
 def kill_marked(mark: str, *, group: int | None = None, patience_s: float = 10.0) -> int:

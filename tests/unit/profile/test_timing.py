@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from workbench.profile import timing
 from workbench.profile.timing import (
     BRIEF,
+    Once,
     Sample,
     Watch,
     quietest,
@@ -98,25 +100,30 @@ def test_a_timing_has_enough_samples() -> None:
     assert found.seconds == 0.5
 
 
-def test_work_side_by_side_overlaps_in_time() -> None:
-    spans: tuple[list, list] = ([], [])
+def test_work_counts_while_all_are_at_it() -> None:
+    """Not what one did while the other was still at its first, and not what was left to do when
+    one had stopped."""
+    calls = [0, 0]
+    many = threading.Event()
 
-    def work(side: int):
+    def work(side: int) -> Once:
         def once() -> Sample:
-            begin = time.perf_counter()
-            time.sleep(0.005)
-            spans[side].append((begin, time.perf_counter()))
-            return same(0.005)
+            calls[side] += 1
+            if calls[0] == 10:
+                many.set()
+            if side == 1:
+                many.wait()
+            time.sleep(0.001)
+            return same(calls[side])
 
         return once
 
-    samples = repeat_together(work(0), work(1), seconds=0.05)
-    for side in (0, 1):
-        counted = spans[side][1 : 1 + len(samples[side])]
-        assert len(counted) >= 2
-        other = spans[1 - side]
-        assert other[0][0] <= counted[0][0] + 0.005
-        assert counted[-1][1] <= other[-1][1] + 0.005
+    first, second = repeat_together(work(0), work(1), seconds=0.05)
+    assert min(len(first), len(second)) >= 2
+    assert first[0].wall >= 10, "the other one's first call lasted until then"
+    assert [sample.wall for sample in second] == [*range(2, 2 + len(second))]
+    for side, samples in enumerate((first, second)):
+        assert calls[side] - samples[-1].wall <= 1
 
 
 def test_a_failure_on_either_side_is_raised_and_ends_the_other() -> None:
