@@ -22,7 +22,8 @@ LOOKED_AT = 8
 WAITS = ("torch/distributed", "deepspeed/comm")
 MAY_WAIT = ("torch/autograd",)
 """A backward pass waits for gradients' sums where Python cannot see it."""
-ANSWER_S = 1.0
+ANSWER_S = 5.0
+"""Who has not answered by then is stopped, or as good as: a machine may be busy for a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,24 @@ def where(folder: Path, processes: Sequence[int]) -> str:
     for process, listens in zip(processes, asked, strict=True):
         if listens:  # the signal would end one that has not come so far
             os.kill(process, signal.SIGUSR1)
-    time.sleep(ANSWER_S)
-    places = [
-        place_of(_path(folder, rank).read_text()) if listens else UNBORN
-        for rank, listens in enumerate(asked)
-    ]
+    answers = _answers(folder, [rank for rank, listens in enumerate(asked) if listens])
+    places = [place_of(answers[rank]) if listens else UNBORN for rank, listens in enumerate(asked)]
     order = sorted(range(len(places)), key=lambda rank: -places[rank].suspicion)
     hangs, *others = order
     told = [f"rank {hangs} hangs: it {places[hangs].words}"]
     return "; ".join([*told, *(f"rank {rank} {places[rank].words}" for rank in others)])
+
+
+def _answers(folder: Path, ranks: Sequence[int]) -> dict[int, str]:
+    """What the ranks write, when all have and nobody writes any more, or when time is up."""
+    deadline, before = time.monotonic() + ANSWER_S, {}
+    while True:
+        found = {rank: _path(folder, rank).read_text() for rank in ranks}
+        settled = found == before and all(FRAME.search(text) for text in found.values())
+        if settled or time.monotonic() > deadline:
+            return found
+        before = found
+        time.sleep(0.05)
 
 
 def place_of(answer: str) -> Place:

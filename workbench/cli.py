@@ -1,4 +1,4 @@
-"""The command line: ``workbench run | plan | sweep | doctor | page | figure | reproduce | report``.
+"""The command line: ``workbench run | plan | layers | sweep | doctor | page | figure | ...``.
 
 It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
 adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing
@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,6 +30,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 if TYPE_CHECKING:
     from workbench.runs.progress import Progress
     from workbench.runs.record import RunRecord
+    from workbench.runs.spec import RunSpec
     from workbench.runs.sweep import Sweep, SweepFile
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
@@ -92,6 +93,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     plan.set_defaults(handler=_plan)
 
+    layers = verbs.add_parser(
+        "layers",
+        help="what a model is cut into, with parameters and what flows between",
+        usage="workbench layers [-l LAYERS] [--hidden H] [--set family=FAMILY] [options]",
+    )
+    add_spec_flags(layers, "means nothing here", window="auto")
+    layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    layers.set_defaults(handler=_layers)
+
     sweep = verbs.add_parser("sweep", help="the runs of a sweep file, resumed where it was left")
     sweep.add_argument("file", type=Path, metavar="FILE", help="JSON: base, grid, runs, results")
     _add_store_flags(sweep)
@@ -153,9 +163,13 @@ def _run(arguments: argparse.Namespace) -> int:
                 on_event=progress.on_event,
                 timeout=arguments.timeout,
             )
+        except KeyboardInterrupt:
+            _say_what_is_kept(spec, progress)
+            raise
         finally:
             progress.end()
         records.append(record)
+        _say_what_is_kept(spec, progress)
         if record.status != "ok":
             _complain(record.message if record.refused else describe_record(record))
         elif not arguments.json:
@@ -168,6 +182,13 @@ def _run(arguments: argparse.Namespace) -> int:
     return max(_code(record) for record in records)
 
 
+def _say_what_is_kept(spec: RunSpec, progress: Progress) -> None:
+    """The step that the same command goes on from; nothing where it has all of them."""
+    step = progress.saved
+    if step is not None and step < spec.steps:
+        progress.line(f"its newest checkpoint is of step {step}; run again, it goes on from there")
+
+
 def _code(record: Any) -> int:
     """Exit code of one record."""
     if record.status == "ok":
@@ -176,59 +197,33 @@ def _code(record: Any) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from workbench.runs.planning import answer, recommend
+    from workbench.cli_plan import print_plans
+    from workbench.runs.planning import answer_all, recommend
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = specs_from(arguments, window="auto")
-    answers = [answer(spec, store, machine=arguments.machine) for spec in specs]
+    answers, not_planned = answer_all(specs, store, machine=arguments.machine)
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()
-        if len(answers) > 1:
+        if len(specs) > 1:
             printed["methods"] = [other.to_dict() for other in answers]
+            printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))
     else:
-        _print_plans(answers, best)
+        print_plans(answers, best, not_planned, named=arguments.machine is not None)
     if not best.plan.fits:
         _complain(f"nothing fits: {best.plan.binding}")
         return BAD_INPUT
     return OK
 
 
-def _print_plans(answers: list[Any], best: Any) -> None:
-    from workbench.runs.progress import describe_model, format_seconds
-    from workbench.units import format_bytes
+def _layers(arguments: argparse.Namespace) -> int:
+    from workbench.cli_layers import lines_of, rows_of
 
-    spec = best.spec
-    print(
-        f"{describe_model(spec.model)}, batch {spec.batch}, on {best.hardware} "
-        f"({best.source} costs)"
-    )
-    for each in answers:
-        plan = each.plan
-        mark = "*" if each is best and plan.fits else " "
-        if not plan.fits:
-            print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
-            continue
-        time = format_seconds(plan.step_seconds) if plan.step_seconds else "unknown time"
-        window = f", window {plan.window}" if plan.window is not None else ""
-        peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
-        print(f"{mark} {plan.method:14s} {time} a step{window}; peak {peaks}")
-        print(f"{'':17s}bound by {plan.binding}")
-        for note in (*_chosen(plan.settings), *plan.notes):
-            print(f"{'':17s}{note}")
-
-
-def _chosen(settings: dict[str, Any]) -> Iterator[str]:
-    """Micro-batches and packs of a Harmony plan; nothing of other plans."""
-    if "forward_packs" not in settings:
-        return
-    forward, backward = settings["forward_size"], settings["backward_size"]
-    yield f"micro-batches of {forward} samples forward, {backward} backward"
-    for way in ("forward", "backward"):
-        yield f"{way} packs, by their units: {settings[f'{way}_packs'] or 'none'}"
-    way = "there and back again" if settings["mirrored"] else "in turn"
-    yield f"packs go to the ranks {way}; {settings['resident']} units stay"
+    rows = rows_of(specs_from(arguments, window="auto")[0].model)
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
+    return OK
 
 
 def _sweep(arguments: argparse.Namespace) -> int:

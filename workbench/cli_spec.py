@@ -41,8 +41,16 @@ SPEC_FLAGS = (
     (("--ranks",), "ranks", "devices to train on (harmony, and what runs on several)"),
     (("--forward-size",), "forward_size", "samples of a forward micro-batch (harmony)"),
     (("--backward-size",), "backward_size", "samples of a backward micro-batch (harmony)"),
-    (("--forward-packs",), "forward_packs", "units of each forward pack (harmony)"),
-    (("--backward-packs",), "backward_packs", "units of each backward pack (harmony)"),
+    (
+        ("--forward-packs",),
+        "forward_packs",
+        "units of each forward pack, such as '2 2', not the last backward one's; or none (harmony)",
+    ),
+    (
+        ("--backward-packs",),
+        "backward_packs",
+        "units of each backward pack, such as '2 2 2'; pinned with the three above (harmony)",
+    ),
     (("--packing",), "packing", "who chooses them (harmony)"),
     (("--steps",), "steps", "optimizer steps"),
     (("--seed",), "seed", "seed of weights, samples and dropout"),
@@ -53,16 +61,24 @@ SPEC_FLAGS = (
     (("--device-memory",), "device_memory", "budget of the device, e.g. 32GiB"),
     (("--host-memory",), "host_memory", "budget of the host, e.g. 90GiB"),
     (("--disk-memory",), "disk_memory", "budget of the disk"),
-    (("--text",), "text", "stdlib, a text file, or a WikiText folder"),
-    (("--tokenizer",), "tokenizer", "bytes, or bpe:N"),
+    (("--text",), "text", "stdlib, a text file, or a folder of WikiText, of bert's MRPC"),
+    (("--tokenizer",), "tokenizer", "bytes, or bpe:N; wordpiece of pairs"),
     (("--clip",), "clip", "global gradient-norm clipping"),
     (("--lr",), "lr", "peak learning rate"),
     (("--min-lr",), "min_lr", "learning rate at the end of the decay"),
     (("--lr-schedule",), "lr_schedule", "decay of the learning rate"),
     (("--warmup-steps",), "warmup_steps", "steps of linear growth"),
     (("--weight-decay",), "weight_decay", "of matrices, not of biases and norms"),
-    (("--save-every",), "save_every", "steps between checkpoints; 0 for none"),
-    (("--start-from",), "start_from", "run, by key or folder, whose checkpoint to go on from"),
+    (
+        ("--save-every",),
+        "save_every",
+        "steps between checkpoints; 0 for none; the same command goes on from the newest",
+    ),
+    (
+        ("--start-from",),
+        "start_from",
+        "run, by key or folder, whose checkpoint to go on from, under any method and ranks",
+    ),
 )
 """Flags, field of the spec, help. What a value may be comes from the field's annotation."""
 
@@ -82,7 +98,10 @@ def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window:
         ", ".join((*methods.METHODS, "all")),
         ", ".join([*methods.PEERS, *methods.PARALLEL]),
     )
-    parser.add_argument("-m", "--method", help=f"{known}; {method_help}; by name only: {peers}")
+    several = "with several --ranks, or a module, all are those that train so"
+    parser.add_argument(
+        "-m", "--method", help=f"{known}; {method_help}; by name only: {peers}; {several}"
+    )
     group = parser.add_argument_group("what to train")
     for flags, field, words in SPEC_FLAGS:
         default = window if field == "window" else _default(field)
@@ -93,7 +112,11 @@ def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window:
             metavar=flags[-1].lstrip("-").rpartition("-")[2].upper(),
             help=f"{words} ({describe(field)}; default {default})",
         )
-    group.add_argument("--hf-config", metavar="PATH", help="a Hugging Face config.json, not a GPT")
+    group.add_argument(
+        "--hf-config",
+        metavar="PATH",
+        help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads",
+    )
     group.add_argument(
         "--spec", type=Path, metavar="FILE", help="a spec in JSON; flags override it"
     )
@@ -102,7 +125,8 @@ def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any other field of the spec",
+        help="any other field of the spec, such as family=bert, vgg, resnet, or a function of your "
+        "own, package.module:function, that makes a module and data (workbench/model/custom.py)",
     )
 
 
@@ -121,8 +145,17 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     if arguments.hf_config:
         changes["model"] = _hugging_face(arguments.hf_config, changes)
     asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
-    names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
+    names = [methods.find(asked).name] if asked != "all" else list(methods.METHODS)
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
+    first = specs[0]
+    if asked == "all" and (first.ranks > 1 or first.model.decomposed):
+        able = [
+            method.name
+            for method in methods.known().values()
+            if (method.parallel or first.ranks == 1)
+            and (method.modules or not first.model.decomposed)
+        ]
+        specs = [first.with_(method=name) for name in able]
     if "window" not in changes and "window" not in data and window != "auto":
         specs = [
             spec

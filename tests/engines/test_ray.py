@@ -18,7 +18,7 @@ import pytest
 from tests.runs.helpers import left_behind, wait_for
 from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.executor import executor_of
-from workbench.runs.ray_executor import RayExecutor
+from workbench.runs.ray_executor import END_S, RayExecutor
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep, expand
 
@@ -67,8 +67,8 @@ def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store)
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
     sweep.cancel()
     begun = time.monotonic()
-    wait_for(lambda: sweep.poll() or sweep.ended, patience_s=30)
-    assert time.monotonic() - begun < 15
+    wait_for(lambda: sweep.poll() or sweep.ended)
+    assert time.monotonic() - begun < END_S
     assert sweep.points[0].record.status == "cancelled"
     assert left_behind(store.root, patience_s=60) == []
 

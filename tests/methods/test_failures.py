@@ -184,7 +184,7 @@ def interrupt(monkeypatch):
         if armed.is_set():
             raise KeyboardInterrupt
 
-    def shoot(*delays_s: float) -> None:
+    def shoot(*delays_s: float) -> threading.Thread:
         main = threading.main_thread().ident
 
         def fire() -> None:
@@ -195,6 +195,7 @@ def interrupt(monkeypatch):
         armed.set()
         guns.append(threading.Thread(target=fire))
         guns[-1].start()
+        return guns[-1]
 
     told = sys.unraisablehook
 
@@ -260,8 +261,8 @@ def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended
     def slow(action, step):
         if action.lane == "host" and not working.is_set():
             working.set()
-            interrupt(0.1, 0.1)
-            time.sleep(0.5)
+            interrupt(0.1, 0.1).join()
+            time.sleep(0.3)
             working.clear()
             raise Stopped
 

@@ -195,9 +195,13 @@ def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
 
 def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path):
     before = children()
-    monkeypatch.setattr(ranks, "HANG_S", 2.0)
-    monkeypatch.setattr(ranks, "HANG_STEPS", 1)
-    report = Disturbing(2, lambda: kill(1, signal.SIGSTOP))
+
+    def stop() -> None:
+        kill(1, signal.SIGSTOP)
+        monkeypatch.setattr(ranks, "HANG_S", 2.0)
+        monkeypatch.setattr(ranks, "HANG_STEPS", 1)
+
+    report = Disturbing(2, stop)
     spec = spec_for(microbatches=2, steps=500)
     told = r"no step has ended for \d+ s: rank 1 hangs: it does not answer; rank 0 "
     with pytest.raises(RankFailed, match=told):

@@ -75,7 +75,7 @@ from workbench.cli import main; sys.exit(main({list(words)!r}))"
     )
     wait_for(lambda: role("worker", results), patience_s=120)
     ended.send_signal(number)
-    _, complaint = ended.communicate(timeout=30)
+    _, complaint = ended.communicate(timeout=120)
     assert ended.returncode == 130
     assert b"everything that was running has been ended" in complaint
     assert processes_of(results) == [], "it is true when it is said"

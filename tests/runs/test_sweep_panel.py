@@ -124,10 +124,12 @@ def test_a_sweep_from_the_first_click_to_the_last_row(panel: SweepPanel, store: 
     assert len(store.records()) == 3, "what was there was not run again"
 
 
-def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store) -> None:
-    make(panel, text="steps 0.1", seeds="0..2")
+def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path: Path) -> None:
+    make(panel, text=f"until {tmp_path}", seeds="0..2")
     panel.start()
+    tick_until(panel, lambda: panel.control.shown.status.running)
     panel.buttons["pause"].click()
+    (tmp_path / "0").touch()
     tick_until(panel, lambda: state(panel) == "paused" and not panel.control.shown.status.running)
     assert enabled(panel) == {"go_on", "cancel"}
     assert "1 done, 2 pending" in text(panel.state).replace(
@@ -137,9 +139,11 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store) -> None:
     tick_until(panel, lambda: state(panel) == "running")
     panel.buttons["cancel"].click()
     tick_until(panel, lambda: state(panel) == "cancelled")
-    assert left_behind(store.root, patience_s=2) == []
+    assert left_behind(store.root, patience_s=60) == []
     assert enabled(panel) == {"go_on"}
     assert "press Go on" in panel.buttons["start"].tooltip
+    for seed in (1, 2):
+        (tmp_path / str(seed)).touch()
     panel.buttons["go_on"].click()
     tick_until(panel, lambda: state(panel) == "done")
 
@@ -157,9 +161,9 @@ def test_what_failed_says_why_and_runs_again_when_asked(panel: SweepPanel, store
 
 
 def test_a_page_opened_again_finds_what_runs(
-    panel: SweepPanel, opened: Callable[..., SweepPanel], store: Store
+    panel: SweepPanel, opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
 ) -> None:
-    make(panel, text="steps 0.2", seeds="0..2")
+    make(panel, text=f"until {tmp_path}", seeds="0..2")
     panel.start()
     wait_for(lambda: role("worker", store.root))
     other = opened()

@@ -19,6 +19,8 @@ from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.checkpoint import Holder
 
+TEXT = "text of SHA-256"
+
 
 class History:
     """The steps of one run, of this attempt and of those it continues."""
@@ -91,7 +93,8 @@ class History:
         """
         damage = None
         for path, manifest in _whole(self._spec, self._folder):
-            self._check_continues(path, manifest["continues"])
+            own = path.parent == self._folder
+            _check_continues(path, manifest["continues"], self._continues, own=own)
             try:
                 holder.restore(path)
                 self.statistics = checkpoint.statistics(path)
@@ -100,7 +103,7 @@ class History:
                 report.event("damaged", path=path.name, reason=str(error))
                 continue
             self.losses = [float(loss) for loss in manifest["losses"]]
-            own = path.parent == self._folder  # another run's steps took another method's time
+            # Another run's steps took another method's time.
             self.step_seconds = list(manifest["step_seconds"]) if own else []
             self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
             self.skipped = list(manifest["skipped"])
@@ -112,27 +115,49 @@ class History:
         _check_start(self._spec, self._folder)
         return 0
 
-    def _check_continues(self, path: Path, saved: dict) -> None:
-        for label, ours in self._continues.items():
-            if saved.get(label) != ours:
-                raise ValueError(
-                    f"the checkpoint {path} was made with {label} {saved.get(label)}, this run has "
-                    f"{ours}: it would not be the same training; restore the setting, or remove "
-                    "the checkpoint"
-                )
-
 
 def check_start(spec: RunSpec, folder: Path) -> None:
     """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
-    start from. `folder` is the run's own, as for `History`."""
-    _check_start(spec, folder / "checkpoints")
+    start from, or the newest is of another training, as far as that shows without the text.
+    `folder` is the run's own, as for `History`."""
+    own = folder / "checkpoints"
+    _check_start(spec, own)
+    for path, manifest in _whole(spec, own):
+        _check_continues(path, manifest["continues"], decided_by(spec), own=path.parent == own)
+        return
 
 
 def _check_start(spec: RunSpec, folder: Path) -> None:
-    if spec.start_from and not any(_whole(spec, folder)):
+    if not spec.start_from or any(_whole(spec, folder)):
+        return
+    source = _source(spec, folder)
+    if not source.parent.is_dir():
         raise ValueError(
-            f"start_from is {spec.start_from!r}; there is no whole checkpoint of at most "
-            f"{spec.steps} steps in {_source(spec, folder)}"
+            f"start_from is {spec.start_from!r}; there is no such folder, and no run of that key "
+            f"in {folder.parents[1]}"
+        )
+    sound = {path for path, _ in checkpoint.whole(source)}
+    damaged = sorted(path.name for path in {*source.glob("step-*")} - sound)
+    raise ValueError(
+        f"start_from is {spec.start_from!r}; there is no whole checkpoint of at most "
+        f"{spec.steps} steps in {source}" + (f"; damaged: {', '.join(damaged)}" if damaged else "")
+    )
+
+
+def _check_continues(path: Path, saved: dict, ours: dict, *, own: bool) -> None:
+    """`own`: it is this run's, and not of the one that it starts from."""
+    for label, here in ours.items():
+        there = saved.get(label)
+        if there == here:
+            continue
+        if isinstance(here, dict) and isinstance(there, dict):
+            label = next(name for name in here if here[name] != there.get(name))
+            here, there = here[label], there.get(label)
+        restore = "train on that text" if label == TEXT else f"set {label} to {there}"
+        raise ValueError(
+            f"the checkpoint {path} was made with {label} {there}, this run has {here}: it would "
+            f"not be the same training; {restore}, or "
+            + ("remove the checkpoint" if own else "begin without start_from")
         )
 
 
@@ -157,13 +182,17 @@ def continued_by(spec: RunSpec, batches: Batches | Draws) -> dict[str, Any]:
     """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
     of placement, method or number of steps.
     """
+    return {**decided_by(spec), TEXT: batches.digest}
+
+
+def decided_by(spec: RunSpec) -> dict[str, Any]:
+    """The same without the text."""
     fields = spec.to_dict()
     decides = (
         "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",
         "weight_decay", "beta1", "beta2", "eps",
     )  # fmt: skip
     shared = {name: fields[name] for name in decides}
-    shared["text of SHA-256"] = batches.digest
     if spec.lr_schedule != "constant":
         shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
     return shared

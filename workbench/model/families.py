@@ -147,7 +147,9 @@ def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def _groups(count: int, groups: int) -> tuple[int, ...]:
-    """Nearly equal, the later ones larger."""
+    """Nearly equal, the later ones larger. Raises ValueError where there are too few."""
+    if count < groups:
+        raise ValueError(f"layers is {count}; the model has {groups} groups of one or more each")
     each, more = divmod(count, groups)
     return tuple(each + (group >= groups - more) for group in range(groups))
 

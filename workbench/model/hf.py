@@ -55,7 +55,8 @@ class HFModel(LayeredModel):
         if not self._layers_name or not self._norm_name:
             raise ValueError(
                 f"{type(source).__name__} cannot be cut into units: {self.prefix!r} must hold "
-                f"{self.layers} layers in a list and a final norm; found {', '.join(children)}"
+                f"{self.layers} layers in a list and a final norm; found {', '.join(children)}; "
+                "any module is trained that a function makes (family=package.module:name)"
             )
         self.hidden = self.config.hidden_size
         self.vocab = source.get_output_embeddings().weight.shape[0]
@@ -287,13 +288,19 @@ def _read_config(path: str | Path) -> tuple[Any, str]:
         data = file.read_bytes()
         numbers = json.loads(data)
     except OSError as error:
-        raise ValueError(f"cannot read the model configuration {file}: {error.strerror}") from None
+        raise ValueError(
+            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
+            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
+            f"read there: {error.strerror}"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(numbers, dict) or "model_type" not in numbers:
         raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
     transformers = _transformers()
     model_type = numbers.pop("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
+        raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
     try:
         return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
     except Exception as error:

@@ -214,7 +214,10 @@ def _read_mrpc(folder: Path, part: str) -> list[Pair]:
     names = MRPC_FILES[part]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise ValueError(f"there is no {' or '.join(names)} in {str(folder)!r}")
+        what = f"{' or '.join(names)} in {str(folder)!r}"
+        if not folder.is_dir():
+            what = f"folder {str(folder)!r}"
+        raise ValueError(f"there is no {what}; name a folder in MRPC's format, or 'stdlib'")
     lines = _lines(path)
     number, header = next(lines, (1, ""))
     if header.split("\t") != COLUMNS:

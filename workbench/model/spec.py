@@ -18,6 +18,8 @@ from workbench.model.custom import is_custom
 GPT_FAMILY = "gpt"
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
+HEADLESS = ("vgg", "resnet")
+"""Those to which the number of heads means nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ class ModelSpec:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.hidden % self.heads:
+        if self.hidden % self.heads and self.family not in HEADLESS:
             divisors = [d for d in range(1, self.hidden + 1) if self.hidden % d == 0]
             nearest = min(divisors, key=lambda d: abs(d - self.heads))
             raise ValueError(

@@ -135,7 +135,8 @@ def _bpe_size(tokenizer: str) -> int:
     kind, _, number = tokenizer.partition(":")
     if kind != "bpe" or not number.isdecimal():
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}; use 'bytes', or 'bpe:N' as in 'bpe:4096'"
+            f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', or "
+            "of pairs 'wordpiece'"
         )
     if int(number) <= BYTES:
         raise ValueError(

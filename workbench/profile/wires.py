@@ -69,6 +69,7 @@ def measure(ranks: int, device: str) -> Wires:
         finally:
             for process in started:
                 process.kill()
+            for process in started:  # many take a while to go, but not one after the other
                 process.wait()
     # Whoever is slowest holds up the others.
     slowest = {key: min(rates[key] for rates in found) for key in found[0] if key != "latency"}

@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -238,7 +239,7 @@ def _state_of(folder: Path) -> Status:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all. Several processes may do it at once: each has a part of its own."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Whole or not at all. Several threads may do it at once: each has a part of its own."""
+    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     write_whole(part, text)
     part.replace(path)

@@ -87,7 +87,7 @@ class LineWriter:
             )
         if seconds > 0:
             lines.append(
-                f"NumWorkers: 1; SamplesPerStep: {spec.batch}; IterationTime: {seconds};"
+                f"NumWorkers: {spec.ranks}; SamplesPerStep: {spec.batch}; IterationTime: {seconds};"
                 f"  SamplesPerSecond: {spec.batch / seconds}"
             )
         return lines

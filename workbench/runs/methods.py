@@ -203,8 +203,8 @@ def check_model(method: Method, model: ModelSpec) -> None:
     if model.decomposed and not method.modules:
         able = ", ".join(each.name for each in known().values() if each.modules)
         raise ValueError(
-            f"{method.name} trains decoders only, and the model is a {model.family}; it is for "
-            f"{able}"
+            f"{method.name} trains decoders only, and the model is a {model.family}; that is "
+            f"trained by {able}"
         )
 
 

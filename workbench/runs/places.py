@@ -92,8 +92,8 @@ def _lock(place: Place, what: str) -> int | None:
         os.close(fd)
         return None
     told = json.dumps({"pid": os.getpid(), "what": what}).encode()
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, told, 0)
+    os.pwrite(fd, told, 0)  # first, so that there is no moment without a holder
+    os.ftruncate(fd, len(told))
     return fd
 
 

@@ -71,6 +71,22 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
 
 
+def answer_all(
+    specs: list[RunSpec], store: Store, *, machine: str | None = None
+) -> tuple[list[Answer], dict[str, str]]:
+    """The answers of several methods, and why others cannot be planned so. Raises ValueError where
+    none can."""
+    answers, not_planned = [], {}
+    for spec in specs:
+        try:
+            answers.append(answer(spec, store, machine=machine))
+        except ValueError as error:
+            if spec is specs[-1] and not answers:
+                raise
+            not_planned[spec.method] = str(error)
+    return answers, not_planned
+
+
 def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
     """The plan of the spec's method from profiles by samples in a micro-batch; its notes say where
     a run would have more of them. Raises ValueError, DoesNotFit where nothing fits."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from statistics import median
-from typing import TextIO
+from typing import Any, TextIO
 
 from workbench.model.spec import ModelSpec
 from workbench.runs.events import Event
@@ -71,6 +72,18 @@ def describe_record(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
+def describe_packs(settings: dict[str, Any]) -> Iterator[str]:
+    """Micro-batches and packs of a Harmony plan; nothing of other plans."""
+    if "forward_packs" not in settings:
+        return
+    forward, backward = settings["forward_size"], settings["backward_size"]
+    yield f"micro-batches of {forward} samples forward, {backward} backward"
+    for way in ("forward", "backward"):
+        yield f"{way} packs, by their units: {settings[f'{way}_packs'] or 'none'}"
+    way = "there and back again" if settings["mirrored"] else "in turn"
+    yield f"packs go to the ranks {way}; {settings['resident']} units stay"
+
+
 class Progress:
     """Feed it every event (`on_event`); it writes to the stream."""
 
@@ -80,6 +93,8 @@ class Progress:
         self._stream = stream
         self._terminal = stream.isatty()
         self._sweep, self._spec = sweep, spec
+        self.saved: int | None = None
+        """Step of the newest checkpoint that was told of."""
         self._seconds: list[float] = []
         self._spoke = 0.0
         self._live = False
@@ -98,8 +113,16 @@ class Progress:
             )
         elif kind in ("waiting", "phase", "profile"):
             self.line(event["text"])
-        elif kind == "not_saved":
+        elif kind == "plan":
+            for text in describe_packs(event["settings"]):
+                self.line(text)
+        elif kind in ("not_saved", "damaged"):
             self.line(event["reason"])
+        elif kind == "resumed" and event["next_step"]:
+            self.saved = event["next_step"]
+            self.line(f"going on from step {self.saved}, where a checkpoint was left")
+        elif kind == "saved":
+            self.saved = event["next_step"]
         elif kind == "step":
             self._step(event)
 

@@ -1,6 +1,7 @@
 """Checkpoints that any method can read: weights and moments by the model's own parameter names.
 
-A checkpoint is a folder with one safetensors file per unit and a manifest that knows their sizes.
+A checkpoint is a folder with one safetensors file per unit and a manifest that knows their sizes
+and checksums: what a disk has lost or changed since is not taken for weights.
 It is written under a temporary name, brought to the disk, and renamed into place, so a run killed
 while saving, or one whose disk is full, keeps the checkpoints it had. It says nothing of windows,
 slots or tiers: what was saved under one plan resumes under another.
@@ -11,7 +12,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +31,8 @@ from workbench.runtime.storage import Flat, States
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
 KEEP = 2
 """The newest checkpoint, and the one before in case its reader finds a bad disk block."""
+READERS, BLOCK = 8, 1 << 24
+"""Threads that make checksums, and bytes that each looks at at once."""
 MANIFEST, STATISTICS = "manifest.json", "statistics.safetensors"
 
 
@@ -110,7 +115,8 @@ def save(
         if statistics:
             save_file(statistics, temporary / STATISTICS)
             files[STATISTICS] = (temporary / STATISTICS).stat().st_size
-        text = json.dumps({**manifest, "files": files}) + "\n"
+        checksums = _checksums(temporary, files)
+        text = json.dumps({**manifest, "files": files, "crc32": checksums}) + "\n"
         (temporary / MANIFEST).write_text(text)
         for name in [*files, MANIFEST, ""]:
             _flush(temporary / name)
@@ -150,6 +156,7 @@ def reader(folder: Path, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
     Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
     """
     path = folder / _file_of(unit)
+    _check(path)
     if not path.exists():
 
         def lacking(label: str, into: Tensor) -> None:
@@ -190,6 +197,32 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Of files that were written just now, and are still in memory."""
+    names = list(names)
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(names, pool.map(lambda name: _checksum(folder / name), names), strict=True))
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            found = zlib.crc32(block, found)
+    return found
+
+
+def _check(path: Path) -> None:
+    """Raise OSError where a file of a checkpoint is not what was written, as far as is known."""
+    manifest = path.parent / MANIFEST
+    known = json.loads(manifest.read_text()).get("crc32", {}) if manifest.exists() else {}
+    if path.name in known and path.exists() and _checksum(path) != known[path.name]:
+        raise OSError(
+            f"the checkpoint {path.parent.name} cannot be read: {path.name} is damaged, its "
+            "checksum is not the one that was written"
+        )
+
+
 def whole(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The checkpoints of a run that have all their bytes, newest first, with their manifests."""
     for path in sorted(folder.glob("step-*"), reverse=True):
@@ -206,6 +239,7 @@ def statistics(path: Path) -> dict[str, Tensor]:
     """The running statistics of a checkpoint; none where its model has none. Raises OSError where
     they cannot be read."""
     file = path / STATISTICS
+    _check(file)
     try:
         return load_file(file) if file.exists() else {}
     except SafetensorError as error:

@@ -49,7 +49,10 @@ class Aside:
         """Have ``package.module:function`` called there. Questions are answered in turn."""
         answer = Answer()
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if self._process is not None and self._process.poll() is not None:
+                self._lost(self._process)  # who listens to it may not have come to say so
+                self._process = None
+            if self._process is None:
                 self._start()
             self._count += 1
             self._asked[self._count] = answer

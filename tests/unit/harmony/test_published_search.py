@@ -326,7 +326,7 @@ def test_leaving_out_hopeless_candidates_changes_no_answer(mode, prefetch):
 
 
 def test_what_cannot_be_searched_is_refused():
-    with pytest.raises(ValueError, match="no packs of made up fit in 0.00 GiB with a minibatch of"):
+    with pytest.raises(ValueError, match="no packs of made up fit in 100 B with a minibatch of"):
         search(profile(), settings(memory_cap=100.0), Server())
     with pytest.raises(ValueError, match="unknown packing rules best"):
         settings(forward_rules=("best",))

@@ -131,10 +131,13 @@ def test_kinds_keep_unlike_layers_apart():
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "cannot read the model configuration"),
+        (None, "is not known: it is gpt, bert, .*config.json, which cannot be read there: No such"),
         ("{", "is not JSON"),
         ("[]", "is no Hugging Face configuration"),
-        ('{"model_type": "no-such-model"}', "describes no model that transformers knows"),
+        (
+            '{"model_type": "no-such-model"}',
+            "is of the model_type 'no-such-model', which transformers lacks",
+        ),
     ],
 )
 def test_refuses_a_bad_configuration(tmp_path, content, sentence):

@@ -229,8 +229,11 @@ def test_refuses_a_malformed_vocabulary(mrpc, vocabulary, sentence):
 
 def test_refuses_what_is_not_there_or_does_not_fit(mrpc, tmp_path):
     for part, names in MRPC_FILES.items():
-        with pytest.raises(ValueError, match=f"there is no {names[0]} or {names[1]} in"):
+        with pytest.raises(ValueError, match="there is no folder '.*nowhere'; name a folder in"):
             load(tmp_path / "nowhere", part=part)
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=f"there is no {names[0]} or {names[1]} in '.*empty'"):
+            load(tmp_path / "empty", part=part)
     with pytest.raises(ValueError, match="no part 'dev' of the pairs; use 'train' or 'test'"):
         load(mrpc, part="dev")
     with pytest.raises(ValueError, match="samples of 4 tokens have no room for two sentences"):

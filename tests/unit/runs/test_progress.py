@@ -54,6 +54,37 @@ def test_a_checkpoint_that_was_not_saved_is_a_line() -> None:
     assert stream.getvalue() == reason + "\n"
 
 
+def test_what_a_run_goes_on_from_and_leaves_is_told() -> None:
+    stream = io.StringIO()
+    shown = Progress(stream, SPEC)
+    shown.on_event({"event": "damaged", "path": "step-00000004", "reason": "it is damaged"})
+    shown.on_event({"event": "resumed", "path": "step-00000002", "next_step": 2})
+    assert stream.getvalue() == (
+        "it is damaged\ngoing on from step 2, where a checkpoint was left\n"
+    )
+    assert shown.saved == 2
+    shown.on_event({"event": "saved", "path": "step-00000004", "next_step": 4})
+    assert shown.saved == 4
+
+
+def test_the_packs_of_a_plan_are_told_and_other_plans_are_not() -> None:
+    stream = io.StringIO()
+    shown = Progress(stream, SPEC)
+    shown.on_event({"event": "plan", "settings": {"window": 2}})
+    assert stream.getvalue() == ""
+    settings = {
+        "forward_size": 4, "backward_size": 2, "forward_packs": "", "backward_packs": "3 3",
+        "mirrored": False, "resident": 0,
+    }  # fmt: skip
+    shown.on_event({"event": "plan", "settings": settings})
+    assert stream.getvalue().splitlines() == [
+        "micro-batches of 4 samples forward, 2 backward",
+        "forward packs, by their units: none",
+        "backward packs, by their units: 3 3",
+        "packs go to the ranks in turn; 0 units stay",
+    ]
+
+
 def test_a_pipe_gets_whole_lines_and_not_one_a_step() -> None:
     stream = io.StringIO()
     shown = Progress(stream, SPEC)

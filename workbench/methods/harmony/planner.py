@@ -264,10 +264,16 @@ def check(spec: RunSpec, mode: str) -> None:
 
 
 def check_shares(spec: RunSpec, mode: str) -> None:
-    """Raise ValueError where a rank would have no samples."""
+    """Raise ValueError where a rank would have no samples, or no layers."""
     if mode == DP and spec.batch < spec.ranks:
         raise ValueError(
-            f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any"
+            f"a batch of {spec.batch} samples leaves some of {spec.ranks} ranks without any; "
+            "give at least one for each, or use fewer ranks"
+        )
+    if mode != DP and spec.model.units < spec.ranks:
+        raise ValueError(
+            f"ranks is {spec.ranks}; the model has {spec.model.units} units (layers, embedding and "
+            f"head), so at most {spec.model.units} ranks have any"
         )
 
 
@@ -285,10 +291,13 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
     if words == ("auto", "auto"):
         return None
     if "auto" in words or "auto" in (spec.forward_size, spec.backward_size):
+        together = ("forward_packs", "backward_packs", "forward_size", "backward_size")
+        left = [name for name in together if getattr(spec, name) == "auto"]
+        given = [f"{name} {getattr(spec, name)!r}" for name in together if name not in left]
         raise ValueError(
-            "forward_packs, backward_packs, forward_size and backward_size are pinned together; "
-            f"they are {spec.forward_packs!r}, {spec.backward_packs!r}, {spec.forward_size} and "
-            f"{spec.backward_size}"
+            f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} given without "
+            f"{', '.join(left)}; packs are pinned together with both sizes: give all four, or "
+            "leave the packs at auto"
         )
     forward, backward = ([int(word) for word in text.split()] for text in words)
     if sum(backward) != spec.model.units:

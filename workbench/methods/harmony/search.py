@@ -133,14 +133,27 @@ class _Search:
         if self._lacking is None:
             raise DoesNotFit(
                 f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
-                "with what its backward pass of one sample needs; give it more memory, "
-                "or a shorter sequence",
+                f"with what its backward pass in a micro-batch of {setting.smallest} needs; give "
+                f"it about {format_bytes(self._least())}, or a shorter sequence",
                 tier=DEVICE,
             )
         peak, host = self._lacking
         if host > setting.host_bytes:
             raise _lacks(host, HOST_TIER, setting)
         raise _lacks(peak, DEVICE, setting)
+
+    def _least(self) -> int:
+        """Bytes of a device for which there are candidates, to a few percent."""
+        low = high = self._setting.device_bytes
+        while next(self._candidates(high), None) is None:
+            low, high = high, 2 * high
+        while high > (1 + LESS) * low:
+            middle = (low + high) // 2
+            if next(self._candidates(middle), None) is None:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def candidates(self, device_bytes: int) -> Candidates:
         """For a device of so many bytes."""

@@ -205,6 +205,7 @@ def test_ten_thousand_records_open_at_once(many: Store, root: Path) -> None:
     assert min(each["looked"] for each in others) < 0.3
 
 
+@pytest.mark.quiet
 def test_a_rebuild_of_ten_thousand_keeps_to_its_time(many: Store) -> None:
     (many.root / CACHE).unlink(missing_ok=True)
     index = Index(many)

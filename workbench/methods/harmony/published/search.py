@@ -30,6 +30,7 @@ from workbench.methods.harmony.published.packing import RULES, Packs, reuse
 from workbench.methods.harmony.published.profiles import Direction, ModelProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server, simulate
+from workbench.units import format_bytes
 
 REUSE = "reuse"
 DEFAULT_FORWARD = ("greedy_reverse_addx", "balanced_addx", REUSE, "balanced_time")
@@ -104,7 +105,7 @@ def search(profile: ModelProfile, settings: SearchSettings, server: Server) -> S
     found = list(candidates(profile, settings))
     if not found:
         raise ValueError(
-            f"no packs of {profile.model} fit in {settings.memory_cap / 2**30:.2f} GiB with a "
+            f"no packs of {profile.model} fit in {format_bytes(settings.memory_cap)} with a "
             f"minibatch of {settings.minibatch} on {settings.gpus} GPUs, at any micro-batch size"
         )
     different = _first_of_equals(found) if settings.dedup else range(len(found))

@@ -1,0 +1,37 @@
+"""What ``workbench plan`` prints."""
+
+from __future__ import annotations
+
+from workbench.runs.planning import Answer
+from workbench.runs.progress import describe_model, describe_packs, format_seconds
+from workbench.units import format_bytes
+
+
+def print_plans(
+    answers: list[Answer], best: Answer, not_planned: dict[str, str], *, named: bool
+) -> None:
+    """Each plan, the best one marked. `named`: a published machine was asked for by name."""
+    spec = best.spec
+    print(
+        f"{describe_model(spec.model)}, batch {spec.batch}, on {best.hardware} "
+        f"({best.source} costs)"
+    )
+    if best.source == "published" and not named:
+        print(
+            "  this machine has not measured such layers; a run of them does, and plans go by that"
+        )
+    for each in answers:
+        plan = each.plan
+        mark = "*" if each is best and plan.fits else " "
+        if not plan.fits:
+            print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
+            continue
+        time = format_seconds(plan.step_seconds) if plan.step_seconds else "unknown time"
+        window = f", window {plan.window}" if plan.window is not None else ""
+        peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
+        print(f"{mark} {plan.method:14s} {time} a step{window}; peak {peaks}")
+        print(f"{'':17s}bound by {plan.binding}")
+        for note in (*describe_packs(plan.settings), *plan.notes):
+            print(f"{'':17s}{note}")
+    for method, why in not_planned.items():
+        print(f"  {method:14s} is not planned: {why}")
