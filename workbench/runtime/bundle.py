@@ -52,11 +52,11 @@ class Boundary:
             at = end
         return tuple(found[i] for i in range(len(self.parts)))
 
-    def new(self, samples: int, device: torch.device) -> Bundle:
-        """Memory for so many samples."""
+    def new(self, samples: int, device: torch.device, without: Sequence[int] = ()) -> Bundle:
+        """Memory for so many samples; none for the parts that are left out."""
         return tuple(
-            torch.empty(part.full_shape(samples), dtype=dtype, device=device)
-            for part, dtype in zip(self.parts, self.dtypes, strict=True)
+            torch.empty(0 if i in without else part.full_shape(samples), dtype=dtype, device=device)
+            for i, (part, dtype) in enumerate(zip(self.parts, self.dtypes, strict=True))
         )
 
     @property

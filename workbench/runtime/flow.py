@@ -73,12 +73,15 @@ class Flow(dict[str, Bundle]):
             self.lay(label, tuple(t.clone() for t in value) if borrowed else value, action)
             return
         boundary, (first, end) = self.boundary(label), action.span
+        apart = boundary.apart if what_of(label)[0] == "ds" else ()
         if label not in self:
-            self.lay(label, boundary.new(self._end - self._first, self._device), action)
+            made = boundary.new(self._end - self._first, self._device, without=apart)
+            self.lay(label, made, action)
         rows = boundary.rows(self[label], first - self._first, end - self._first)
-        copy_into(rows, value)
-        if boundary.apart and what_of(label)[0] == "ds":
-            own = tuple(value[i].clone() for i in boundary.apart)
+        together = [i for i in range(len(rows)) if i not in apart]
+        copy_into(tuple(rows[i] for i in together), tuple(value[i] for i in together))
+        if apart:
+            own = tuple(value[i].clone() for i in apart)
             self._apart.setdefault(label, {})[action.span] = own
 
     def drop(self, action: Action, step: int) -> None:
