@@ -6,7 +6,7 @@ there is one, else from the constants of published hardware, and the answer says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,7 +50,8 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     measured.
     """
     methods.check_model(methods.find(spec.method), spec.model)
-    profiles = choose_profiles(spec, store, machine)
+    heard: list[str] = []
+    profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     try:
@@ -68,6 +69,7 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
         )
     if hardware.source == "published" and spec.model.family != GPT_FAMILY:
         plan = replace(plan, notes=(*plan.notes, profile.note))
+    plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)))
     return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
 
 
@@ -109,10 +111,12 @@ def fits(spec: RunSpec, store: Store) -> bool:
     return answer(spec, store).plan.fits
 
 
-def choose_profiles(spec: RunSpec, store: Store, machine: str | None) -> dict[int, Profile]:
+def choose_profiles(
+    spec: RunSpec, store: Store, machine: str | None, echo: Callable[[str], object]
+) -> dict[int, Profile]:
     """By samples in a micro-batch: `stored_sizes`, else the one of `choose_profile`."""
     found = stored_sizes(spec, store) if machine is None else {}
-    return found or {spec.microbatch: choose_profile(spec, store, machine)}
+    return found or {spec.microbatch: choose_profile(spec, store, machine, echo)}
 
 
 def stored_sizes(spec: RunSpec, store: Store) -> dict[int, Profile]:
@@ -124,14 +128,20 @@ def stored_sizes(spec: RunSpec, store: Store) -> dict[int, Profile]:
     return stored_profiles(spec, store.root) if several else {}
 
 
-def choose_profile(spec: RunSpec, store: Store, machine: str | None) -> Profile:
-    """This machine's stored profile of the model, else one from a published machine's constants."""
+def choose_profile(
+    spec: RunSpec,
+    store: Store,
+    machine: str | None,
+    echo: Callable[[str], object] = lambda text: None,
+) -> Profile:
+    """This machine's stored profile of the model, else one from a published machine's constants;
+    `echo` hears why one that is stored is not used."""
     from workbench.profile.store import stored_profile
     from workbench.published.hardware import published_profile
 
     if machine is not None:
         return published_profile(spec, machine)
-    return stored_profile(spec, store.root) or published_profile(spec)
+    return stored_profile(spec, store.root, echo) or published_profile(spec)
 
 
 def recommend(answers: list[Answer]) -> Answer:

@@ -40,7 +40,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
         return SimpleNamespace(plan=plan)
 
     monkeypatch.setattr(methods, "load", load)
-    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results: None)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: None)
     return times
 
 
@@ -78,7 +78,7 @@ def test_a_stored_profile_of_this_machine_is_preferred(
     seconds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = SimpleNamespace(hardware=SimpleNamespace(name="this machine", source="measured"))
-    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results: here)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
 
     assert planning.answer(spec, Store(tmp_path)).source == "measured"
@@ -101,3 +101,13 @@ def test_the_published_question_is_answered_in_seconds(capsys) -> None:
     assert answer["peak_bytes"]["device"] <= 32 * 2**30
     assert answer["peak_bytes"]["host"] <= 90 * 2**30
     assert "busy" in answer["binding"]
+
+
+def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
+    def unreadable(spec, results, echo):
+        echo("units-1.json is not used, it cannot be read")
+
+    monkeypatch.setattr(profiles, "stored_profile", unreadable)
+    found = planning.answer(make_spec({"method": "stronghold"}), Store(tmp_path))
+    assert found.source == "published"
+    assert found.plan.notes[-1] == "units-1.json is not used, it cannot be read"

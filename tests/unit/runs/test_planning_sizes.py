@@ -36,7 +36,7 @@ def stored(monkeypatch: pytest.MonkeyPatch):
     """A results folder with profiles of these sizes: any number of samples takes as long as one."""
 
     def hold(*sizes: int) -> None:
-        def stored_profile(spec, results):
+        def stored_profile(spec, results, echo=None):
             return measured(spec) if spec.microbatch in sizes else None
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
