@@ -34,7 +34,7 @@ FIRST_PICTURE_S = 90
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=60) == []
+    assert left_behind(store.root, patience_s=10) == []
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store
     wait_for(lambda: role("worker", store.root), patience_s=60)
 
     restart_and_run_all(page)  # in the middle: what runs ends with the kernel
-    wait_for(lambda: campaign.status().state == "interrupted")
-    assert left_behind(store.root, patience_s=60) == []
+    wait_for(lambda: campaign.status().state == "interrupted", patience_s=30)
+    assert left_behind(store.root, patience_s=10) == []
     page.get_by_text("fig8a: Throughput on one model").wait_for()
     page.get_by_text("fig8a: Throughput on one model").click()
     page.get_by_text("it goes on with what is left").locator("visible=true").first.wait_for()
@@ -150,5 +150,7 @@ def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: S
     wait_for(lambda: role("worker", store.root), patience_s=60)
     family = lab.family()
     lab.kill()
-    assert left_behind(store.root, patience_s=60) == []
-    wait_for(lambda: not living(family))
+    begun = time.monotonic()
+    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: not living(family), 20)
+    assert time.monotonic() - begun < 20

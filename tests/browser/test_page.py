@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from tests.browser.servers import Server, page, status_of
-from tests.runs.helpers import left_behind, role, wait_for
+from tests.runs.helpers import connections, left_behind, role, wait_for
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
@@ -26,20 +25,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=60) == []
+    assert left_behind(store.root, patience_s=10) == []
 
 
 @pytest.fixture
 def server(store: Store) -> Iterator[Server]:
     with page(store.root) as server:
         yield server
-
-
-def connections(process: psutil.Process) -> list:
-    """Of a process, which may have ended meanwhile."""
-    with suppress(psutil.NoSuchProcess):
-        return process.net_connections(kind="inet")
-    return []
 
 
 def test_it_listens_to_this_machine_asks_for_a_token_and_serves_no_files(server: Server) -> None:
@@ -92,11 +84,11 @@ def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store
     tab.get_by_role("tab", name="Evaluate").click()
     tab.get_by_text("fig8a: Throughput on one model").click()
     tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
-    wait_for(lambda: role("worker", store.root))
+    wait_for(lambda: role("worker", store.root), patience_s=60)
     server.kill()
     campaign = Campaign(store, "fig8a-tiny")
-    wait_for(lambda: not campaign.alive)
-    assert left_behind(store.root, patience_s=60) == []
+    wait_for(lambda: not campaign.alive, patience_s=10)
+    assert left_behind(store.root, patience_s=1) == []
     assert campaign.status().state == "interrupted"
 
 
@@ -118,9 +110,9 @@ def test_a_sweep_from_the_form_to_the_plot(
         field.press("Tab")
     tab.screenshot(path=shots / "form.png", full_page=True)
     tab.get_by_role("button", name="Start", exact=True).locator("visible=true").first.click()
-    wait_for(lambda: Campaign.all(store))
+    wait_for(lambda: Campaign.all(store), patience_s=30)
     (campaign,) = Campaign.all(store)
-    wait_for(lambda: campaign.status().state == "done")
+    wait_for(lambda: campaign.status().state == "done", patience_s=90)
     assert [record.status for record in store.records()] == ["ok", "ok"]
     tab.get_by_role("tab", name="Results").click()
     tab.get_by_role("table").locator("visible=true").first.wait_for()

@@ -8,17 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from tests.runs.helpers import left_behind, wait_for
+from tests.runs.helpers import connections, left_behind, wait_for
 from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.executor import executor_of
-from workbench.runs.ray_executor import END_S, RayExecutor
+from workbench.runs.ray_executor import RayExecutor
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep, expand
 
@@ -61,23 +60,16 @@ def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> Non
 
 def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store) -> None:
     sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
-    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds, patience_s=240)
+    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds, patience_s=60)
     waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
     waits.poll()
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
     sweep.cancel()
     begun = time.monotonic()
-    wait_for(lambda: sweep.poll() or sweep.ended)
-    assert time.monotonic() - begun < END_S
+    wait_for(lambda: sweep.poll() or sweep.ended, patience_s=30)
+    assert time.monotonic() - begun < 15
     assert sweep.points[0].record.status == "cancelled"
-    assert left_behind(store.root, patience_s=60) == []
-
-
-def connections(process: psutil.Process) -> list:
-    """Of a process, which may have ended meanwhile."""
-    with suppress(psutil.NoSuchProcess):
-        return process.net_connections(kind="inet")
-    return []
+    assert left_behind(store.root, patience_s=5) == []
 
 
 def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:

@@ -43,7 +43,7 @@ BF16_TOLERANCE = 2e-3
 GPU_TOLERANCE = 1e-4
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PARAMETERS = make_model(MODEL).parameters_count()
-END_S = 60.0
+END_S = 10.0
 """A run must have ended so long after one of its ranks."""
 
 
@@ -230,7 +230,7 @@ def test_a_rank_that_hangs_before_its_first_step_is_named(monkeypatch, tmp_path)
     told = r"no step has ended for \d+ s: rank 1 hangs: it does not answer; rank 0 "
     with pytest.raises(RankFailed, match=told):
         data_parallel.train(spec_for(microbatches=2), Silent(), tmp_path)
-    assert time.monotonic() - began < 2 * END_S
+    assert time.monotonic() - began < 60
     assert children() <= before
 
 

@@ -22,7 +22,7 @@ from workbench.runs.store import Store
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.slow
-GONE_S = 60
+GONE_S = 8
 """A kernel looks for its parent once a second; guards and workers follow."""
 
 
@@ -31,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> Iterato
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(measured, folder / "profiles")
     yield folder
-    assert left_behind(folder, patience_s=60) == []
+    assert left_behind(folder, patience_s=5) == []
 
 
 def start(root: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -56,7 +56,7 @@ def test_sigkill_of_papermill_leaves_no_process(root: Path, results: Path) -> No
     kernels = psutil.Process(killed.pid).children()
     assert kernels
     killed.kill()
-    killed.wait(120)
+    killed.wait(20)
     assert left_behind(results, patience_s=GONE_S) == []
     _, alive = psutil.wait_procs(kernels, timeout=GONE_S)
     assert alive == []
@@ -75,7 +75,7 @@ from workbench.cli import main; sys.exit(main({list(words)!r}))"
     )
     wait_for(lambda: role("worker", results), patience_s=120)
     ended.send_signal(number)
-    _, complaint = ended.communicate(timeout=120)
+    _, complaint = ended.communicate(timeout=30)
     assert ended.returncode == 130
     assert b"everything that was running has been ended" in complaint
     assert processes_of(results) == [], "it is true when it is said"

@@ -26,4 +26,4 @@ def store(tmp_path: Path) -> Iterator[Store]:
     """A results folder; at the end of the test no process that belongs to it is alive."""
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=60) == []
+    assert left_behind(store.root, patience_s=5) == []

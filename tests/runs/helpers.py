@@ -47,6 +47,13 @@ def environment(process: psutil.Process) -> dict[str, str]:
     return found
 
 
+def connections(process: psutil.Process) -> list:
+    """Of a process, which may have ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return process.net_connections(kind="inet")
+    return []
+
+
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that still run. A zombie is one that somebody has not waited for yet; it may go, and
     any other end, between two questions."""
@@ -91,7 +98,7 @@ def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(condition: Callable[[], object], patience_s: float = 120) -> object:
+def wait_for(condition: Callable[[], object], patience_s: float = 20) -> object:
     deadline = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -71,7 +71,7 @@ def test_progress_and_time_left_are_told_while_it_runs(make: Make) -> None:
     campaign = make(text="steps 0.2")
     campaign.start()
     seen: list[Status] = []
-    wait_for(lambda: seen.append(campaign.status()) or seen[-1].state == "done")
+    wait_for(lambda: seen.append(campaign.status()) or seen[-1].state == "done", patience_s=30)
     running = [point for status in seen for point in status.running]
     assert {point["steps"] for point in running} == {5}
     assert max(point["step"] for point in running) > 1
@@ -94,10 +94,10 @@ def test_a_second_start_is_none(make: Make, store: Store) -> None:
         )
         for _ in range(2)
     ]
-    assert [rival.wait(120) for rival in rivals] == [4, 4]
+    assert [rival.wait(20) for rival in rivals] == [4, 4]
     for rival in rivals:
         rival.stdin.close()
-    wait_for(lambda: state(campaign) == "done")
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
     starts = [
         line for line in (campaign.folder / "events.jsonl").open() if '"event": "point"' in line
     ]
@@ -118,7 +118,7 @@ def test_pause_lets_the_run_end_and_go_on_runs_the_rest(
     time.sleep(0.5)
     assert processes_of(store.root) == []
     assert not campaign.start(), "its process is still there"
-    wait_for(lambda: state(campaign) == "done")
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
 
 
 def test_cancel_in_the_middle_and_start_again(make: Make, store: Store, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_cancel_in_the_middle_and_start_again(make: Make, store: Store, tmp_path
     assert campaign.status().counts == {"done": 1, "pending": 2}
     assert left_behind(store.root, patience_s=0) == []
     assert campaign.start()
-    wait_for(lambda: state(campaign) == "done")
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
 
 
 def test_failed_points_run_again_when_asked(make: Make, store: Store) -> None:
@@ -191,8 +191,8 @@ def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(make: Make, sto
     kernel = starter(store, "attached")
     wait_for(lambda: role("worker", store.root))
     end(kernel)
-    assert left_behind(store.root, patience_s=60) == []
-    wait_for(lambda: not campaign.alive)
+    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: not campaign.alive, patience_s=10)
     assert state(campaign) == "interrupted"
     assert "start it again" in campaign.status().text
 
@@ -202,7 +202,7 @@ def test_a_detached_sweep_goes_on_without_the_kernel(make: Make, store: Store) -
     kernel = starter(store, "detached")
     wait_for(lambda: role("worker", store.root))
     end(kernel)
-    wait_for(lambda: state(campaign) == "done")
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
     assert campaign.status().counts == {"done": 3}
 
 
@@ -213,10 +213,10 @@ def test_a_sweep_whose_process_is_killed_leaves_nothing_and_goes_on(
     campaign.start(detached=True)
     wait_for(lambda: role("worker", store.root))
     psutil.Process(campaign.status().pid).kill()
-    assert left_behind(store.root, patience_s=60) == []
+    assert left_behind(store.root, patience_s=10) == []
     wait_for(lambda: state(campaign) == "interrupted")
     assert campaign.start()
-    wait_for(lambda: state(campaign) == "done")
+    wait_for(lambda: state(campaign) == "done", patience_s=30)
 
 
 def test_a_polite_kill_cancels(make: Make, store: Store) -> None:
@@ -224,7 +224,7 @@ def test_a_polite_kill_cancels(make: Make, store: Store) -> None:
     campaign.start()
     wait_for(lambda: role("worker", store.root))
     os.kill(campaign.status().pid, signal.SIGTERM)
-    wait_for(lambda: not campaign.alive)
+    wait_for(lambda: not campaign.alive, patience_s=15)
     assert state(campaign) == "cancelled"
     assert left_behind(store.root, patience_s=0) == []
 

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.runs.helpers import (
     start_driver,
     wait_for,
 )
+from workbench.runs import sweep as sweeps
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
 
@@ -54,18 +56,18 @@ def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         if sweep.poll() is not None or victim == "sweep":
-            sweep.wait(120)
+            sweep.wait(20)
             sweep.stderr.close()
-            assert left_behind(store.root, patience_s=60) == []
+            assert left_behind(store.root, patience_s=5) == []
             sweep = start_driver("sweep", sweep_file, "--retry-failed")
         now = {record.key: record.started for record in store.records() if record.status == "ok"}
         assert store.problems == {}
         assert finished.items() <= now.items()
         finished = now
-    sweep.communicate(timeout=240)
+    sweep.communicate(timeout=60)
     if sweep.returncode:  # the last kills were of workers, whose runs are errors until retried
         sweep = start_driver("sweep", sweep_file, "--retry-failed")
-        _, said = sweep.communicate(timeout=240)
+        _, said = sweep.communicate(timeout=60)
         assert sweep.returncode == 0, said.decode()
 
     records = store.records()
@@ -107,20 +109,24 @@ def test_failed_runs_are_retried_only_when_asked(store: Store) -> None:
     assert Sweep(specs, store, force=True).counts() == {"pending": 3}
 
 
-def test_time_left_shrinks_as_points_finish(store: Store) -> None:
+def test_time_left_shrinks_as_points_finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that took a second each, asked at the moment in which the next one begins."""
     sweep = Sweep([fake_spec("steps 0.1", seed=seed) for seed in range(3)], store)
     assert sweep.seconds_left() is None  # nothing is known yet
     left = []
     while not sweep.ended:
         sweep.poll()
-        if any(event["event"] == "point_ended" for event in sweep.new_events()):
-            left.append(sweep.seconds_left())
+        for event in sweep.new_events():
+            if event["event"] == "point_ended":
+                point = sweep.points[event["index"]]
+                point.record = replace(point.record, seconds=1.0)
+                with monkeypatch.context() as held:
+                    now = max(other.began for other in sweep.points)
+                    held.setattr(sweeps, "monotonic", lambda now=now: now)
+                    left.append(sweep.seconds_left())
         time.sleep(0.01)
 
-    first, second = (point.record.seconds for point in sweep.points[:2])
-    assert 0 < left[0] <= 2 * first
-    assert 0 < left[1] <= (first + second) / 2
-    assert left[2] == 0
+    assert left == [2.0, 1.0, 0.0]
 
 
 def test_a_corrupt_record_is_run_again_and_kept_aside(store: Store) -> None:

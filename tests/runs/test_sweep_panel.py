@@ -139,7 +139,7 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path:
     tick_until(panel, lambda: state(panel) == "running")
     panel.buttons["cancel"].click()
     tick_until(panel, lambda: state(panel) == "cancelled")
-    assert left_behind(store.root, patience_s=60) == []
+    assert left_behind(store.root, patience_s=2) == []
     assert enabled(panel) == {"go_on"}
     assert "press Go on" in panel.buttons["start"].tooltip
     for seed in (1, 2):

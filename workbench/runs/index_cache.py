@@ -1,8 +1,8 @@
 """What the index of a results folder (index.py) keeps for the next process: texts of records.
 
 A text is sealed together with the key and the stamp of the record.json it is of: what is torn, of
-an earlier record or of another format does not match, and the record is parsed
-instead. A cache that cannot be read is made anew, one that cannot be written is done without.
+an earlier record or of another format does not match, and the record is parsed instead. A cache
+that cannot be read is made anew, one that cannot be written is done without.
 """
 
 from __future__ import annotations

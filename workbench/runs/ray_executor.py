@@ -20,6 +20,7 @@ import psutil
 
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
+from workbench.runs.processes import LOAD_S
 from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.runner import POLL_S
@@ -30,8 +31,6 @@ MEMORY_BYTES = 128 << 20
 """Of Ray's own object store where it is started here: what it carries is a record."""
 STARTS = 3
 """Attempts to start Ray here."""
-LOAD_S = 1.0
-"""Longest time in which the system loads a program."""
 END_S = 30.0
 """Longest time in which a cancelled run ends on its machine."""
 

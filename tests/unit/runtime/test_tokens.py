@@ -6,7 +6,7 @@ import threading
 
 from workbench.runtime.tokens import Token, Tokens
 
-SOON_S = 120.0
+SOON_S = 10.0
 
 
 def test_all_who_wait_are_woken():

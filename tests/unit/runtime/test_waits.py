@@ -11,7 +11,7 @@ import pytest
 from workbench import native
 from workbench.runtime.board import AHEAD, KEPT, PATIENCE_S, SOURCE, Board, Failed
 
-SOON_S = 60.0
+SOON_S = 5.0
 """A wait that does not end would take far longer."""
 SIZES = {"actions": 3, "ranks": 2, "units": 1}
 

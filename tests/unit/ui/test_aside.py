@@ -96,7 +96,7 @@ def test_whatever_it_is_at_it_ends_with_who_started_it() -> None:
         pid = int(kernel.stdout.readline())
         assert psutil.pid_exists(pid)
         kernel.kill()
-    wait_for(lambda: not psutil.pid_exists(pid))
+    wait_for(lambda: not psutil.pid_exists(pid), patience_s=10)
 
 
 def test_closed_it_is_gone(aside: Aside) -> None:

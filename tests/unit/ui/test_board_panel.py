@@ -399,7 +399,7 @@ def test_ten_thousand_records_open_in_3_s_and_300_mib_and_keep_nobody_waiting(
     """A process of its own, without the index's cache, from its start to the first table."""
     fill_many(store, 10_000)
     opened, most, late, sent, heavy = [], [], [], [], []
-    for _ in range(6):
+    for _ in range(3):
         (store.root / ".index.sqlite").unlink(missing_ok=True)
         words = [sys.executable, "-c", OPEN, str(store.root)]
         started = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -413,7 +413,7 @@ def test_ten_thousand_records_open_in_3_s_and_300_mib_and_keep_nobody_waiting(
         if opened[-1] < 2.5 and late[-1] < 0.15:
             break  # once more only where the machine was busy with something else
     assert min(opened) < 3
-    assert max(most) < 280
+    assert max(most) < 260
     assert min(late) < 0.2
     assert max(sent) < 200_000
     assert heavy[0] == "[]", "what draws is beside the kernel, not in it"

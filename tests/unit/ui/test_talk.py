@@ -46,12 +46,12 @@ def test_asking_does_not_wait_and_the_last_question_is_answered(talk: Conversati
         talk.ask(Question.of(machine=V100, layers=layers))
     assert time.thread_time() - begun < 0.2
     replies = []
-    wait_for(lambda: replies.append(talk.poll()) or not talk.busy, patience_s=240)
+    wait_for(lambda: replies.append(talk.poll()) or not talk.busy, patience_s=60)
     last = [reply for reply in replies if reply is not None][-1]
     assert last.question.spec.model.layers == 58
 
 
 def test_a_slider_is_answered_in_the_page(panel: TalkPanel) -> None:
     panel.ask(machine=V100, layers=24)
-    wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1], patience_s=240)
+    wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1], patience_s=60)
     assert panel.reply.question.spec.model.layers == 24

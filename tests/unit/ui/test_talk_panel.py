@@ -46,7 +46,7 @@ def text(widget: widgets.HTML) -> str:
 def answered(panel: TalkPanel, *, full: bool = False) -> None:
     """Ticks until the question that stands there has an answer, or all of it."""
     wait_for(
-        lambda: (panel.tick(), panel.reply and (panel.reply.done or not full))[1], patience_s=240
+        lambda: (panel.tick(), panel.reply and (panel.reply.done or not full))[1], patience_s=60
     )
 
 
