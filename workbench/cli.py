@@ -98,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="what a model is cut into, with parameters and what flows between",
         usage="workbench layers [-l LAYERS] [--hidden H] [--set family=FAMILY] [options]",
     )
-    add_spec_flags(layers, "means nothing here", window="auto")
+    add_spec_flags(layers, None, window="auto")
     layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     layers.set_defaults(handler=_layers)
 

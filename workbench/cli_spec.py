@@ -93,15 +93,18 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
-def add_spec_flags(parser: argparse.ArgumentParser, method_help: str, *, window: str) -> None:
-    known, peers = (
-        ", ".join((*methods.METHODS, "all")),
-        ", ".join([*methods.PEERS, *methods.PARALLEL]),
-    )
-    several = "with several --ranks, or a module, all are those that train so"
-    parser.add_argument(
-        "-m", "--method", help=f"{known}; {method_help}; by name only: {peers}; {several}"
-    )
+def add_spec_flags(
+    parser: argparse.ArgumentParser, method_help: str | None, *, window: str
+) -> None:
+    """`method_help`: what ``all`` does there; None for a verb that is not about methods."""
+    if method_help is None:
+        parser.set_defaults(method=None)
+    else:
+        known = ", ".join((*methods.METHODS, "all"))
+        peers = ", ".join([*methods.PEERS, *methods.PARALLEL])
+        several = "with several --ranks, or a module, all are those that train so"
+        words = f"{known}; {method_help}; by name only: {peers}; {several}"
+        parser.add_argument("-m", "--method", help=words)
     group = parser.add_argument_group("what to train")
     for flags, field, words in SPEC_FLAGS:
         default = window if field == "window" else _default(field)
@@ -145,7 +148,7 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     if arguments.hf_config:
         changes["model"] = _hugging_face(arguments.hf_config, changes)
     asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
-    names = [methods.find(asked).name] if asked != "all" else list(methods.METHODS)
+    names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
     first = specs[0]
     if asked == "all" and (first.ranks > 1 or first.model.decomposed):
