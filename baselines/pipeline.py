@@ -42,7 +42,7 @@ from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.threads import use_rank_threads
 
 
 def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -133,7 +133,7 @@ class Training(plain.Training):
         self.spec, self.report, self.folder = spec, report, folder
         self.rank = dist.get_rank()
         self.device = resolve_device(spec.device)
-        use_device_threads(self.device.type)
+        use_rank_threads(self.device.type, spec.ranks)
         self.model = make_model(spec.model)
         self.stages = stages_of(self.model, spec)
         self.batches = load_batches(spec, self.model, folder / "cache")

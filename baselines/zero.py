@@ -46,7 +46,7 @@ from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
-from workbench.runtime.threads import available_cores, use_device_threads
+from workbench.runtime.threads import use_rank_threads
 from workbench.units import format_bytes
 
 
@@ -104,9 +104,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     """
     _refuse(spec, adapter)
     device = resolve_device(spec.device)
-    use_device_threads(device.type)
-    if device.type == "cuda" and spec.ranks > 1:  # all of them update at once
-        torch.set_num_threads(max(1, available_cores() // spec.ranks))
+    use_rank_threads(device.type, spec.ranks)
     _operators(report, device, adapter)
     _be_a_rank(device)
     # On several ranks the folder is theirs together: whoever started them makes and removes it.

@@ -30,7 +30,7 @@ from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.statistics import undivided
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.threads import use_rank_threads
 from workbench.units import format_bytes
 
 WIDENED_ELEMENTS = 1 << 28
@@ -62,7 +62,7 @@ class Training:
             )
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
-        use_device_threads(self.device.type)
+        use_rank_threads(self.device.type, spec.ranks)
         self.model = make_model(spec.model)
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)

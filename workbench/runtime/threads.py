@@ -72,6 +72,17 @@ def use_device_threads(device: str = "cpu") -> Threads:
     return threads
 
 
+def use_rank_threads(device: str, ranks: int) -> None:
+    """The same in the process of one of several ranks. With GPUs torch still computes on the host
+    (samples are put together there, DeepSpeed updates), and a thread a core in every rank are too
+    many for it: each waits for all of its own."""
+    import torch
+
+    use_device_threads(device)
+    if device != "cpu":
+        torch.set_num_threads(max(1, available_cores() // ranks))
+
+
 POLITENESS = 10
 """Niceness of the threads of a host update where a GPU computes. They keep every core busy, and a
 kernel launch that waits for a core leaves the GPU idle."""

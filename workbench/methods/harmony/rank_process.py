@@ -25,7 +25,7 @@ from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
 from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.threads import use_rank_threads
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import from_json
@@ -45,7 +45,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
     try:
         board = Board(Path(order["board"]), rank=number, **Board.sizes(schedule))
         board.come(Stage.HERE)
-        device = _device(order["device"], number)
+        device = _device(order["device"], number, schedule.num_ranks)
         _meet(folder, device, number, schedule)
         model = make_model(spec.model)
         rank = Rank(
@@ -82,11 +82,11 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
     return 0
 
 
-def _device(kind: str, number: int) -> torch.device:
+def _device(kind: str, number: int, ranks: int) -> torch.device:
+    use_rank_threads(kind, ranks)
     if kind == "cuda":
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
-    use_device_threads("cpu")
     return torch.device("cpu")
 
 
