@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Self
 
 import torch
@@ -25,7 +26,7 @@ from workbench.profile.timing import Sample
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.disk import DiskStore
-from workbench.runtime.threads import cpu_threads
+from workbench.runtime.threads import POLITENESS, cpu_threads
 from workbench.runtime.tiers import Slab, Tier, slab
 
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
@@ -150,14 +151,23 @@ class Copy(Load):
 class Adam(Load):
     """One AdamW over a slab: fp32 throughout, or (`narrow`) bf16 gradients and split masters.
 
-    `threads` are the kernel's own, not torch's.
+    `threads` are the kernel's own, not torch's, and `niceness` is theirs.
     """
 
-    def __init__(self, device: torch.device, *, threads: int, numel: int, narrow: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        threads: int,
+        numel: int,
+        narrow: bool,
+        niceness: int = 0,
+    ) -> None:
         super().__init__(device, piece_bytes=16 * numel)
         self.amount, self._kernel_threads = numel, threads
         self.bytes_each = 26 if narrow else 28
-        self._update = host_adam.update if device.type == "cpu" else device_adam.update
+        on_host = partial(host_adam.update, niceness=niceness)
+        self._update = on_host if device.type == "cpu" else device_adam.update
         dtype = torch.bfloat16 if narrow else torch.float32
         self._moments = self._zeros(2, numel, dtype=torch.float32)
         self._grads = [grad[0].fill_(1e-3) for grad in self._zeros(1, numel, dtype=dtype)]
@@ -206,11 +216,13 @@ class Product(Load):
         torch.mm(self._x, self._weights[index], out=self._out)
 
 
-def host_adam_load(device: torch.device, threads: int) -> Adam:
-    """A host update as runs on `device` have it: with a GPU, bf16 gradients and working weights."""
-    narrow = device.type == "cuda"
-    cpu = torch.device("cpu")
-    return Adam(cpu, threads=threads, numel=NUMEL[device.type], narrow=narrow)
+def host_adam_load(device: torch.device, threads: int, *, parts: int = 1) -> Adam:
+    """A host update as runs on `device` have it: with a GPU, bf16 gradients and working weights, by
+    threads that let launches go first. One of `parts` processes that update at once has a part of
+    the memory."""
+    gpu, cpu = device.type == "cuda", torch.device("cpu")
+    numel, niceness = NUMEL[device.type] // parts, POLITENESS if gpu else 0
+    return Adam(cpu, threads=threads, numel=numel, narrow=gpu, niceness=niceness)
 
 
 def device_adam_load(device: torch.device, threads: int) -> Adam:

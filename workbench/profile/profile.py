@@ -93,6 +93,11 @@ class Wires:
     pass_overhead_s: float | None = None
     """What the pass of a layer takes beside its own time, where all ranks train on one processor
     (methods/harmony/rehearsal.py); None where that was not measured."""
+    host_adam_params_per_s: float | None = None
+    """Fused AdamW on the host by all ranks, in all; None without GPUs, where ranks compute on the
+    same cores."""
+    slowdowns: dict[str, float] = field(default_factory=dict)
+    """As `Hardware.slowdowns`, with all ranks at work (profile/company.py); with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

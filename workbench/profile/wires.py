@@ -2,10 +2,11 @@
 
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
-load and store pinned memory, write into each other's inboxes (runtime/inbox.py), and add up a
-buffer over all. How long a message takes that weighs nothing is seen when one goes around: the
-copy, the wait for its end, the word on the board, the look there. It is a bound: in a run the
-devices wait for a message themselves (runtime/signals.py), and hosts may be ahead of them.
+load and store pinned memory, write into each other's inboxes (runtime/inbox.py), add up a buffer
+over all, and with GPUs update on the host, alone and beside the rest (company.py). How long a
+message takes that weighs nothing is seen when one goes around: the copy, the wait for its end, the
+word on the board, the look there. It is a bound: in a run the devices wait for a message themselves
+(runtime/signals.py), and hosts may be ahead of them.
 
     python -m workbench.profile.wires FOLDER RANK RANKS DEVICE
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, sleep
@@ -27,11 +29,14 @@ from time import monotonic, perf_counter, sleep
 import torch
 import torch.distributed as dist
 
+from workbench.profile.company import in_company
+from workbench.profile.loads import Copy, Layer, host_adam_load
 from workbench.profile.profile import Wires
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.threads import update_threads, use_device_threads
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
 """Of one transfer."""
@@ -72,8 +77,16 @@ def measure(ranks: int, device: str) -> Wires:
             for process in started:  # many take a while to go, but not one after the other
                 process.wait()
     # Whoever is slowest holds up the others.
-    slowest = {key: min(rates[key] for rates in found) for key in found[0] if key != "latency"}
-    return Wires(ranks=ranks, message_latency_s=max(r["latency"] for r in found), **slowest)
+    slowest = {name: min(each["rates"][name] for each in found) for name in found[0]["rates"]}
+    pairs = found[0]["slowdowns"]
+    updates = min(each["updates"] for each in found)
+    return Wires(
+        ranks=ranks,
+        message_latency_s=max(each["latency"] for each in found),
+        host_adam_params_per_s=ranks * updates or None,
+        slowdowns={pair: max(each["slowdowns"][pair] for each in found) for pair in pairs},
+        **slowest,
+    )
 
 
 def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
@@ -126,9 +139,28 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
             event.record()
             event.synchronize()
 
-    rates["latency"] = _around(board, rank, ranks, send)
-    (folder / f"rates-{rank}.json").write_text(json.dumps(rates))
+    told = {"rates": rates, "latency": _around(board, rank, ranks, send)}
+    told |= {"updates": 0.0, "slowdowns": {}}
+    if kind == "cuda":
+        each, told["slowdowns"] = _in_company(device, ranks)
+        told["updates"] = each[HOST]
+    (folder / f"rates-{rank}.json").write_text(json.dumps(told))
     dist.barrier()  # nobody's inbox may go while others write
+
+
+def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
+    """What a rank's lanes do beside each other, on a GPU."""
+    threads = update_threads(device.type, ranks)
+    with ExitStack() as stack:
+        lanes = {
+            COMPUTE: Layer(device),
+            H2D: Copy(device, to_device=True),
+            D2H: Copy(device, to_device=False),
+            HOST: host_adam_load(device, threads, parts=ranks),
+        }
+        for load in lanes.values():
+            stack.enter_context(load)
+        return in_company(lanes, dist.barrier)
 
 
 def _around(board: Board, rank: int, ranks: int, send: Callable[[], None]) -> float:

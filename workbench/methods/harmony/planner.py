@@ -183,28 +183,32 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
         "message_latency_s": 0.0,
     }
-    overhead = 0.0
+    overhead, updates = 0.0, hardware.host_adam_params_per_s
+    slowdowns = _slowdowns(hardware, ranks, rates) if cuda else {}
     if hardware.wires is not None and hardware.wires.ranks == ranks:
-        rates = {name: getattr(hardware.wires, name) for name in rates}
-        overhead = hardware.wires.pass_overhead_s or 0.0
+        wires = hardware.wires
+        rates = {name: getattr(wires, name) for name in rates}
+        overhead = wires.pass_overhead_s or 0.0
+        updates = wires.host_adam_params_per_s or updates
+        slowdowns |= wires.slowdowns
     return Server(
         name=hardware.name,
         ranks=ranks,
         device_bytes=device,
         host_bytes=budgets.host,
-        host_adam_params_per_s=hardware.host_adam_params_per_s,
+        host_adam_params_per_s=updates,
         device_adam_params_per_s=hardware.device_adam_params_per_s,
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         pass_overhead_s=overhead,
         action_overhead_s=hardware.action_overhead_s,
-        slowdowns=_slowdowns(hardware, ranks, rates) if cuda else {},
+        slowdowns=slowdowns,
         **rates,
     )
 
 
 def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> dict[str, float]:
-    """Of lanes of one of several devices. Updates on the host meet the transfers of all of them,
-    at the rates that all have together, where a single device was measured."""
+    """Of lanes of one of several devices, where a single one was measured: updates on the host meet
+    the transfers of all of them, at the rates that all have together."""
     full = hardware.h2d_bytes_per_s + hardware.d2h_bytes_per_s
     times = ranks * (rates["load_bytes_per_s"] + rates["store_bytes_per_s"]) / full
     found = dict(hardware.slowdowns)

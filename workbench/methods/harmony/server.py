@@ -125,7 +125,8 @@ class ServerCosts:
                 parameters = self._sizes.cost(action.unit, 1).parameters / self._parts
                 return parameters * server.ranks / server.host_adam_params_per_s
             case Kind.NORM:
-                return SUM_PASSES * action.nbytes / (ADAM_BYTES * server.host_adam_params_per_s)
+                one_rank = ADAM_BYTES * server.host_adam_params_per_s / server.ranks
+                return SUM_PASSES * action.nbytes / one_rank
             case _:
                 raise ValueError(f"{action.name}: a server of several devices has no cost for it")
 
