@@ -181,7 +181,9 @@ class ServersSession(RunsSession):
 
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Goal, what was measured, whether it holds and why."""
-        return Shown(goals.as_table(server_goals.goals(rows)))
+        every = server_table.table(server_runs(measured_roots(self.store)), repeated=True)
+        every = every[every["device"].isin(rows["device"])]
+        return Shown(goals.as_table(server_goals.goals(rows, every)))
 
 
 class LanesSession(HereSession):

@@ -76,7 +76,7 @@ def _share(rows: pd.DataFrame, every: pd.DataFrame, layers: int, batch: int, wan
     run = _run(rows, "stronghold", layers, batch)
     if run is not None:
         beside = every[every["round"] == every["plain_round"]]
-        run = _last_in(set(_repeats(beside, run)["round"]), every, run)
+        run = last_in(set(repeats(beside, run)["round"]), every, run)
     if run is None or pd.isna(run["plain"]):
         absent = "stronghold" if run is None else PLAIN
         return left_open(goal, f"no run of {absent} with {layers} layers at batch {batch}")
@@ -116,8 +116,8 @@ def _over_zero_offload(rows: pd.DataFrame, every: pd.DataFrame) -> Goal:
     for name, run in (("stronghold", ours), ("zero-offload", theirs)):
         if run is None:
             return left_open(goal, f"no run of {name} with 78 layers at batch 4")
-    rounds = set(_repeats(every, ours)["round"]) & set(_repeats(every, theirs)["round"])
-    ours, theirs = (_last_in(rounds, every, run) for run in (ours, theirs))
+    rounds = set(repeats(every, ours)["round"]) & set(repeats(every, theirs)["round"])
+    ours, theirs = (last_in(rounds, every, run) for run in (ours, theirs))
     if ours["status"] != "ok":
         return did_not_train(goal, ours)
     if theirs["status"] != "ok":
@@ -265,16 +265,19 @@ def _run(rows: pd.DataFrame, method: str, layers: int, batch: int) -> pd.Series 
     return None if found.empty else preferred(found).iloc[0]
 
 
-def _last_in(rounds: Container[str], every: pd.DataFrame, run: pd.Series) -> pd.Series:
+_SAME = ("method", "variant", "layers", "batch", "clip", "device_cap_gib", "host_cap_gib")
+
+
+def last_in(rounds: Container[str], every: pd.DataFrame, run: pd.Series) -> pd.Series:
     """The last repetition of a run in any of these rounds; the run itself where there is none."""
-    same = _repeats(every, run)
+    same = repeats(every, run)
     there = same[[name in rounds for name in same["round"]]]
     return run if there.empty else there.iloc[-1]
 
 
-def _repeats(every: pd.DataFrame, run: pd.Series) -> pd.DataFrame:
+def repeats(every: pd.DataFrame, run: pd.Series) -> pd.DataFrame:
     """The rows of the same settings, in the order in which they were measured."""
-    for name in ("method", "variant", "layers", "batch", "clip", "device_cap_gib", "host_cap_gib"):
+    for name in _SAME if "ranks" not in every else (*_SAME, "ranks"):
         column = every[name]
         every = every[column.isna() if pd.isna(run[name]) else column == run[name]]
     return every

@@ -16,7 +16,8 @@ from workbench.figures import draw as drawing
 from workbench.figures import here_marks as marks
 from workbench.figures import server_panels as panels
 from workbench.figures.harmony.looks import LOOKS
-from workbench.figures.server_goals import PEAK_WITHIN, STEP_WITHIN, missing
+from workbench.figures.plan_goals import PEAK_WITHIN, STEP_WITHIN
+from workbench.figures.server_goals import missing
 from workbench.figures.server_table import OWN_RUNTIME
 from workbench.figures.style import PAGE_IN
 from workbench.published.servers import LABELS

@@ -6,14 +6,23 @@ server; the others about all rows. A goal whose run is missing stays open and sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import pandas as pd
 
-from workbench.figures.goals import Goal, apart, did_not_train, judged, left_open, variant_of
-from workbench.figures.here_table import mean_deviation, own_ratios, preferred
-from workbench.figures.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
+from workbench.figures.goals import (
+    Goal,
+    apart,
+    did_not_train,
+    judged,
+    last_in,
+    left_open,
+    repeats,
+    variant_of,
+)
+from workbench.figures.here_table import preferred
+from workbench.figures.plan_goals import plan_goals
+from workbench.figures.server_table import HARMONY, MODEL, ROOF
 from workbench.published.servers import LABELS
 from workbench.runs.record import RESULTS
 
@@ -25,29 +34,30 @@ OVER_ZERO = ((64, 5.0, 15.0), (16, 4.0, 10.7))
 """Minibatch, how many times as fast as ZeRO-3 with CPU offload, and the samples/s that this project
 first measured of it on 4 H200s."""
 SHARE_BATCH, SHARE = 64, 0.60
-COUNTED_WITHIN = 0.01
-STEP_WITHIN, PEAK_WITHIN = 0.10, 0.05
 MOST_GPUS, SPEEDUP = 8, 5.0
 TIMES_THE_CAPS = 10
 
 
-def goals(rows: pd.DataFrame) -> list[Goal]:
-    """All goals against the rows of one device (`server_table.table`)."""
-    xl = rows[(rows[list(XL)] == pd.Series(XL)).all(axis=1)]
+def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
+    """All goals against the rows of one device (`server_table.table`); `repeated`: the same with
+    every repeated run, so that two methods may be compared in the last round that has both."""
+    xl = _of_xl(rows)
+    every = xl if repeated is None else _of_xl(repeated)
     large, small = OVER_ZERO
     return [
         _over_zero(xl, *large),
         _share(xl),
         _over_zero(xl, *small),
-        *(_over_dp(xl, batch) for batch, *_ in OVER_ZERO),
-        _counted(rows),
-        _step_times(rows),
-        _peaks(rows),
-        _caps(rows),
+        *(_over_dp(xl, every, batch) for batch, *_ in OVER_ZERO),
+        *plan_goals(rows),
         _scaling(rows),
         _outgrown(rows, (1, 2, 4)),
         _outgrown(rows, (MOST_GPUS,)),
     ]
+
+
+def _of_xl(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows[list(XL)] == pd.Series(XL)).all(axis=1)]
 
 
 # -- GPT-2 XL -------------------------------------------------------------------------------------
@@ -107,7 +117,7 @@ def _share(rows: pd.DataFrame) -> Goal:
     return judged(goal, f"{run['share']:.1%}", run["share"] >= SHARE, why)
 
 
-def _over_dp(rows: pd.DataFrame, batch: int) -> Goal:
+def _over_dp(rows: pd.DataFrame, every: pd.DataFrame, batch: int) -> Goal:
     goal = f"{_setting(batch)}: {LABELS[PP]} at or above {LABELS[DP]}"
     run = _run(rows, PP, batch)
     if run is None:
@@ -115,6 +125,8 @@ def _over_dp(rows: pd.DataFrame, batch: int) -> Goal:
     other = _run(rows, DP, batch, beside=run)
     if other is None:
         return left_open(goal, _no_run(DP, batch))
+    both = set(repeats(every, run)["round"]) & set(repeats(every, other)["round"])
+    run, other = (last_in(both, every, each) for each in (run, other))
     if run["status"] != "ok":
         return did_not_train(goal, run)
     if other["status"] != "ok":
@@ -129,8 +141,7 @@ def _over_dp(rows: pd.DataFrame, batch: int) -> Goal:
 
 def missing(rows: pd.DataFrame) -> list[str]:
     """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
-    xl = rows[(rows[list(XL)] == pd.Series(XL)).all(axis=1)]
-    out = []
+    xl, out = _of_xl(rows), []
     for batch, *_ in OVER_ZERO:
         at = xl[(xl["batch"] == batch) & (xl["ranks"] == GPUS)]
         free = at[at["device_cap_gib"].isna() & (at["method"] == ROOF)]
@@ -164,89 +175,6 @@ def _run(
         clip = beside["clip"]
         found = found[found["clip"].isna() if pd.isna(clip) else found["clip"] == clip]
     return None if found.empty else preferred(found).iloc[0]
-
-
-# -- plans ----------------------------------------------------------------------------------------
-
-
-def _counted(rows: pd.DataFrame) -> Goal:
-    goal = f"bytes over the host links, counted, within {COUNTED_WITHIN:.0%} of the plan's"
-    own = rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok")]
-    known = own.dropna(subset=["moved", "planned_moved"])
-    if known.empty:
-        return left_open(goal, "no run of Harmony has both")
-    off = {
-        i: max(_off(run[f"{way}_gib"], run[f"planned_{way}_gib"]) for way in ("load", "store"))
-        for i, run in known.iterrows()
-    }
-    worst = known.loc[max(off, key=off.__getitem__)]
-    value = max(off.values())
-    why = (
-        f"{_runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} |W| "
-        f"counted, {worst['planned_moved']:.4g} |W| planned{variant_of(worst)}"
-    )
-    without = len(own) - len(known)
-    why += f"; {_runs(without)} more without both" if without else ""
-    return judged(goal, f"{value:.2%}", value <= COUNTED_WITHIN, why)
-
-
-def _off(counted: float, planned: float) -> float:
-    """How far a count is from its plan, as a share of it."""
-    if planned == 0:
-        return 0.0 if counted == 0 else math.inf
-    return abs(counted / planned - 1)
-
-
-def _step_times(rows: pd.DataFrame) -> Goal:
-    goal = f"step time predicted within {STEP_WITHIN:.0%} on the mean"
-    ratios = own_ratios(rows, "step_ratio", OWN_RUNTIME)
-    value = mean_deviation(ratios)
-    if value is None:
-        return left_open(goal, "no run on our own runtime has a prediction")
-    worst = (ratios - 1).abs().idxmax()
-    why = (
-        f"{_runs(len(ratios))} on our own runtime, the worst prediction {ratios[worst] - 1:+.1%}, "
-        f"{_described(rows.loc[worst])}"
-    )
-    return judged(goal, f"{value:.1%}", value <= STEP_WITHIN, why)
-
-
-def _peaks(rows: pd.DataFrame) -> Goal:
-    goal = f"every device peak within {PEAK_WITHIN:.0%} of its prediction"
-    ratios = own_ratios(rows, "peak_ratio", OWN_RUNTIME)
-    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
-    planned = own[own["predicted_peak_device_gib"].notna()]
-    if ratios.empty:
-        return left_open(goal, "no run on our own runtime has a prediction")
-    far = (ratios - 1).abs()
-    worst = ratios.loc[far.idxmax()] - 1
-    why = (
-        f"{_runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the worst "
-        f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
-        f"{_without_peak(planned)}"
-    )
-    return judged(goal, f"{far.max():.1%} at most", far.max() <= PEAK_WITHIN, why)
-
-
-def _caps(rows: pd.DataFrame) -> Goal:
-    goal = "no device peak above its cap"
-    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
-    used = (own["peak_device_gib"] / own["device_cap_gib"]).dropna()
-    if used.empty:
-        return left_open(goal, "no run on our own runtime under a cap tells its peak")
-    worst = own.loc[used.idxmax()]
-    why = (
-        f"{_runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} of "
-        f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
-        f"{_without_peak(own[own['device_cap_gib'].notna()])}"
-    )
-    return judged(goal, f"{used.max():.1%} of the cap at most", used.max() <= 1, why)
-
-
-def _without_peak(rows: pd.DataFrame) -> str:
-    """At the end of a reason: whose peak was not measured, of which nothing is said."""
-    told = [_described(run) for _, run in rows[rows["peak_device_gib"].isna()].iterrows()]
-    return f"; not measured: {', '.join(told)}" if told else ""
 
 
 # -- more GPUs, larger models ----------------------------------------------------------------------
@@ -324,18 +252,6 @@ def _sized(run: pd.Series) -> str:
     size = "" if pd.isna(run["parameters"]) else f"{run['parameters'] / 1e9:.1f} B parameters, "
     cap = run["device_cap_gib"]
     return f"{size}{run['layers']} layers, {'no cap' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
-
-
-def _described(run: pd.Series) -> str:
-    gpus = "GPU" if run["ranks"] == 1 else "GPUs"
-    return (
-        f"{run['label']} with {run['layers']} layers on {run['ranks']} {gpus} at minibatch "
-        f"{run['batch']}"
-    )
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _listed(numbers: Iterable[int]) -> str:

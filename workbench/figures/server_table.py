@@ -55,10 +55,11 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def table(runs: Iterable[ServerRun]) -> pd.DataFrame:
-    """One row a run, the last of equal ones, in the order of the methods."""
+def table(runs: Iterable[ServerRun], *, repeated: bool = False) -> pd.DataFrame:
+    """One row a run in the order of the methods: the last of equal ones, or (`repeated`) each."""
     known = list(runs)
-    shown = sorted(latest(known), key=lambda run: list(LABELS).index(run.method))
+    some = known if repeated else latest(known)
+    shown = sorted(some, key=lambda run: list(LABELS).index(run.method))
     frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
     for name in COLUMNS:
         if name not in _TEXTS:

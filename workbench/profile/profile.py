@@ -97,7 +97,8 @@ class Wires:
     """Fused AdamW on the host by all ranks, in all; None without GPUs, where ranks compute on the
     same cores."""
     slowdowns: dict[str, float] = field(default_factory=dict)
-    """As `Hardware.slowdowns`, with all ranks at work (profile/company.py); with GPUs."""
+    """As `Hardware.slowdowns`, of the lanes that meet at the host's memory, with all ranks at work
+    (profile/company.py); with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,13 +30,13 @@ import torch
 import torch.distributed as dist
 
 from workbench.profile.company import in_company
-from workbench.profile.loads import Copy, Layer, host_adam_load
+from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.profile import Wires
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.threads import update_threads, use_device_threads
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
+from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
 """Of one transfer."""
@@ -149,11 +149,10 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
 
 
 def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
-    """What a rank's lanes do beside each other, on a GPU."""
+    """What a rank's lanes do at the host's memory beside each other, with a GPU."""
     threads = update_threads(device.type, ranks)
     with ExitStack() as stack:
         lanes = {
-            COMPUTE: Layer(device),
             H2D: Copy(device, to_device=True),
             D2H: Copy(device, to_device=False),
             HOST: host_adam_load(device, threads, parts=ranks),

@@ -96,6 +96,22 @@ def test_what_two_rounds_measured_is_told_and_judges_nothing(tmp_path: Path) -> 
         assert judge(tmp_path, apart, OVER_DP)[:2] == ("1.20 times", MISSING)
 
 
+def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path) -> None:
+    """What was measured of one of them later, on another machine or by other code, decides
+    nothing."""
+    later = {"commit": "later", "measured_on": "2026-11-22 Made-up GPU"}
+    lines = [
+        line("harmony-pp", speed=60.0), line("harmony-dp", speed=50.0),
+        line("harmony-pp", ranks=2, speed=1.0), line("harmony-pp", speed=40.0) | later,
+    ]  # fmt: skip
+    runs = runs_of(tmp_path, lines)
+    found = goals(table(runs), table(runs, repeated=True))[OVER_DP]
+    assert (found.measured, found.verdict) == ("1.20 times", HOLDS)
+    slower = runs_of(tmp_path, [*lines, line("harmony-dp", speed=41.0) | later])
+    found = goals(table(slower), table(slower, repeated=True))[OVER_DP]
+    assert (found.measured, found.verdict) == ("0.98 times", FAILS)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"hidden": 2048, "heads": 16}, {"dtype": "fp32"}, {"seq": 512}, {"ranks": 2}, {"layers": 40}],

@@ -88,6 +88,35 @@ def test_updates_meet_the_transfers_of_all_ranks():
     assert not server_of(cpu, spec).slowdowns
 
 
+def test_what_all_ranks_were_measured_with_goes_before_what_one_was():
+    """Of lanes at the host's memory and of updates there; passes keep what a single GPU has."""
+    hardware = replace(
+        made_up_profile(spec_for()).hardware,
+        device="cuda", host_adam_params_per_s=5e9, slowdowns={"host|h2d": 1.2, "compute|host": 1.4},
+    )  # fmt: skip
+    wires = Wires(
+        ranks=2, load_bytes_per_s=2e9, store_bytes_per_s=2e9, message_bytes_per_s=1e9,
+        reduce_bytes_per_s=1e9, message_latency_s=0.0, host_adam_params_per_s=7e9,
+        slowdowns={"host|h2d": 1.1},
+    )  # fmt: skip
+    spec = spec_for(method="harmony-pp", ranks=2, batch=4, device_memory=1 << 30)
+    profile = replace(made_up_profile(spec), hardware=replace(hardware, wires=wires))
+    found = server_of(profile, spec)
+    assert (found.host_adam_params_per_s, found.slowdowns) == (
+        7e9, {"host|h2d": 1.1, "compute|host": 1.4},
+    )  # fmt: skip
+    assert server_of(profile, spec.with_(ranks=4)).host_adam_params_per_s == 5e9
+
+
+def test_the_norm_is_made_by_one_rank_with_its_part_of_the_memory():
+    """Four passes over 26 MB where all ranks together move 26 bytes for each of 1e9 parameters."""
+    norm = Action(kind=Kind.NORM, unit=0, lane="host", nbytes=26_000_000)
+    for ranks in (1, 4):
+        server = replace(SERVER, ranks=ranks, host_adam_params_per_s=1e9)
+        costs = ServerCosts(Layers([10, 10]), server, shared_updates=True)
+        assert costs.seconds(norm) == pytest.approx(ranks * 4e-3)
+
+
 def test_passes_of_ranks_that_share_a_processor_take_longer_each():
     """Every pass by as much, in the simulator and in estimates; copies and updates do not."""
     crowded = replace(SERVER, pass_overhead_s=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 import pytest
+import torch
 
 from workbench.methods.harmony.planner import server_of
 from workbench.profile import wires
@@ -36,7 +37,20 @@ def test_two_ranks_measure_what_they_move() -> None:
     rates = (found.load_bytes_per_s, found.message_bytes_per_s, found.reduce_bytes_per_s)
     assert all(1e7 < rate < 1e12 for rate in rates)
     assert 0 < found.message_latency_s < 0.1
+    assert (found.host_adam_params_per_s, found.slowdowns) == (None, {})
     assert children() <= before
+
+
+@pytest.mark.gpu
+def test_ranks_with_gpus_measure_their_updates_and_what_is_in_their_way() -> None:
+    ranks = min(4, torch.cuda.device_count())
+    if ranks < 2:
+        pytest.skip("one GPU is no several")
+    found = wires.measure(ranks, "cuda")
+    assert 1e8 < found.host_adam_params_per_s < 1e11
+    lanes = ("h2d", "d2h", "host")
+    assert {f"{a}|{b}" for a in lanes for b in lanes if a != b} < {*found.slowdowns}
+    assert all(1 <= factor < 20 for factor in found.slowdowns.values())
 
 
 def test_a_rank_that_cannot_measure_says_why_and_nobody_stays() -> None:

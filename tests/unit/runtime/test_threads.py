@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 
 from workbench.runtime import threads
@@ -28,3 +29,14 @@ def test_a_lane_of_one_thread_leaves_the_compute_lane_its_own(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 8), (4, 2), (16, 1)])
+def test_ranks_with_gpus_divide_the_cores_that_torch_computes_with(ranks, expected, monkeypatch):
+    monkeypatch.setattr(threads, "available_cores", lambda: 8)
+    before = torch.get_num_threads()
+    try:
+        threads.use_rank_threads("cuda", ranks)
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
