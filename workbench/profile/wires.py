@@ -35,7 +35,7 @@ from workbench.profile.profile import Wires
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.threads import update_threads, use_device_threads
+from workbench.runtime.threads import update_threads, use_rank_threads
 from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
@@ -94,10 +94,9 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, "lo")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    use_rank_threads(device.type, ranks)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    else:
-        use_device_threads("cpu")
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
         init_method=f"file://{folder.resolve()}/meeting",

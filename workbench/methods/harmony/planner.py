@@ -183,14 +183,14 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
         "message_latency_s": 0.0,
     }
-    overhead, updates = 0.0, hardware.host_adam_params_per_s
-    slowdowns = _slowdowns(hardware, ranks, rates) if cuda else {}
-    if hardware.wires is not None and hardware.wires.ranks == ranks:
-        wires = hardware.wires
+    overhead, updates, wires = 0.0, hardware.host_adam_params_per_s, hardware.wires
+    if wires is not None and wires.ranks == ranks:
         rates = {name: getattr(wires, name) for name in rates}
         overhead = wires.pass_overhead_s or 0.0
         updates = wires.host_adam_params_per_s or updates
-        slowdowns |= wires.slowdowns
+        slowdowns = hardware.slowdowns | wires.slowdowns
+    else:
+        slowdowns = _slowdowns(hardware, ranks, rates)
     return Server(
         name=hardware.name,
         ranks=ranks,
@@ -201,14 +201,14 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
         pass_overhead_s=overhead,
         action_overhead_s=hardware.action_overhead_s,
-        slowdowns=slowdowns,
+        slowdowns=slowdowns if cuda else {},
         **rates,
     )
 
 
 def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> dict[str, float]:
-    """Of lanes of one of several devices, where a single one was measured: updates on the host meet
-    the transfers of all of them, at the rates that all have together."""
+    """Of lanes of one of several devices, of which a single one was measured: updates on the host
+    meet the transfers of all of them, at these rates."""
     full = hardware.h2d_bytes_per_s + hardware.d2h_bytes_per_s
     times = ranks * (rates["load_bytes_per_s"] + rates["store_bytes_per_s"]) / full
     found = dict(hardware.slowdowns)
