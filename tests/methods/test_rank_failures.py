@@ -113,7 +113,7 @@ def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
 )
 def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path):
     """Not one that waits for it, in a message or a sum."""
-    assert_fails(message, packs, tmp_path, what, limits={"hang_s": 8.0})
+    assert_fails(message, packs, tmp_path, what, limits={"hang_s": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
     save = History.save
 
     def slow(*args):
-        time.sleep(8.0)
+        time.sleep(4.0)
         save(*args)
 
     def ready(board, step):
@@ -167,12 +167,12 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
     monkeypatch.setattr(Board, "allow", ready)
     monkeypatch.setattr(History, "save", slow)
     spec = spec_for(save_every=2, steps=4)
-    limits = Limits(hang_s=7.0, end_s=7.0)
+    limits = Limits(hang_s=3.0, end_s=3.0)
     with crew_of(PACKS, spec, tmp_path, limits=limits) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
     assert_equals_plain(spec, crew, parameters)
-    assert max(crew.history.step_seconds) < 8.0, "to save is no step"
+    assert max(crew.history.step_seconds) < 4.0, "to save is no step"
 
 
 @pytest.mark.parametrize("clip", [1.0, None])
@@ -183,12 +183,12 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path):
         def step(self, step, loss, seconds):
             super().step(step, loss, seconds)
             if step == 3:
-                time.sleep(9.0)
+                time.sleep(5.0)
 
     model = ModelSpec(layers=1, hidden=16, heads=1, seq=8, vocab=256)
     packs = replace(PACKS, minibatch=2, forward=packs_of([2]), backward=packs_of([2, 1]))
     spec = spec_for(model=model, batch=2, steps=3 * KEPT, clip=clip)
-    with crew_of(packs, spec, tmp_path, limits=Limits(hang_s=8.0)) as crew:
+    with crew_of(packs, spec, tmp_path, limits=Limits(hang_s=4.0)) as crew:
         crew.run(Slow())
     expected, _ = judge(spec)
     assert crew.history.losses == pytest.approx(expected, rel=1e-4)
@@ -199,8 +199,7 @@ def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, mon
     assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
 
 
-def test_the_cause_is_named_and_not_what_it_led_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(crews, "NOTICE_S", 3.0)
+def test_the_cause_is_named_and_not_what_it_led_to(tmp_path):
     process = (sys.executable, "-c", LOSES_ITS_PEER)
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
