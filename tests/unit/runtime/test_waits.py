@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from workbench import native
-from workbench.runtime.board import AHEAD, KEPT, PATIENCE_S, SOURCE, Board, Failed
+from workbench.runtime import counts as counting
+from workbench.runtime.board import AHEAD, KEPT, Board, Failed
+from workbench.runtime.counts import PATIENCE_S, SOURCE, Counts
 
 SOON_S = 5.0
 """A wait that does not end would take far longer."""
@@ -78,7 +82,7 @@ def test_a_step_ends_when_the_last_rank_that_had_work_is_done(boards):
     """One without any may start late: it adds no seconds to a step."""
     busy, idle = boards
     busy.end_step(0, 1.5)
-    done = time.time()
+    done = time.monotonic()
     time.sleep(0.01)
     idle.end_step(0, 0.0, worked=False)
     loss, ended = busy.ended(0)
@@ -112,3 +116,39 @@ def test_the_end_of_another_step_is_not_taken_for_it(boards):
         board.end_step(3, 1.5)
     with pytest.raises(AssertionError, match=f"the end of step {3 + KEPT} is not on the board"):
         boards[0].ended(3 + KEPT)
+
+
+def test_a_count_is_stored_behind_what_it_stands_for(boards, tmp_path, monkeypatch):
+    """By the release store, as all that the others wait for or look at."""
+    _, others = boards
+    load, store, wait = counting._calls()
+    seen = []
+
+    def stored(address, value):
+        seen.append((value, float(others._ends[0, 0, 0]), float(others._norms_of[0, 0])))
+        store(address, value)
+
+    monkeypatch.setattr(counting, "_calls", lambda: (load, stored, wait))
+    mine = Board(tmp_path / "board", rank=0, **SIZES)
+    mine.publish(1, 4)
+    mine.end_step(0, 2.5)
+    mine.decide(0, 1.5)
+    for count, tell in enumerate((mine.report, mine.allow, mine.drain), 7):
+        tell(count)
+    mine.stop()
+    values = [5, 1, 1, 7, 8, 9, -2]
+    assert seen == [(v, 2.5 * (n > 0), 1.5 * (n > 1)) for n, v in enumerate(values)]
+
+
+def test_without_a_compiler_only_processors_that_keep_the_order_will_do(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(counting, "_calls", counting._calls.__wrapped__)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    row, nobody = Counts(np.zeros(3, np.int64)), Counts(np.full(1, -1))
+    row[1] = 3
+    assert (row[0], row[1], row.least()) == (0, 3, 0)
+    assert (row.wait(1, 2, nobody), row.wait(0, 2, nobody)) == (True, False)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(ValueError, match=r"ranks need a C\+\+ compiler on aarch64, without which"):
+        Counts(np.zeros(1, np.int64))
