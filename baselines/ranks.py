@@ -100,8 +100,9 @@ class _Crew:
         self._spec, self._folder = spec, folder
         self._ranks: list[subprocess.Popen] = []
         self._told, self._saving = 0, False
-        self._longest_s: float | None = None
-        """Of the steps after the first; None before that has ended."""
+        self._longest_s = 0.0
+        """Duration of the longest step so far. The first counts too, although layers are compiled
+        in it: the second may take as long where a disk or a slow link bounds both."""
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():  # of an attempt before
             old.unlink()
@@ -170,14 +171,13 @@ class _Crew:
         every = self._spec.save_every
         if kind == "step":
             self._board.report(event["step"] + 1)
-            seconds = [] if self._longest_s is None else [self._longest_s, event["seconds"]]
-            self._longest_s = max(seconds, default=0.0)
+            self._longest_s = max(self._longest_s, event["seconds"])
         self._saving = kind == "step" and every > 0 and (event["step"] + 1) % every == 0
 
     def _check(self) -> None:
         """Raise the first cause where a rank has failed, was killed, or hangs."""
         if not any(process.poll() for process in self._ranks):
-            long_s = LIMITS.start_s if self._saving else HANG_STEPS * (self._longest_s or 0.0)
+            long_s = LIMITS.start_s if self._saving else HANG_STEPS * self._longest_s
             if late := self._watch.late(self._spec.steps, long_s):
                 raise RankFailed(late)
             return
