@@ -23,6 +23,7 @@ from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
+from workbench.runtime.groups import PATIENCE
 from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_rank_threads
@@ -89,8 +90,8 @@ def _device(kind: str, number: int, ranks: int) -> torch.device:
 
 
 def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -> None:
-    """The process group of sums over all ranks; messages need none (runtime/inbox.py). All
-    addresses are this machine's own."""
+    """The process group of all ranks, where some add up gradients (runtime/groups.py); messages
+    need none (runtime/inbox.py). All addresses are this machine's own."""
     if all(action.kind is not Kind.REDUCE for action in schedule.actions):
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -38,6 +38,7 @@ def verify(graph: TaskGraph) -> None:
         for flow in task.outputs:
             _has_peer(graph, task, flow, incoming=False)
         _has_all_inputs(graph, task)
+        _has_all_outputs(graph, task)
     _samples(graph)
 
 
@@ -104,6 +105,17 @@ def _has_all_inputs(graph: TaskGraph, task: Task) -> None:
     twice = sorted(key for key, times in found.items() if times > 1)
     if twice:
         raise ValueError(f"{task.name} is given {_listed(twice)} more than once")
+
+
+def _has_all_outputs(graph: TaskGraph, task: Task) -> None:
+    """An update gives the host its layers' weights and states. (Of what another task takes, that
+    one misses its input.)"""
+    if task.kind is not TaskKind.UPDATE:
+        return
+    wanted = {(what, layer) for what in (What.WEIGHTS, What.STATES) for layer in task.pack}
+    given = Counter((flow.what, layer) for flow in task.outputs for layer in flow.layers)
+    if missing := sorted(wanted - given.keys()):
+        raise ValueError(f"{task.name} changes nothing: it does not give {_listed(missing)}")
 
 
 def _samples(graph: TaskGraph) -> None:
