@@ -1,11 +1,11 @@
-"""Who adds up what: a process group for each set of ranks that a schedule has add something up.
+"""Sums over the ranks that name them, which need not be all.
 
-A sum is over the ranks that name it, which need not be all: replicas of one stage of a pipeline add
-up their gradients, and no other stage's.
+Replicas of one stage of a pipeline add up their gradients, and no other stage's.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -19,26 +19,22 @@ PATIENCE = timedelta(hours=12)
 
 
 class Groups:
-    """The groups of all ranks, as one of them sees them."""
+    """A process group for each set of ranks; the world's, where that is all of them."""
 
     def __init__(self, schedule: Schedule) -> None:
-        """Before the first step, on every rank: torch makes a group with all of them, in one order.
-        All ranks together are the world's group."""
-        found: dict[tuple, set[int]] = {}
-        for action in schedule.actions:
+        """On every rank before the first step: torch makes a group with all, in one order."""
+        self._ranks: dict[tuple, list[int]] = defaultdict(list)
+        for action in sorted(schedule.actions, key=lambda action: action.rank):
             if action.kind is Kind.REDUCE:
-                found.setdefault(action.meeting, set()).add(action.rank)
-        self._ranks = {meeting: tuple(sorted(ranks)) for meeting, ranks in found.items()}
+                self._ranks[action.meeting].append(action.rank)
         self._made = {
-            ranks: dist.new_group(list(ranks), timeout=PATIENCE)
-            for ranks in sorted({*self._ranks.values()})
+            ranks: dist.new_group([*ranks], timeout=PATIENCE)
+            for ranks in sorted({*map(tuple, self._ranks.values())})
             if len(ranks) < schedule.num_ranks
         }
 
-    def ranks(self, action: Action) -> tuple[int, ...]:
-        """Who takes part in a sum."""
-        return self._ranks[action.meeting]
-
-    def add_up(self, values: Tensor, action: Action) -> None:
-        """Make a rank's values the sum of those of all who take part."""
-        dist.all_reduce(values, group=self._made.get(self.ranks(action)))
+    def add_up(self, values: Tensor, action: Action) -> int:
+        """Make a rank's values the sum of all that take part; returns the first of these."""
+        ranks = self._ranks[action.meeting]
+        dist.all_reduce(values, group=self._made.get((*ranks,)))
+        return ranks[0]

@@ -19,14 +19,11 @@ from workbench.schedule.action import RECEIVES, SENDS, Kind
 from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 
-_EVERYWHERE = {
-    *(Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.LOAD, Kind.STASH, Kind.FETCH),
-    *(Kind.GRAD_OUT, Kind.NORM, Kind.UPDATE, Kind.SETTLE),
-}
-ON_ONE_DEVICE = _EVERYWHERE | {Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
-"""Kinds that the engine of one device performs (engine.py)."""
-ON_RANKS = _EVERYWHERE | {*SENDS, *RECEIVES, Kind.REDUCE, Kind.SUM_OUT, Kind.SUM_IN}
-"""Kinds that the engine of several ranks performs (pack_engine.py)."""
+_NOWHERE = {Kind.EVICT, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
+_BY_RANKS = {*SENDS, *RECEIVES, Kind.REDUCE, Kind.SUM_OUT, Kind.SUM_IN}
+ON_ONE_DEVICE = {*Kind} - _NOWHERE - _BY_RANKS
+ON_RANKS = {*Kind} - _NOWHERE - {Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
+"""Kinds that the engines perform (engine.py, pack_engine.py)."""
 
 
 def check_match(schedule: Schedule, flats: list[Flat], dtype: torch.dtype, spec: RunSpec) -> None:

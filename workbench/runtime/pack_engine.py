@@ -361,8 +361,7 @@ class PackEngine:
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)
-        self._groups.add_up(gradients, action)
+        first = self._groups.add_up(gradients, action)
         self.traffic.between(gradients.nbytes, action.kind)
         if action.unit in self._residents:
-            first = self._groups.ranks(action)[0] == self.board.rank
-            self._residents.complete(action.unit, counts=first)
+            self._residents.complete(action.unit, counts=first == self.board.rank)

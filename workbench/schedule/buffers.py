@@ -24,11 +24,6 @@ def gradients(unit: int, turn: int = 0) -> str:
     return f"g{unit}" + (f"+{turn}" if turn else "")
 
 
-def holds_gradients(label: str, unit: int) -> bool:
-    """Whether a buffer is one of `gradients`, on any rank."""
-    return label.rpartition(":")[2].partition("+")[0] == gradients(unit)
-
-
 def states(unit: int, turn: int = 0) -> str:
     """Optimizer states (and fp32 master weights) of a unit on the device; where they visit it
     twice a step, turn 1 before the global norm is known and 2 after."""

@@ -181,7 +181,7 @@ def test_gradients_that_nobody_adds_up_are_refused():
 
 def test_a_share_that_nobody_updates_is_refused():
     schedule = remove(built(replace(PACKS, mode="dp")), "1:U3")
-    with pytest.raises(ScheduleError, match="1:G3 brings gradients to '1:hg3', and no update of"):
+    with pytest.raises(ScheduleError, match="1:G3 brings gradients to '1:hg3', which no update"):
         validate(schedule)
 
 

@@ -16,7 +16,7 @@ from tests.unit.schedule.mutate import (
     swap,
     written_back,
 )
-from tests.unit.schedule.window import WEIGHT, in_step, pipeline, replicas, window_schedule
+from tests.unit.schedule.window import WEIGHT, pipeline, replicas, window_schedule
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer
@@ -219,7 +219,7 @@ BROKEN = {
     ),
     "a message of another unit": (
         lambda: rename(rename(PIPELINE, "SEND1.0", unit=0), "1:RECV1.0", unit=0),
-        "1:F1.0 may start before the output of unit 0 is on rank 1: nothing that came from where "
+        "1:F1.0 may start before the input of unit 1 is on rank 1: nothing that came from where "
         "it is made brings micro-batch 0",
     ),
     "an input in the place of a gradient": (
@@ -229,7 +229,7 @@ BROKEN = {
             kind=Kind.RECV,
             turn=1,
         ),
-        "B0.0 may start before the gradient of unit 0's output is on rank 0: nothing that came "
+        "B0.0 may start before the gradient of the input of unit 1 is on rank 0: nothing that came "
         "from where it is made brings micro-batch 0",
     ),
     "a backward pass where nothing was kept": (
@@ -242,16 +242,16 @@ BROKEN = {
             "SEND1.0",
             after=("F1.0",),
         ),
-        "1:B1.0 may start before what a forward pass of unit 1 keeps is on rank 1: nothing that "
-        "came from where it is made brings micro-batch 0",
+        "1:B1.0 may start before the result kept for the backward pass of unit 1 is on rank 1: "
+        "nothing that came from where it is made brings micro-batch 0",
     ),
     "a message of other samples": (
         lambda: edit(PIPELINE, "SEND1.0", samples=(0, 1)),
-        "SEND1.0 sends samples (0, 1), 1:RECV1.0 receives None",
+        "SEND1.0 sends (0, 1) as samples, 1:RECV1.0 receives None",
     ),
     # replicas
     "a replica that is never updated": (
-        lambda: remove(in_step(REPLICAS), "1:U0"),
+        lambda: remove(REPLICAS, "1:U0"),
         "rank 1 keeps a copy of the weights of unit 0, which no update of that rank changes",
     ),
     "a replica updated on the host only": (
@@ -269,7 +269,7 @@ BROKEN = {
     ),
     "a sum of two sizes": (
         lambda: edit(REPLICAS, "1:REDUCE0", nbytes=8),
-        "REDUCE0 adds up 100 bytes, 1:REDUCE0 8",
+        "REDUCE0 adds up 100 bytes, 1:REDUCE0 adds up 8",
     ),
     "compute that waits for another rank": (
         lambda: edit(PIPELINE, "1:F1.0", after=("F0.0",)),
@@ -294,7 +294,6 @@ GOOD_ONES = {
     "all options": lambda: FULL,
     "two ranks": lambda: PIPELINE,
     "two replicas": lambda: REPLICAS,
-    "two replicas that add up their losses": lambda: in_step(REPLICAS),
     "halves of a backward pass": lambda: split(GOOD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD),
     "an update on the device that is written back": lambda: written_back(GOOD),
     "exact budgets": lambda: replace(

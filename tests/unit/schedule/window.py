@@ -4,23 +4,10 @@ Every unit is streamed. Unit i uses weight slot i mod window in both passes, so 
 units stay for the backward pass; updates run on the host. Independent of the planners that ship.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from workbench.schedule import buffers as b
-from workbench.schedule.action import (
-    COMPUTE,
-    D2H,
-    DISK_IN,
-    DISK_OUT,
-    H2D,
-    HOST,
-    MEETING,
-    NET_OUT,
-    VISIT,
-    Action,
-    Kind,
-)
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
 WEIGHT, INPUT, KEPT, SCRATCH, STATES = 100, 10, 50, 5, 200
@@ -163,8 +150,8 @@ def replicas():
         actions += [
             act(kind=Kind.FORWARD, lane=COMPUTE, microbatch=0, samples=span, after=(at + "U0@-1",)),
             act(kind=Kind.BACKWARD, lane=COMPUTE, microbatch=0, samples=span, uses=(w, g)),
-            act(kind=Kind.REDUCE, lane=NET_OUT, after=(at + "B0.0",), nbytes=WEIGHT, uses=(g,)),
-            act(kind=Kind.UPDATE, lane=VISIT, after=(at + "REDUCE0",), uses=(w, g)),
+            act(kind=Kind.REDUCE, lane="net-out", after=(at + "B0.0",), nbytes=WEIGHT, uses=(g,)),
+            act(kind=Kind.UPDATE, lane="visit", after=(at + "REDUCE0",), uses=(w, g)),
         ]
     return Schedule(
         name="replicas", num_units=1, num_microbatches=1, num_ranks=2, actions=tuple(actions),
@@ -172,25 +159,11 @@ def replicas():
     )  # fmt: skip
 
 
-def in_step(schedule):
-    """Ranks that also add up 16 bytes after their updates, before the next step."""
-    actions = []
-    for a in schedule.actions:
-        at = b.on_rank(a.rank, "")
-        more = (at + "REDUCE0+1@-1",) if a.kind is Kind.FORWARD else ()
-        actions.append(replace(a, after=a.after + more))
-        if a.kind is Kind.UPDATE:
-            actions.append(replace(
-                a, kind=Kind.REDUCE, lane=NET_OUT, turn=1, nbytes=16, after=(a.name,), uses=()
-            ))  # fmt: skip
-    return replace(schedule, actions=tuple(actions))
-
-
 def pipeline():
     """Two ranks with a unit each; activations go down, gradients come back."""
 
     def act(kind, unit, lane, m=None, after=(), nbytes=0):
-        rank = int(kind in (Kind.RECV, Kind.SEND_GRAD) if kind in MEETING else unit == 1)
+        rank = int(unit == 1) ^ (kind in (Kind.SEND, Kind.RECV_GRAD))
         return Action(
             kind=kind, unit=unit, rank=rank, lane=lane, microbatch=m, after=after, nbytes=nbytes
         )

@@ -108,13 +108,11 @@ def _has_all_inputs(graph: TaskGraph, task: Task) -> None:
 
 
 def _has_all_outputs(graph: TaskGraph, task: Task) -> None:
-    """An update gives the host its layers' weights and states. (Of what another task takes, that
-    one misses its input.)"""
-    if task.kind is not TaskKind.UPDATE:
-        return
+    """An update gives the host weights and states. What other tasks give, those miss that take
+    it."""
     wanted = {(what, layer) for what in (What.WEIGHTS, What.STATES) for layer in task.pack}
-    given = Counter((flow.what, layer) for flow in task.outputs for layer in flow.layers)
-    if missing := sorted(wanted - given.keys()):
+    given = {(flow.what, layer) for flow in task.outputs for layer in flow.layers}
+    if task.kind is TaskKind.UPDATE and (missing := sorted(wanted - given)):
         raise ValueError(f"{task.name} changes nothing: it does not give {_listed(missing)}")
 
 
