@@ -15,9 +15,9 @@ from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import share_bytes
 from workbench.runtime import checkpoint
-from workbench.schedule import buffers as name
-from workbench.schedule import validate
-from workbench.schedule.action import NET_OUT, Action, Kind, format_name, parse_name
+from workbench.schedule import Kind, validate
+from workbench.schedule.action import MEETING, format_name, parse_name
+from workbench.schedule.buffers import gradients, on_rank
 
 COPIES = 2
 ENDS = (Kind.GRAD_OUT, Kind.NORM, Kind.UPDATE)
@@ -25,72 +25,62 @@ ENDS = (Kind.GRAD_OUT, Kind.NORM, Kind.UPDATE)
 
 
 def replicated(schedule):
-    """Copies of a pipeline, each with samples of its own: copy c of rank r is rank r + 2c. Those
-    that have a unit add its gradients up, and each takes a share of them to the host."""
-    micros, ranks = schedule.num_microbatches, schedule.num_ranks
+    """Copies of a pipeline, each with samples and messages (by their turns) of its own: copy c of
+    rank r is rank r + 2c. Those of a rank add up gradients, and take a share each to the host."""
+    ranks, actions, buffers = schedule.num_ranks, [], {}
     end = max(a.samples[1] for a in schedule.actions if a.samples)
     last = {a.unit: a.name for a in schedule.actions if a.kind is Kind.BACKWARD}
-    actions, buffers = [], {}
 
     def renamed(text, copy, **changes):
-        said = parse_name(text)._asdict()
+        said = parse_name(text)._asdict() | changes
+        if said["kind"] in MEETING and said["kind"] is not Kind.REDUCE:
+            said["turn"] = copy
         if said["kind"] is not Kind.NORM:
             said["rank"] += ranks * copy
-        if said["microbatch"] is not None:
-            said["microbatch"] += micros * copy
-        said |= changes
         return format_name(said.pop("kind"), said.pop("unit"), said.pop("microbatch"), **said)
 
     def lay(text, copy, rank):
         """The buffer of a copy; a stash is of all its ranks, weights are everybody's."""
-        buffer, what = schedule.buffers[text], text.rpartition(":")[2]
-        if name.is_scratch(text):
-            label = name.scratch(renamed(text[2:], copy))
-        elif re.fullmatch(r"h[wo]\d+", text):
-            label = text
-        else:
-            what = re.sub(r"\.(\d+)", lambda m: f".{int(m[1]) + micros * copy}", what)
-            label = name.on_rank(ranks * copy if what.startswith("hxs") else rank, what)
-        if what.startswith("hg"):
-            buffer = replace(buffer, nbytes=share_bytes(buffer.nbytes, COPIES))
-        buffers[label] = replace(buffer, rank=rank if buffer.tier == "device" else 0)
+        what = text.rpartition(":")[2]
+        owner = 0 if re.match(r"h[wo]", what) else ranks * copy if what[:3] == "hxs" else rank
+        label, buffer = on_rank(owner, what), schedule.buffers[text]
+        shared = share_bytes(buffer.nbytes, COPIES) if what[:2] == "hg" else buffer.nbytes
+        buffers[label] = replace(buffer, rank=rank, nbytes=shared)
         return label
 
     def after(one, copy):
         for text in one.after:
             summed = one.kind in ENDS and text in last.values()
             changes = {"kind": Kind.REDUCE, "microbatch": None} if summed else {}
-            loads = one.kind is Kind.LOAD and parse_name(text).kind is Kind.UPDATE
-            for other in range(COPIES) if loads or one.kind is Kind.NORM else [copy]:
+            all_of = one.kind is Kind.LOAD and parse_name(text).kind is Kind.UPDATE
+            for other in range(COPIES) if all_of or one.kind is Kind.NORM else [copy]:
                 yield renamed(text, other, **changes)
 
     for one in schedule.actions:
         for copy in range(1 if one.kind is Kind.NORM else COPIES):
             rank = one.rank + ranks * copy
-            changes = {
-                key: tuple(lay(text, copy, rank) for text in getattr(one, key))
-                for key in ("takes", "uses", "frees")
-            } | {"rank": rank, "after": tuple(after(one, copy))}
-            if one.microbatch is not None:
-                changes["microbatch"] = one.microbatch + micros * copy
-            if one.samples:
-                changes["samples"] = tuple(sample + end * copy for sample in one.samples)
-            if one.kind is Kind.GRAD_OUT:
-                changes["nbytes"] = share_bytes(one.nbytes, COPIES)
-            actions.append(replace(one, **changes))
+            made = replace(
+                one, rank=rank, after=tuple(after(one, copy)),
+                turn=copy if one.kind in MEETING else one.turn,
+                samples=one.samples and tuple(sample + end * copy for sample in one.samples),
+                nbytes=share_bytes(one.nbytes, COPIES) if one.kind is Kind.GRAD_OUT else one.nbytes,
+                **{key: tuple(lay(text, copy, rank) for text in getattr(one, key))
+                   for key in ("takes", "uses", "frees")},
+            )  # fmt: skip
+            actions.append(made)
             if one.name == last.get(one.unit):
-                label = lay(name.on_rank(one.rank, name.gradients(one.unit)), copy, rank)
-                actions.append(Action(
-                    kind=Kind.REDUCE, unit=one.unit, lane=NET_OUT + ".2", rank=rank,
-                    after=(actions[-1].name,), nbytes=buffers[label].nbytes, uses=(label,),
+                label = lay(on_rank(one.rank, gradients(one.unit)), copy, rank)
+                actions.append(replace(
+                    made, kind=Kind.REDUCE, lane="net-out.2", microbatch=None, samples=None,
+                    after=(made.name,), nbytes=buffers[label].nbytes, takes=(), uses=(label,),
+                    frees=(),
                 ))  # fmt: skip
     for text, buffer in schedule.buffers.items():
         if buffer.permanent and "hg" not in text:
             for copy in range(COPIES):
                 lay(text, copy, buffer.rank + ranks * copy)
     return replace(
-        schedule, num_microbatches=COPIES * micros, num_ranks=COPIES * ranks,
-        actions=tuple(actions), buffers=buffers,
+        schedule, num_ranks=COPIES * ranks, actions=tuple(actions), buffers=buffers
     )  # fmt: skip
 
 

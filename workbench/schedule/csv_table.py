@@ -90,9 +90,7 @@ def from_csv(
             fields["samples"] = [_whole(where, "samples", number) for number in samples]
         version = _int(where, row, "version") or OLD
         if version not in (OLD, VERSION):
-            raise ValueError(
-                f"{where}: version is {version}, this program reads {OLD} and {VERSION}"
-            )
+            raise ValueError(f"{where}: version is {version}; known are {OLD} and {VERSION}")
         read.append(action_from(where, fields, version))
     memory: dict[str, Buffer] = {}
     for where, row in _rows(buffers, BUFFER_COLUMNS, required=("name", "tier", "nbytes")):

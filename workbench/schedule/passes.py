@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letters
 COMPUTING = (F, R, B, I, W)
-
-
-class Spans:
-    """Actions by what they work on, of which those that share samples with a span are found."""
-
-    def __init__(self, actions: Sequence[Action], among: Iterable[int]) -> None:
-        self._all = sorted([(*actions[i].span, i) for i in among])
-        self._ends = [*accumulate((end for _, end, _ in self._all), max)]
-
-    def sharing(self, span: tuple[int, int]) -> list[int]:
-        """Those of them, by their first samples."""
-        first, end = span
-        at, found = bisect_right(self._ends, first), []
-        while at < len(self._all) and self._all[at][0] < end:
-            if self._all[at][1] > first:
-                found.append(self._all[at][2])
-            at += 1
-        return found
 
 
 class Passes:
@@ -55,8 +34,6 @@ class Passes:
         self._what = "samples" if sampled else "micro-batches"
         for found in self._done.values():
             found.sort(key=self._span)
-        actions = proof.schedule.actions
-        self._spans = {key: Spans(actions, found) for key, found in self._done.items()}
         for unit in range(proof.schedule.num_units):
             self._check_unit(unit)
 
@@ -108,8 +85,7 @@ class Passes:
 
     def _sharing(self, kind: Kind, unit: int, span: tuple[int, int]) -> list[int]:
         """The passes of a kind on a unit that share samples with a span."""
-        found = self._spans.get((kind, unit))
-        return found.sharing(span) if found else []
+        return self.proof.spans(kind, unit).sharing(span)
 
     def forward(self, unit: int, like: int) -> list[int]:
         """The forward passes of a unit on samples of the action `like`."""

@@ -44,8 +44,8 @@ def check_copies(proof: Proof) -> None:
             )
         used = {label for a in of[Kind.UPDATE] for label in (*a.takes, *a.uses, *a.frees)}
         for a in of[Kind.GRAD_OUT] if updated and not on_device else ():
-            for label in {*a.takes, *a.uses} & buffers.keys() - used:
-                if buffers[label].tier == HOST_TIER:
+            for label in {*a.takes, *a.uses} - used:
+                if label in buffers and buffers[label].tier == HOST_TIER:
                     raise ScheduleError(
                         f"{a.name} brings gradients to {label!r}, which no update of them uses"
                     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from workbench.schedule.action import COMPUTE, GUESS, HOST, VERDICT, VISIT, Kind, lane_kind
 from workbench.schedule.graph import ScheduleError
-from workbench.schedule.passes import COMPUTING, Passes, R
+from workbench.schedule.passes import COMPUTING, B, Passes, R, W
 from workbench.schedule.proof import Proof
 
 
@@ -38,7 +38,7 @@ def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> No
     """What is recomputed has been computed. Another rank may be at it still: then it is enough that
     the input is there, from a recomputation too."""
     rank = proof.schedule.actions[again].rank
-    repeated = _sharing(proof, proof.find(R, unit - 1), again) if unit else []
+    repeated = proof.sharing(R, unit - 1, again) if unit else []
     for forward in passes.forward(unit, again):
         if proof.schedule.actions[forward].rank == rank:
             proof.require(forward, again, "there is nothing to recompute yet")
@@ -50,28 +50,21 @@ def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> No
 def check_stashes(proof: Proof, passes: Passes) -> None:
     """A stashed input comes back before the unit's backward visit."""
     for unit in range(proof.schedule.num_units):
-        stashes, fetches = proof.find(Kind.STASH, unit), proof.find(Kind.FETCH, unit)
-        for stash in stashes:
+        for stash in proof.find(Kind.STASH, unit):
             if unit and proof.schedule.actions[stash].microbatch is not None:
                 for previous in passes.forward(unit - 1, stash):
                     proof.require(previous, stash, "there is no activation yet")
-            if not _sharing(proof, fetches, stash):
+            if not proof.sharing(Kind.FETCH, unit, stash):
                 raise ScheduleError(f"what {proof.name(stash)} stashes never comes back")
-        for fetch in fetches:
-            sources = _sharing(proof, stashes, fetch)
+        for fetch in proof.find(Kind.FETCH, unit):
+            sources = proof.sharing(Kind.STASH, unit, fetch)
             if not sources:
                 raise ScheduleError(f"{proof.name(fetch)} fetches what nobody stashes")
             for stash in sources:
                 proof.require(stash, fetch, "the activation may not be there yet")
-            visits = _sharing(proof, proof.find(R, unit), fetch)
+            visits = proof.sharing(R, unit, fetch)
             for visit in visits or passes.backward(unit, fetch):
                 proof.require(fetch, visit, "its input may be missing")
-
-
-def _sharing(proof: Proof, among: list[int], like: int) -> list[int]:
-    """The actions that share samples with the action `like`."""
-    first, end = proof.schedule.actions[like].span
-    return [i for i in among for a, b in [proof.schedule.actions[i].span] if a < end and first < b]
 
 
 def check_updates(proof: Proof, passes: Passes) -> None:
@@ -104,7 +97,7 @@ def check_gradients_out(proof: Proof, passes: Passes) -> None:
         for leaving in proof.find(Kind.GRAD_OUT, unit):
             wanted = passes.weight_gradients(unit)
             if proof.schedule.actions[leaving].microbatch is not None:
-                wanted = _sharing(proof, wanted, leaving)
+                wanted = [i for kind in (B, W) for i in proof.sharing(kind, unit, leaving)]
             for weight_gradient in wanted:
                 proof.require(weight_gradient, leaving, "the gradients may be incomplete")
 

@@ -194,11 +194,9 @@ def made(where: str, make: type, **fields: Any) -> Any:
 
 
 def _of_today(name: str, version: int) -> str:
-    """A name as this version writes it."""
-    if version != OLD or "+1" not in name:
-        return name
+    """A name as this version writes it. Raises ValueError for what is none."""
     was = parse_name(name)
-    if was.turn != 1 or was.kind not in OLD_GRADIENTS:
+    if version != OLD or was.turn != 1 or was.kind not in OLD_GRADIENTS:
         return name
     kind = OLD_GRADIENTS[was.kind]
     return format_name(kind, was.unit, was.microbatch, rank=was.rank, step=was.step)
@@ -210,8 +208,6 @@ def action_from(where: str, fields: Any, version: int = VERSION) -> Action:
     try:
         name = _of_today(fields["name"], version)
         parsed = parse_name(name)
-        for text in fields.get("after", ()):
-            parse_name(text)
         lists = {key: tuple(fields.get(key, ())) for key in LISTS}
         lists["after"] = tuple([_of_today(text, version) for text in lists["after"]])
     except ValueError as error:

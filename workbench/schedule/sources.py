@@ -13,8 +13,8 @@ from collections import defaultdict
 
 from workbench.schedule.action import MEETING, RECEIVES, SENDS, Action, Kind
 from workbench.schedule.graph import ScheduleError, partners
-from workbench.schedule.passes import COMPUTING, B, F, I, R, Spans
-from workbench.schedule.proof import Proof
+from workbench.schedule.passes import COMPUTING, B, F, I, R
+from workbench.schedule.proof import Proof, Spans
 
 INPUT, GRADIENT, KEPT = "input", "gradient of the input", "result kept for the backward pass"
 BRINGS = {
@@ -53,10 +53,8 @@ def check_transport(proof: Proof) -> None:
 
 
 def _require_equal(one: Action, other: Action, does: str, theirs: str = "") -> None:
-    for what, a, b in (
-        ("bytes", one.nbytes, other.nbytes),
-        ("as samples", one.samples, other.samples),
-    ):
+    sizes, samples = (one.nbytes, other.nbytes), (one.samples, other.samples)
+    for what, (a, b) in (("bytes", sizes), ("as samples", samples)):
         if a != b:
             raise ScheduleError(f"{one.name} {does} {a} {what}, {other.name} {theirs or does} {b}")
 

@@ -254,10 +254,6 @@ BROKEN = {
         lambda: remove(REPLICAS, "1:U0"),
         "rank 1 keeps a copy of the weights of unit 0, which no update of that rank changes",
     ),
-    "a replica updated on the host only": (
-        lambda: edit(REPLICAS, "1:U0", lane="host"),
-        "rank 1 keeps a copy of the weights of unit 0, which no update of that rank changes",
-    ),
     "an update beside the sum of its gradients": (
         lambda: edit(REPLICAS, "1:U0", after=("1:B0.0", "B0.0")),
         "1:U0 may start before the gradients of all ranks are added up",
