@@ -95,13 +95,14 @@ class _Sources:
             if action.microbatch is not None or action.samples is not None:  # else it is of weights
                 for what, further in BRINGS.get(action.kind, ()):
                     found[what, action.unit + further, rank].append(i)
+        self._spans = [action.span for action in self._actions]
         self._found = {place: Spans(self._actions, those) for place, those in found.items()}
 
     def lacking(self, place: Place, span: tuple[int, int], reader: int) -> int | None:
         """The first of some samples that may not be at a place when an action starts."""
         reached, last = span
         for i in self._found[place].sharing(span) if place in self._found else ():
-            first, end = self._actions[i].span
+            first, end = self._spans[i]
             if first > reached:
                 break
             ended = end > reached and self._proof.before(i, reader)
