@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_spec import Parser, add_spec_flags, specs_from
+from workbench.core.jsonfile import parse_json
 from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -232,11 +233,19 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from workbench.runs.sweep import Sweep, SweepFile
 
     file = SweepFile.load(arguments.file)
+    if file.exhibit:
+        from workbench.figures.exhibit import find, name_of
+
+        name = name_of(find(file.exhibit).FIGURE)
+        raise ValueError(
+            f"the sweep {arguments.file} is the exhibit {name}, which is run by "
+            f"workbench figure {name} --size {file.size}"
+        )
     store = Store(arguments.results or file.results)
     sweep = Sweep(
         file.specs,
         store,
-        timeout=arguments.timeout or file.timeout_s,
+        timeout=file.timeout_s if arguments.timeout is None else arguments.timeout,
         retry_failed=arguments.retry_failed,
         force=arguments.force,
         executor=executor_of(file.executor, store, f"the sweep {file.name}"),
@@ -310,7 +319,7 @@ def _parameter(text: str) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"{text!r} is not a parameter; write KEY=VALUE")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value, name)
     except ValueError:
         return name, value
 

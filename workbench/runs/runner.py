@@ -13,6 +13,7 @@ user interface polls it from a timer. Three rules keep the store true:
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -65,6 +66,12 @@ def run(
         return record
 
 
+def check_timeout(seconds: float | None) -> None:
+    """Raise ValueError for a time limit that is none."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"the time limit is {seconds} seconds; it must be positive and finite")
+
+
 def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
     for event in job.new_events():
         if on_event is not None:
@@ -91,8 +98,7 @@ class Job:
 
         Raises ValueError for an unknown method, or a device that is not here.
         """
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"the time limit is {timeout} seconds; it must be positive")
+        check_timeout(timeout)
         self.spec = resolve(spec)
         self.key = key_of(self.spec)
         self.record: RunRecord | None = None

@@ -51,8 +51,8 @@ def test_results_lie_beside_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"base": BASE, "grid": []}, "grid is an object of lists"),
-        ({"base": BASE, "runs": {}}, "runs is a list of objects"),
+        ({"base": BASE, "grid": []}, "grid is [^;]*; it must be an object"),
+        ({"base": BASE, "runs": {}}, "runs is {}; it must be a list"),
         ({"base": BASE, "runs": [3]}, "a run spec is a JSON object, this is a int"),
         ({"base": {**BASE, "model": 3}}, "model is 3; it must be a JSON object"),
         ({"base": BASE, "grid": {"window": 2}}, "the axis window is 2; it must be a list"),
