@@ -142,6 +142,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -150,6 +151,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
+    check_inputs(specs, store)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
     records = []
@@ -228,7 +230,9 @@ def _layers(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
+    from workbench.runs.campaign import Campaign
     from workbench.runs.executor import executor_of
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_spec
     from workbench.runs.sweep import Sweep, SweepFile
 
@@ -242,6 +246,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
             f"workbench figure {name} --size {file.size}"
         )
     store = Store(arguments.results or file.results)
+    Campaign(store, file.name)  # raises for a name that no sweep can have
+    check_inputs(file.specs, store)
     sweep = Sweep(
         file.specs,
         store,

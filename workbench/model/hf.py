@@ -20,9 +20,9 @@ with dropout another split of the batch sees other ones (our GPT does not have t
 from __future__ import annotations
 
 import copy
-import json
-from contextlib import AbstractContextManager, nullcontext
-from hashlib import sha256
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
+from workbench.core.schema import read_as
 from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
 from workbench.model.dropout import seeded
+from workbench.model.hf_file import read_config_file
 from workbench.model.keys import key
 from workbench.model.spec import ModelSpec
 
@@ -70,7 +72,7 @@ class HFModel(LayeredModel):
     def from_config(cls, config: Any) -> HFModel:
         """From a configuration object; weights are drawn by their rules, keyed per unit."""
         transformers = _transformers()
-        with torch.device("meta"):
+        with torch.device("meta"), understood(config.model_type):
             source = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
@@ -81,7 +83,8 @@ class HFModel(LayeredModel):
         """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
         the spec was made without it."""
         config, digest = _read_config(spec.family)
-        there = config.num_hidden_layers, config.hidden_size
+        sizes = _sizes(config, spec.family)
+        there = sizes.num_hidden_layers, sizes.hidden_size
         if there != (spec.layers, spec.hidden):
             raise ValueError(
                 f"{spec.family} has {there[0]} layers of hidden size {there[1]}, and the spec says "
@@ -262,50 +265,65 @@ class FinalNorm(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Fields of a configuration that this needs, by transformers' names."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    vocab_size: int
+    tie_word_embeddings: bool
+
+
 def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
     """See `ModelSpec.hugging_face`."""
     config, digest = _read_config(path)
-    positions = config.max_position_embeddings
+    sizes = _sizes(config, path)
+    positions = sizes.max_position_embeddings
+    with understood(path):
+        dropout = _dropout(config)
     if seq is not None and seq > positions:
         raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
     return ModelSpec(
         family=str(path),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
+        layers=sizes.num_hidden_layers,
+        hidden=sizes.hidden_size,
+        heads=sizes.num_attention_heads,
         seq=seq or min(1024, positions),
-        vocab=config.vocab_size,
-        dropout=_dropout(config),
-        tied=bool(config.tie_word_embeddings),
+        vocab=sizes.vocab_size,
+        dropout=dropout,
+        tied=sizes.tie_word_embeddings,
         config_digest=digest,
     )
 
 
+def _sizes(config: Any, path: str | Path) -> Sizes:
+    return read_as(Sizes, {f.name: getattr(config, f.name, None) for f in fields(Sizes)}, str(path))
+
+
 def _read_config(path: str | Path) -> tuple[Any, str]:
     """The configuration in a local JSON file (or in a folder's config.json), and its SHA-256."""
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    try:
-        data = file.read_bytes()
-        numbers = json.loads(data)
-    except OSError as error:
-        raise ValueError(
-            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
-            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
-            f"read there: {error.strerror}"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(numbers, dict) or "model_type" not in numbers:
-        raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
+    file, numbers, digest = read_config_file(path)
     transformers = _transformers()
     model_type = numbers.pop("model_type")
     if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
         raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
+    with understood(file):
+        return transformers.AutoConfig.for_model(model_type, **numbers), digest
+
+
+@contextmanager
+def understood(path: str | Path) -> Iterator[None]:
+    """Whatever a library raises of a configuration's values is a ValueError that names its file."""
     try:
-        return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
+        yield
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{file} describes no model that transformers knows: {reason}") from None
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"{path} describes no model that transformers makes: {type(error).__name__}: {reason}"
+        ) from None
 
 
 def _transformers() -> Any:
