@@ -287,8 +287,8 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> int:
-    """The verb; raises ValueError for what a user got wrong."""
+def make_parser() -> Parser:
+    """The verb's flags."""
     parser = Parser(
         prog="workbench doctor", description="Measure this machine and say what can run on it."
     )
@@ -299,7 +299,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--stored", action="store_true", help="do not measure again what is stored and holds here"
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb; raises ValueError for what a user got wrong."""
+    options = make_parser().parse_args(argv)
 
     def echo(line: str) -> None:
         if not options.json:

@@ -115,12 +115,17 @@ def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = prin
         server.start()
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit code 0 when it was interrupted."""
+def make_parser() -> Parser:
+    """The verb's flags."""
     parser = Parser(prog="workbench page", description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
     parser.add_argument("--size", default="smoke", choices=("smoke", "small", "paper"))
     parser.add_argument("--port", type=int, default=0, metavar="N", help="0: any that is free")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 when it was interrupted."""
+    options = make_parser().parse_args(argv)
     serve(Store(options.results).root, size=options.size, port=options.port)
     return 0

@@ -233,7 +233,7 @@ class HFModel(LayeredModel):
                 shape = torch.Size([0]) if p in unread else p.shape
                 set_parameter(decoder, name, x.new_zeros(shape))
             move_buffers(decoder, x.device)
-            with torch.no_grad():
+            with torch.no_grad(), understood(self.config.model_type):
                 decoder(inputs_embeds=torch.zeros_like(x), use_cache=False)
             calls = [r.call for r in decoder.get_submodule(self._layers_name)]
             self._recorded = (asked, calls)

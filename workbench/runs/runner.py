@@ -251,7 +251,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=held,
-                env={**ALLOCATOR, **os.environ, **there, MARK: mark, "PYTHONPATH": import_path()},
+                env={**ALLOCATOR, **os.environ, **there, MARK: mark, **import_path()},
             )
 
     def _follow(self) -> None:
@@ -338,9 +338,12 @@ def _shell_status(returncode: int) -> int:
     return 128 - returncode if returncode > 128 else returncode
 
 
-def import_path() -> str:
-    """What this process can import beyond its installation, for the worker to do so too."""
+def import_path() -> dict[str, str]:
+    """Variables by which a process of ours, and all below it, can import what this one can beyond
+    its installation. The current folder is not first among that, as Python would have it: a file of
+    the user's there may be named like a module of the library (`custom.look_here`)."""
     own = (sys.prefix, sys.base_prefix)
     root = str(Path(__file__).resolve().parents[2])
-    extra = [path for path in sys.path if path and not path.startswith(own)]
-    return os.pathsep.join(dict.fromkeys([root, *extra]))
+    extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]
+    path = os.pathsep.join(dict.fromkeys([root, *extra]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

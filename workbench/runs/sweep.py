@@ -36,7 +36,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written:
+class Written:
     """A sweep file's fields."""
 
     base: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class SweepFile:
     @classmethod
     def parse(cls, data: dict[str, Any], source: Path | str) -> SweepFile:
         """`source` is what errors name, and if it is a file, what `results` is relative to."""
-        told = read_as(_Written, data, str(source))
+        told = read_as(Written, data, str(source))
         name = told.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
         results = REPOSITORY_RESULTS if told.results is None else told.results
         return cls(

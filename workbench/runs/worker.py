@@ -28,6 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
 from workbench.runs.jobfile import JobFile
@@ -42,6 +43,9 @@ STORE_EXIT = 74
 TEARDOWN_S = 20
 """After the record is written, how long library threads and destructors may take before a hard
 exit."""
+
+DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+"""What torch.distributed checks and logs, of this process and its ranks."""
 
 LONGEST_MESSAGE = 300
 """Of a library's message; the whole of it is in log.txt."""
@@ -87,6 +91,7 @@ def main(folder: Path) -> int:
     _die_with_pipe()
     _open_log()
     job = JobFile.load(folder)
+    look_here()
     spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
     log = EventLog(folder / "events.jsonl")
     reporter = WorkerReporter(spec, log)
@@ -96,6 +101,9 @@ def main(folder: Path) -> int:
     try:
         reporter.began(job.provenance["command"])
         reporter.event("started", attempt=job.started, pid=os.getpid(), group=os.getpgid(0))
+        if os.environ.get(DEBUG, "").upper() == "DETAIL":
+            os.environ[DEBUG] = "INFO"
+            reporter.phase(f"{DEBUG} is INFO, not DETAIL: under that, torch's DDP crashes")
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()
         status: Status = "ok"

@@ -18,12 +18,12 @@ import torch.distributed as dist
 
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
+from workbench.model.custom import look_here
 from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
-from workbench.runtime.groups import PATIENCE
 from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_rank_threads
@@ -37,6 +37,7 @@ GRACE_S = 2.0
 
 def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
     """Exit status: 0 done, 1 this rank failed, 2 another one did."""
+    look_here()
     order = json.loads((folder / "order.json").read_text())
     spec = RunSpec.from_dict(order["spec"])
     schedule = from_json((folder / "schedule.json").read_text())
