@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
-from workbench.core.schema import read_as
 from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
 from workbench.model.dropout import seeded
 from workbench.model.hf_file import read_config_file
@@ -83,8 +81,8 @@ class HFModel(LayeredModel):
         """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
         the spec was made without it."""
         config, digest = _read_config(spec.family)
-        sizes = _sizes(config, spec.family)
-        there = sizes.num_hidden_layers, sizes.hidden_size
+        with understood(spec.family):
+            there = config.num_hidden_layers, config.hidden_size
         if there != (spec.layers, spec.hidden):
             raise ValueError(
                 f"{spec.family} has {there[0]} layers of hidden size {there[1]}, and the spec says "
@@ -265,42 +263,23 @@ class FinalNorm(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Fields of a configuration that this needs, by transformers' names."""
-
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    max_position_embeddings: int
-    vocab_size: int
-    tie_word_embeddings: bool
-
-
 def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
     """See `ModelSpec.hugging_face`."""
     config, digest = _read_config(path)
-    sizes = _sizes(config, path)
-    positions = sizes.max_position_embeddings
     with understood(path):
-        dropout = _dropout(config)
+        positions = config.max_position_embeddings
+        usual = min(1024, positions)
+        sizes = {
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "vocab": config.vocab_size,
+            "dropout": _dropout(config),
+            "tied": bool(config.tie_word_embeddings),
+        }
     if seq is not None and seq > positions:
         raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
-    return ModelSpec(
-        family=str(path),
-        layers=sizes.num_hidden_layers,
-        hidden=sizes.hidden_size,
-        heads=sizes.num_attention_heads,
-        seq=seq or min(1024, positions),
-        vocab=sizes.vocab_size,
-        dropout=dropout,
-        tied=sizes.tie_word_embeddings,
-        config_digest=digest,
-    )
-
-
-def _sizes(config: Any, path: str | Path) -> Sizes:
-    return read_as(Sizes, {f.name: getattr(config, f.name, None) for f in fields(Sizes)}, str(path))
+    return ModelSpec(family=str(path), seq=seq or usual, config_digest=digest, **sizes)
 
 
 def _read_config(path: str | Path) -> tuple[Any, str]:

@@ -5,7 +5,7 @@ A worker refuses them as well, since they may change; by then the run has a fold
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB
@@ -17,26 +17,22 @@ from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 
-def check_inputs(specs: Iterable[RunSpec], store: Store) -> None:
+def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
     cannot be used, as far as that shows without tokenizing a text. Each is read once."""
-    specs = list(specs)
-    for model in {spec.model.family: spec.model for spec in specs}.values():
-        if model.family != GPT_FAMILY and not model.decomposed:
-            read_config_file(model.family)
     for start in {spec.start_from for spec in specs} - {""}:
         if not (user_path(start).is_dir() or store.folder(start).is_dir()):
             raise ValueError(
                 f"start_from is {start!r}; there is no such folder, and no run of that key in "
                 f"{store.runs}"
             )
-    samples = {
-        (spec.text, spec.tokenizer, spec.model.vocab, spec.model.seq): spec.model for spec in specs
-    }
-    for (text, tokenizer, vocab, seq), model in samples.items():
+    alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
+    for text, tokenizer, model in dict.fromkeys(alike):
         if not model.decomposed:
-            check_text(text, tokenizer, vocab=vocab, seq=seq)
+            if model.family != GPT_FAMILY:
+                read_config_file(model.family)
+            check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text != STDLIB and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text != STDLIB and model.family == "bert":
-            load_pairs(text, tokenizer, vocab=vocab, seq=seq, seed=0)
+            load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)

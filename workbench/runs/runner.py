@@ -339,9 +339,8 @@ def _shell_status(returncode: int) -> int:
 
 
 def import_path() -> dict[str, str]:
-    """Variables by which a process of ours, and all below it, can import what this one can beyond
-    its installation. The current folder is not first among that, as Python would have it: a file of
-    the user's there may be named like a module of the library (`custom.look_here`)."""
+    """Variables by which a process of ours can import what this one can beyond its installation,
+    but for the current folder: that stands after the library there (`custom.look_here`)."""
     own = (sys.prefix, sys.base_prefix)
     root = str(Path(__file__).resolve().parents[2])
     extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]

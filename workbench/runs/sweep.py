@@ -51,16 +51,9 @@ class Written:
 
     def __post_init__(self) -> None:
         if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(
-                f"timeout is {self.timeout:g}; it must be a positive number of seconds, or null"
-            )
+            raise ValueError(f"timeout is {self.timeout:g}; it must be positive, in seconds")
         if not self.runs:
             raise ValueError("runs is []; it must be a list of at least one object")
-        if self.exhibit and (self.base or self.grid or self.runs != [{}]):
-            raise ValueError(
-                f"exhibit is {self.exhibit!r}, which has runs of its own; leave base, grid and "
-                "runs out"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,6 @@ TEARDOWN_S = 20
 """After the record is written, how long library threads and destructors may take before a hard
 exit."""
 
-DEBUG = "TORCH_DISTRIBUTED_DEBUG"
-"""What torch.distributed checks and logs, of this process and its ranks."""
-
 LONGEST_MESSAGE = 300
 """Of a library's message; the whole of it is in log.txt."""
 
@@ -101,9 +98,9 @@ def main(folder: Path) -> int:
     try:
         reporter.began(job.provenance["command"])
         reporter.event("started", attempt=job.started, pid=os.getpid(), group=os.getpgid(0))
-        if os.environ.get(DEBUG, "").upper() == "DETAIL":
-            os.environ[DEBUG] = "INFO"
-            reporter.phase(f"{DEBUG} is INFO, not DETAIL: under that, torch's DDP crashes")
+        if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+            reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()
         status: Status = "ok"

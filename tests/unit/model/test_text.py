@@ -128,7 +128,6 @@ def test_a_byte_order_mark_is_no_text(story, tmp_path):
 
 
 def test_a_text_without_white_space_is_learnt_in_parts():
-    """The library's trainer takes the square of a word's length, minutes for a megabyte."""
     bpe = tokenize.BPE.train("bpe:280", 280, b"a" * 8192)
     assert max(map(len, bpe.inner.get_vocab())) == tokenize.LONGEST_WORD
     assert bpe.decode(bpe.encode(b"a" * 5000)) == "a" * 5000
