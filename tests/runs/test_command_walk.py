@@ -64,7 +64,7 @@ SWEEPS = {  # fields of a sweep file, and JSON that each of them refuses
     "name": ("3", "{}", '"../x"', '"a/b"'), "base": ("[]", '"x"', "3"), "size": ("3", "null"),
     "grid": ("[]", '{"lr": []}', '{"lr": 1}', '{"x": [1]}', '{"lr": [null]}'),
     "runs": ("[]", "{}", "[1]", "null", '[{"lr": "x"}]'), "executor": ('"x"', "3", "null"),
-    "results": ("3", "[]", f'"{HOME}"', '"a\\u0000b"', '"short"'), "exhibit": ('"99z"', '"8a"', "3"),
+    "results": ("3", "[]", f'"{HOME}"', '"a\\u0000b"', '"short"'), "exhibit": ('"99z"', '"8a"'),
     "timeout": ("0", "-1", "NaN", "true", '"1"', "1e999", "1" + "0" * 400, "1" + "0" * 309),
 }  # fmt: skip
 TEXTS = {  # fields that are text, and what each of them refuses

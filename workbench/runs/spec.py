@@ -174,18 +174,6 @@ class RunSpec:
         for name in ("weight_decay", "min_lr", "warmup_steps", "save_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.lr_decay_steps is not None and self.lr_decay_steps < 1:
-            raise ValueError(
-                f"lr_decay_steps is {self.lr_decay_steps}; it must be 1 or more, or none"
-            )
-        if self.lr_schedule != "constant" and self.min_lr > self.lr:
-            raise ValueError(f"min_lr is {self.min_lr}; it must be at most lr, which is {self.lr}")
-        if self.warmup_steps > (self.lr_decay_steps or self.steps):
-            of = "steps" if self.lr_decay_steps is None else "lr_decay_steps"
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps}; it must be at most {of}, which is "
-                f"{getattr(self, of)}"
-            )
         if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
             raise ValueError(
                 f"link_bytes_per_s is {self.link_bytes_per_s}; it must be positive, or none"
