@@ -48,13 +48,11 @@ def make_spec(data: Mapping[str, Any], *changes: Mapping[str, Any]) -> RunSpec:
                     _put(merged, part, inner, inside_model=True)
             else:
                 _put(merged, name, value)
-    spec = RunSpec.from_dict(merged)
-    _check_rates(spec)
-    return spec
+    return _meant(RunSpec.from_dict(merged))
 
 
-def _check_rates(spec: RunSpec) -> None:
-    """Raise ValueError for learning rates that nobody means; records may have them."""
+def _meant(spec: RunSpec) -> RunSpec:
+    """The spec. Raises ValueError for learning rates that nobody means; records may have them."""
     of = "steps" if spec.lr_decay_steps is None else "lr_decay_steps"
     if (end := getattr(spec, of)) < 1:
         raise ValueError(f"{of} is {end}; it must be at least 1, or none")
@@ -62,6 +60,7 @@ def _check_rates(spec: RunSpec) -> None:
         raise ValueError(f"warmup_steps is {spec.warmup_steps}; it must be at most {of}, {end}")
     if spec.lr_schedule != "constant" and spec.min_lr > spec.lr:
         raise ValueError(f"min_lr is {spec.min_lr}; it must be at most lr, which is {spec.lr}")
+    return spec
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
