@@ -157,7 +157,8 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
                 "of the model only seq can"
             )
         changes["model"] = _hugging_face(arguments.hf_config, changes)
-    asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
+    asked = changes.pop("method", data.get("method", "all"))
+    asked = asked if arguments.method is None else arguments.method
     names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
     first = specs[0]

@@ -22,6 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
+from workbench.core.jsonfile import parse_json
+from workbench.core.paths import user_path
 from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
 from workbench.model.dropout import seeded
-from workbench.model.hf_file import read_config_file
 from workbench.model.keys import key
 from workbench.model.spec import ModelSpec
 
@@ -284,13 +286,25 @@ def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
 
 def _read_config(path: str | Path) -> tuple[Any, str]:
     """The configuration in a local JSON file (or in a folder's config.json), and its SHA-256."""
-    file, numbers, digest = read_config_file(path)
+    file = user_path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
+            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
+            f"read there: {error.strerror}"
+        ) from None
+    numbers = parse_json(data, str(file))
+    if not isinstance(numbers, dict) or not isinstance(numbers.get("model_type"), str):
+        raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
     transformers = _transformers()
     model_type = numbers.pop("model_type")
     if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
         raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
     with understood(file):
-        return transformers.AutoConfig.for_model(model_type, **numbers), digest
+        return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
 
 
 @contextmanager

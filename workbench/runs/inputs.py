@@ -1,4 +1,5 @@
-"""A run's input files, seen to be usable before anything is written or started. Imports no torch.
+"""A run's input files, seen to be usable before anything is written or started. Imports torch for
+Hugging Face configurations only.
 
 A worker refuses them as well, since they may change; by then the run has a folder and a record.
 """
@@ -9,9 +10,8 @@ from dataclasses import replace
 
 from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB
-from workbench.model.hf_file import read_config_file
 from workbench.model.pairs import load_pairs
-from workbench.model.spec import GPT_FAMILY
+from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.model.text import check_text
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
@@ -30,7 +30,7 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
     for text, tokenizer, model in dict.fromkeys(alike):
         if not model.decomposed:
             if model.family != GPT_FAMILY:
-                read_config_file(model.family)
+                ModelSpec.hugging_face(model.family, seq=model.seq)
             check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text != STDLIB and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
