@@ -112,6 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="say what would run")
     sweep.set_defaults(handler=_sweep)
 
+    trust = verbs.add_parser("trust", help="seal checkpoints that no run reads, if they are sound")
+    trust.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint, or its run")
+    trust.set_defaults(handler=_trust)
+
     # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
     verbs.add_parser("page", help="the dashboard in a browser on this machine")
@@ -226,6 +230,14 @@ def _layers(arguments: argparse.Namespace) -> int:
 
     rows = rows_of(specs_from(arguments, window="auto")[0].model)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
+    return OK
+
+
+def _trust(arguments: argparse.Namespace) -> int:
+    from workbench.cli_trust import trust
+
+    for path in trust(arguments.folder):
+        print(f"sealed: {path}")
     return OK
 
 
