@@ -57,10 +57,7 @@ def test_files_are_checked_and_only_read_where_they_are_listed(tmp_path: Path) -
     unlisted = replace(saved, manifest=replace(saved.manifest, files={}))
     assert checkpoint.statistics(unlisted) == {}
     (saved.path / UNIT).write_bytes(b"added since")
-    with (
-        checkpoint.reader(saved, 0) as read,  # of a unit that owns nothing, and so has no file
-        pytest.raises(OSError, match="cannot be read: it has no unit-00000.safetensors"),
-    ):
+    with checkpoint.reader(saved, 0) as read, pytest.raises(OSError, match="it has no unit-00000"):
         read("weight/x", torch.zeros(1))
 
 
