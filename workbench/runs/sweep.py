@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic, sleep
@@ -33,6 +34,9 @@ from workbench.runs.resolve import key_of
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+
+MOST_POINTS = 4000
+"""Of a sweep: hours of runs that take a few seconds each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,12 @@ def expand(
             raise ValueError(
                 f"the axis {name} is {values!r}; it must be a list of at least one value"
             )
+    points = len(runs) * prod(map(len, grid.values()))
+    if points > MOST_POINTS:
+        raise ValueError(
+            f"the grid and the runs of the sweep make {points} points; at most {MOST_POINTS} can "
+            "be looked after: split it, or leave out values"
+        )
     return [
         make_spec(base, change, dict(zip(grid, values, strict=True)))
         for change in runs
