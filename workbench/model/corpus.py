@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from workbench.core.paths import user_path
+from workbench.core.sources import file_digest
 
 STDLIB = "stdlib"
 BOM = b"\xef\xbb\xbf"
@@ -26,6 +27,9 @@ STDLIB_WITHOUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepi
                   "site-packages", "dist-packages"}  # fmt: skip
 FOLDER_FILES = ("wiki.train.tokens", "wiki.train.raw", "wiki.*.tokens", "wiki.*.raw", "*.txt")
 """What a folder may hold; the first pattern that matches decides (WikiText: its training part)."""
+
+TEXTS, PICTURES = (".txt", ".tsv", ".tokens", ".raw"), (".png", ".jpg", ".jpeg")
+"""Endings of files in a folder that runs read: texts, sentence pairs (pairs.py), pictures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,31 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
         path = user_path(source)
         name, data = path.name, b"".join(_read_text(file) for file in _files(path))
     return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
+
+
+def source_digest(source: str | Path) -> str:
+    """Hash of what a run may read there, told without reading what did not change: a text, and a
+    folder's texts, by their bytes; pictures in folders below it by name, size and time. Empty
+    where there is nothing to read.
+    """
+    if source == STDLIB:
+        return f"{STDLIB} of Python {platform.python_version()}"
+    path = Path(source)
+    try:
+        if not path.is_dir():
+            return file_digest(path) if path.is_file() else ""
+        told = [f"{f.name} {file_digest(f)}" for f in path.iterdir() if _ends(f, TEXTS)]
+        for file in path.glob("*/*"):
+            if _ends(file, PICTURES):
+                facts = file.stat()
+                told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
+    except OSError:  # whoever reads it says so
+        return ""
+    return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
+
+
+def _ends(file: Path, endings: tuple[str, ...]) -> bool:
+    return file.suffix.lower() in endings and file.is_file()
 
 
 def _files(path: Path) -> list[Path]:

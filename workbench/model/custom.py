@@ -27,9 +27,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import re
 import sys
 import sysconfig
@@ -38,8 +36,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from workbench.core.sources import Modules, closure, digest_of, file_digest
+
 WORD = r"[^\W\d]\w*"
 NAME = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
+OURS = ("workbench", "baselines")
+STDLIB = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def is_custom(family: str) -> bool:
@@ -49,23 +52,29 @@ def is_custom(family: str) -> bool:
 
 def source_digest(family: str) -> str:
     """SHA-256 of the file that the function is in. Raises ValueError where there is no such file;
-    runs nothing of it."""
+    imports nothing, and asks none of Python's finders."""
     name, _ = _parts(family)
-    with importing():
-        try:
-            found = importlib.util.find_spec(name)
-        except ModuleNotFoundError as error:
-            if not _is_part(error.name, name):
-                raise _failed(family, error) from error
-            found = None
-        except Exception as error:
-            raise _failed(family, error) from error
-    if found is None or not found.has_location:
+    found = Modules(_folders()).find(name)
+    if found is None or found.file is None:
         raise ValueError(
             f"the family {family!r} is not there: no module {name!r} in {Path.cwd()}, nor where "
             "Python looks"
         )
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    return file_digest(found.file)
+
+
+def imports_digest(family: str) -> str:
+    """SHA-256 of all files of the user's own that importing the function's module runs, however
+    far from it: of its package, and of what is neither Python's, nor installed, nor ours."""
+    name, _ = _parts(family)
+    package = name.partition(".")[0]
+
+    def own(module: str, file: Path) -> bool:
+        top = module.partition(".")[0]
+        others = top in OURS or INSTALLED & {*file.parts} or STDLIB & {*file.parents}
+        return top == package or not others
+
+    return digest_of(closure(name, _folders(), own))
 
 
 def function_of(family: str, digest: str = "") -> Callable[..., Any]:
@@ -118,9 +127,8 @@ def _parts(family: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _is_part(missing: str | None, name: str) -> bool:
-    """Whether what is missing is the module itself or a package it is in."""
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
+def _folders() -> list[str]:
+    return [str(Path.cwd()), *sys.path]
 
 
 def _failed(family: str, error: Exception) -> ValueError:

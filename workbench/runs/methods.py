@@ -8,16 +8,18 @@ The modules are imported when used, so that listing methods imports no torch.
 
 from __future__ import annotations
 
-import hashlib
+import sys
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from workbench.core.sources import closure, digest_of
 from workbench.model.spec import ModelSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
+HOUSES = ("workbench", "baselines")
+"""Packages whose code decides results; all others are known by their versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,24 +216,15 @@ def load(name: str) -> ModuleType:
 
 
 def code_version(name: str) -> str:
-    """Hash of the sources a method's result depends on, so that changed code is a new key.
+    """Hash of the sources that the method's module imports, however far from it, so that changed
+    code is a new key, and code of other methods is none.
 
     Changed also while this process runs: an open notebook must not show what the old code did.
     """
-    own = find(name).module.partition(".")[0]
-    parts = [_ROOT / "workbench" / sub for sub in ("schedule", "model", "runtime", "methods")]
-    if own != "workbench":  # baselines share much with each other
-        parts.append(_ROOT / own)
-    files = [file for part in parts for file in part.rglob("*")]
-    sources = sorted({file for file in files if file.suffix in (".py", ".cpp")})
-    return _hash(tuple((file, file.stat().st_mtime_ns) for file in sources))
+    module = find(name).module
+    houses = {*HOUSES, module.partition(".")[0]}
 
+    def ours(other: str, file: Path) -> bool:
+        return other.partition(".")[0] in houses and other != __name__  # it names all methods
 
-@cache
-def _hash(stamped: tuple[tuple[Path, int], ...]) -> str:
-    """Hash of paths and contents; modification times only say when to read again."""
-    digest = hashlib.sha256()
-    for file, _ in stamped:
-        digest.update(file.relative_to(_ROOT).as_posix().encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
+    return digest_of(closure(module, (_ROOT, *sys.path), ours))[:12]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.core.paths import user_path
-from workbench.model.custom import source_digest
+from workbench.core.sources import file_digest
+from workbench.model import corpus
+from workbench.model.custom import imports_digest, source_digest
+from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.runs import machine, methods
 from workbench.runs.spec import RunSpec
 
@@ -37,6 +42,8 @@ def resolve(spec: RunSpec) -> RunSpec:
         )
     if spec.model.custom and not spec.model.config_digest:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
+    elif file := config_file(spec.model):
+        changes["model"] = replace(spec.model, family=str(file))
     text = user_path(spec.text)
     if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())
@@ -45,7 +52,55 @@ def resolve(spec: RunSpec) -> RunSpec:
     return spec.with_(**changes)
 
 
+def config_file(model: ModelSpec) -> Path | None:
+    """The Hugging Face configuration that the model's family names, where there is one."""
+    if model.family == GPT_FAMILY or model.decomposed:
+        return None
+    try:
+        path = user_path(model.family)
+        path = path / "config.json" if path.is_dir() else path
+        return path.resolve() if path.is_file() else None
+    except (OSError, ValueError):  # whoever reads it says so
+        return None
+
+
+class Keys:
+    """Keys of many specs on this machine; each file, and the code of each method, is looked at
+    once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Callable[[str], str], str], str] = {}
+
+    def of(self, spec: RunSpec) -> str:
+        """Raises ValueError for an unknown method or device."""
+        model = spec.model
+        if model.custom and not model.config_digest:
+            model = replace(model, config_digest=self._told(source_digest, model.family))
+        spec = resolve(spec.with_(model=model))
+        family = spec.model.family
+        facts = [
+            self._told(methods.code_version, spec.method),
+            self._told(machine.device_class, spec.device),
+            build.version if (build := machine.torch_build()) else "",
+        ]
+        instead = {"text": self._told(corpus.source_digest, spec.text) or spec.text}
+        if spec.model.custom:
+            facts.append(self._told(imports_digest, family))
+        elif config_file(spec.model):
+            digest = spec.model.config_digest or self._told(_config_digest, family)
+            instead |= {"family": "a configuration", "config_digest": digest}
+        return spec.key(*facts, **instead)
+
+    def _told(self, look: Callable[[str], str], name: str) -> str:
+        if (look, name) not in self._known:
+            self._known[look, name] = look(name)
+        return self._known[look, name]
+
+
+def _config_digest(path: str) -> str:
+    return file_digest(Path(path))
+
+
 def key_of(spec: RunSpec) -> str:
     """Key of a spec on this machine. Raises ValueError for an unknown method or device."""
-    spec = resolve(spec)
-    return spec.key(methods.code_version(spec.method), machine.device_class(spec.device))
+    return Keys().of(spec)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 from workbench.model.spec import ModelSpec
@@ -236,9 +237,11 @@ class RunSpec:
         """A changed copy, checked like a new one."""
         return replace(self, **changes)
 
-    def key(self, code_version: str, device_class: str) -> str:
-        """Identity of the run's result: the spec, the method's code, and the class of device."""
-        text = json.dumps([self.to_dict(), code_version, device_class], sort_keys=True)
+    def key(self, *facts: str, **instead: str) -> str:
+        """Identity of the run's result: the fields that are not at their default, `instead` of
+        which some are told by what they name, and other facts that decide it (code, machine)."""
+        named = {name: value for name, value in _flat(self).items() if value != _usual()[name]}
+        text = json.dumps([named | instead, *facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -248,6 +251,18 @@ MOST = {"batch": 1 << 20, "host_workers": 256, "ranks": 64}
 MOST_PASSES = 20_000
 """Passes of a layer in a forward pass of all micro-batches: planning takes time and memory for each
 of them, and a run starts each from Python."""
+def _flat(spec: RunSpec) -> dict[str, Any]:
+    """Fields of the spec and of its model."""
+    found = {f.name: getattr(spec, f.name) for f in fields(spec)}
+    model = found.pop("model")
+    return found | {f.name: getattr(model, f.name) for f in fields(model)}
+
+
+@cache
+def _usual() -> dict[str, Any]:
+    return _flat(RunSpec(method=""))
+
+
 NO_PACKS = "none"
 """What people write for no forward packs."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}

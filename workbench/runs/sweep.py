@@ -30,7 +30,7 @@ from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import make_spec, read_object
 from workbench.runs.record import RESULTS, STATUSES, RunRecord
-from workbench.runs.resolve import key_of
+from workbench.runs.resolve import Keys
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -173,7 +173,8 @@ class Sweep:
         that is not here. Starts nothing.
         """
         check_timeout(timeout)
-        unique = {key_of(spec): spec for spec in specs}
+        keys = Keys()
+        unique = {keys.of(spec): spec for spec in specs}
         self.points = [Point(spec=spec, key=key) for key, spec in unique.items()]
         self.store = store
         self.paused = False

@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from workbench.runs import machine, methods
-from workbench.runs.resolve import resolve
 from workbench.runs.spec import RunSpec
 from workbench.ui.axis import format_value
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""
-
-
-class Keys:
-    """Keys of many specs on this machine; the code of each method is looked at once."""
-
-    def __init__(self) -> None:
-        self._versions: dict[str, str] = {}
-
-    def of(self, spec: RunSpec) -> str:
-        """As `resolve.key_of`. Raises ValueError for an unknown method or device."""
-        spec = resolve(spec)
-        if spec.method not in self._versions:
-            self._versions[spec.method] = methods.code_version(spec.method)
-        return spec.key(self._versions[spec.method], machine.device_class(spec.device))
 
 
 def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:

@@ -20,10 +20,11 @@ from workbench.runs.index import Index
 from workbench.runs.planning import answer
 from workbench.runs.planning import fits as fits_quickly
 from workbench.runs.record import RESULTS
+from workbench.runs.resolve import Keys
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.points import Keys, in_words, varied
+from workbench.ui.points import in_words, varied
 
 GENTLE = 10
 """Niceness: a run that is measured meanwhile comes first."""

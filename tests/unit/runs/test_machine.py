@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runs import machine, methods, provenance
+from workbench.runs import machine, provenance
 
 
 @pytest.fixture
@@ -74,25 +74,6 @@ def test_torch_is_described_without_being_imported() -> None:
     )
     root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
-
-
-def test_changed_code_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "_ROOT", tmp_path)
-    method = tmp_path / "baselines" / "l2l"
-    method.mkdir(parents=True)
-    (method / "planner.py").write_text("one")
-    shared = tmp_path / "baselines" / "common.py"
-    shared.write_text("one")
-    first = methods.code_version("l2l")
-    assert methods.code_version("l2l") == first
-
-    (method / "README.md").write_text("words")
-    assert methods.code_version("l2l") == first
-    for file in (method / "planner.py", shared):
-        file.write_text("two")
-        os.utime(file, ns=(1, 1))
-        assert methods.code_version("l2l") != first
-        first = methods.code_version("l2l")
 
 
 def test_provenance_names_the_host_by_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:
