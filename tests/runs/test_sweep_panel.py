@@ -26,6 +26,7 @@ from workbench.runs import campaign as campaigns
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import sweep_control, sweep_html
+from workbench.ui.confines import confine
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_panel import SweepPanel
 from workbench.ui.watch import Tail, WatchedPoint
@@ -320,6 +321,53 @@ def test_a_confined_page_reads_nothing_outside(
     panel.buttons["start"].click()
     assert "text is '/etc/passwd'; here it must lie in the results folder" in text(panel.refusal)
     assert Campaign.all(store) == []
+
+
+def test_a_confined_page_makes_nothing_of_what_it_may_not_name(
+    opened: Callable[..., SweepPanel],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not when it is typed, not at Start, not of a sweep that lies in the folder already."""
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "evilpkg"
+    package.mkdir()
+    for name in ("__init__", "mod"):
+        (package / f"{name}.py").write_text(
+            "open('ran', 'w')\ndef fn(spec):\n    open('ran', 'w')\n"
+        )
+    theirs = Campaign.create(store, {"base": {"method": "plain", "family": "evilpkg.mod:fn"}})
+    panel = opened(confined=True)
+    (store.root / "own").mkdir()
+    for typed, said in (
+        ({"family": "evilpkg.mod:fn"}, "family is 'evilpkg.mod:fn'; here no function can be named"),
+        ({"family": "/etc/hostname"}, "family is '/etc/hostname'; here it must lie in the results"),
+        ({"family": "gpt, /etc/hostname"}, "family is '/etc/hostname'; here it must lie"),
+        ({"family": "gpt", "start_from": str(tmp_path)}, "here it must lie in the results folder"),
+        ({"start_from": "", "text": "own/../../a"}, "text is 'own/../../a'; here it must lie"),
+        ({"text": "stdlib", "executor": "ray:host:1"}, "here it must be local or ray"),
+    ):
+        fill(panel, method="plain", layers="2", hidden="32", heads="2", **typed)
+        tick_until(panel, lambda said=said: said in text(panel.preview))
+        panel.buttons["start"].click()
+        assert said in text(panel.refusal)
+    fill(panel, executor="local", text=str(store.root / "own"), start_from="0123456789abcdef")
+    fill(panel, family="bert")
+    tick_until(panel, lambda: "1 run:" in text(panel.preview))
+    for family in ("vgg", "resnet", str(store.root / "own")):
+        confine({"grid": {"model": [{"family": family}]}}, store.root)
+    panel.chosen.value = theirs.name
+    tick_until(panel, lambda: "here no function can be named" in text(panel.state))
+    for action in ("go_on", "retry"):
+        panel.buttons[action].click()
+        assert "here no function can be named" in panel.control.message
+    assert [campaign.name for campaign in Campaign.all(store)] == [theirs.name]
+    assert not theirs.alive
+    assert not (tmp_path / "ran").exists()
+    assert not {"evilpkg", "evilpkg.mod"} & sys.modules.keys()
+    with pytest.raises(ValueError, match="is no key of a run"):
+        store.folder("../sweeps")
 
 
 EVIL = '<img src=x onerror="alert(1)">&amp;'

@@ -251,6 +251,8 @@ MOST = {"batch": 1 << 20, "host_workers": 256, "ranks": 64}
 MOST_PASSES = 20_000
 """Passes of a layer in a forward pass of all micro-batches: planning takes time and memory for each
 of them, and a run starts each from Python."""
+
+
 def _flat(spec: RunSpec) -> dict[str, Any]:
     """Fields of the spec and of its model."""
     found = {f.name: getattr(spec, f.name) for f in fields(spec)}

@@ -19,6 +19,7 @@ from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui.aside import Aside
 from workbench.ui.board_commands import sweep_commands
+from workbench.ui.confines import INSIDE, confine, inside
 from workbench.ui.form import MOST_RUNS, Form
 from workbench.ui.sweep_preview import Preview
 from workbench.ui.watch import SweepWatch, Watch
@@ -33,11 +34,10 @@ class SweepControl:
     """The form, its preview, and the sweep that is shown. `look` about twice a second."""
 
     def __init__(self, store: Store, *, aside: Aside | None = None, confined: bool = False) -> None:
-        """`confined`: whether files outside the results folder are refused, as on a page that
-        others than its owner may use."""
+        """`confined`: whether this is a page that others than its owner may use (confines.py)."""
         self.store, self.confined = store, confined
         self.form = Form()
-        self.watch = Watch(store, aside)
+        self.watch = Watch(store, aside, self._allow)
         self.preview = Preview(store, self.watch.aside)
         self.detached = False
         """Whether what is started goes on without this kernel."""
@@ -108,7 +108,8 @@ class SweepControl:
     def load(self, path: str | Path) -> None:
         """Fill the form from a sweep file. Raises ValueError, and leaves the form as it was."""
         path = user_path(path)
-        self._inside(path, "the sweep file")
+        if self.confined and not inside(path, self.store.root):
+            raise ValueError(f"the sweep file is {str(path)!r}; {INSIDE}")
         self.form.load(path)
         self.watch.follow("")
         self.changed()
@@ -126,11 +127,7 @@ class SweepControl:
         Without `wait` its process is started beside this one. Raises ValueError for a bad field or
         a name that another sweep has, and StoreError.
         """
-        if (count := self.form.count()) > MOST_RUNS:
-            raise ValueError(f"the sweep has {count:,} runs; at most {MOST_RUNS:,} are allowed")
-        data = self.form.data()
-        self._confine(data)
-        data = {"name": self.free_name(), **data}
+        data = {"name": self.free_name(), **self._data()}
         try:
             campaign = Campaign.create(self.store, data)
         except ValueError as error:
@@ -143,12 +140,12 @@ class SweepControl:
 
     def go_on(self, *, wait: bool = True) -> None:
         """Run what is left of the sweep that is shown. Raises as `start` does."""
-        campaign = self._campaign()
+        campaign = self._campaign(to_run=True)
         self._begin(lambda: campaign.start(detached=self.detached), wait)
 
     def retry(self, *, wait: bool = True) -> None:
         """Run what failed once more, and whatever else is left. Raises as `start` does."""
-        campaign = self._campaign()
+        campaign = self._campaign(to_run=True)
         self._begin(lambda: campaign.retry(detached=self.detached), wait)
 
     def pause(self) -> None:
@@ -233,9 +230,7 @@ class SweepControl:
 
     def _preview(self) -> None:
         try:
-            if self.form.count() > MOST_RUNS:
-                self.form.specs()  # says so
-            self.preview.start(self.form.data())
+            self.preview.start(self._data())
         except ValueError as error:
             told = self.form.errors or not self.form.text("method")  # beside the field
             self.preview.start_over("" if told else str(error))
@@ -252,22 +247,25 @@ class SweepControl:
     def _try(self, call: Callable[[], object]) -> None:
         self.attempt(call)
 
-    def _campaign(self) -> Campaign:
+    def _campaign(self, *, to_run: bool = False) -> Campaign:
         if self.shown is None:
             raise ValueError("no sweep is shown; start one, or show one by its name")
+        if to_run:
+            self._allow(self.shown.campaign.data)
         return self.shown.campaign
 
-    def _confine(self, data: dict[str, Any]) -> None:
-        if not self.confined:
-            return
-        for spec in self.form.specs():
-            for name, value in (("text", spec.text), ("family", spec.model.family)):
-                if value not in ("stdlib", "gpt"):
-                    self._inside(user_path(value), name)
+    def _data(self) -> dict[str, Any]:
+        """The sweep of the form: the only way from what was typed to a spec."""
+        if (count := self.form.count()) > MOST_RUNS:
+            raise ValueError(f"the sweep has {count:,} runs; at most {MOST_RUNS:,} are allowed")
+        data = self.form.data()
+        self._allow(data)
+        return data
 
-    def _inside(self, path: Path, what: str) -> None:
-        if self.confined and not path.resolve().is_relative_to(self.store.root):
-            raise ValueError(f"{what} is {str(path)!r}; here it must lie in the results folder")
+    def _allow(self, data: dict[str, Any]) -> None:
+        """Raise ValueError for a sweep that names what it may not from here."""
+        if self.confined:
+            confine(data, self.store.root)
 
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
