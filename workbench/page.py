@@ -1,9 +1,10 @@
 """``workbench page``: the dashboard as a page without code, for a browser on this machine.
 
 Voila serves one notebook of one cell out of a folder that holds nothing else. It listens on
-loopback only, asks for a token, serves no files, and its answers forbid the browser to ask any
-other server for anything. When it ends, however it ends, its kernels end with it, and the runs they
-started, unless somebody wanted those to go on.
+loopback only, answers to no other name, asks for a token, serves no files, and its answers forbid
+the browser to ask any other server for anything; what people may name in it, ui/confines.py says.
+When it ends, however it ends, its kernels end with it, and the runs they started, unless somebody
+wanted those to go on.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, An
             "token": token,
             "open_browser": False,
             "root_dir": str(folder),
-            "tornado_settings": {"headers": {"Content-Security-Policy": POLICY}},
+            "tornado_settings": {
+                "headers": {"Content-Security-Policy": POLICY},
+                # Voila allows any host: a site whose name is made to lead here would be let in.
+                "allow_remote_access": False,
+                "local_hostnames": ["localhost"],
+            },
         },
         "VoilaConfiguration": {
             "file_allowlist": [],

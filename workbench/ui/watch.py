@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -73,8 +72,6 @@ class SweepWatch:
     """One sweep. `status` is always there; `points` and `tail` while it is followed."""
 
     campaign: Campaign
-    allow: Callable[[dict[str, Any]], None] = lambda data: None
-    """Raises ValueError for a sweep whose runs are not to be looked at from here."""
     status: Status = field(default_factory=Status)
     problem: str = ""
     """One sentence, where the sweep's file cannot be used or its runs cannot be listed."""
@@ -168,7 +165,6 @@ class SweepWatch:
             self._asked = (time.monotonic(), now)
             try:
                 data = read_object(self.campaign.folder / "sweep.json", "sweep")
-                self.allow(data)
                 root = str(self.campaign.store.root)
                 self._answer = aside.ask(f"{WORK}:listed", data=data, root=root)
             except ValueError as error:
@@ -270,14 +266,8 @@ class SweepWatch:
 class Watch:
     """All sweeps of a store. Looking is cheap; nothing here writes."""
 
-    def __init__(
-        self,
-        store: Store,
-        aside: Aside | None = None,
-        allow: Callable[[dict[str, Any]], None] = lambda data: None,
-    ) -> None:
-        """`allow` as in `SweepWatch`."""
-        self.store, self._allow = store, allow
+    def __init__(self, store: Store, aside: Aside | None = None) -> None:
+        self.store = store
         self.sweeps: dict[str, SweepWatch] = {}
         """By name."""
         self.followed = ""
@@ -292,7 +282,7 @@ class Watch:
         for name in self.sweeps.keys() - names:
             del self.sweeps[name]
         for name in sorted(names - self.sweeps.keys()):
-            self.sweeps[name] = SweepWatch(Campaign(self.store, name), self._allow)
+            self.sweeps[name] = SweepWatch(Campaign(self.store, name))
         for name, sweep in self.sweeps.items():
             if sweep.look():
                 changed.add(name)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tornado.httpclient import AsyncHTTPClient
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from voila.app import Voila
 
-from workbench.page import TEMPLATE, configuration, notebook
+from workbench.page import TEMPLATE, configuration, notebook, serve
 from workbench.ui.dashboard import Dashboard
 from workbench.ui.talk import Question
 
@@ -52,3 +57,27 @@ def test_the_served_page_asks_nobody_else_and_has_both_themes(tmp_path: Path) ->
     assert "http" not in policy
     (cell,) = notebook(tmp_path, "smoke").cells
     assert "confined=True" in cell.source
+
+
+def test_the_served_page_answers_to_no_foreign_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Voila] = []  # what serves; a site whose name leads here sends that as the host
+    monkeypatch.setattr(Voila, "listen", lambda app: found.append(app))
+    serve(tmp_path, echo=str)
+
+    async def codes(host: str) -> list[int]:
+        server, (sock, port) = HTTPServer(found[0].app), bind_unused_port()
+        server.add_sockets([sock])
+        asked = {"headers": {"Host": host}, "follow_redirects": False, "raise_error": False}
+        paths = ("/", "/voila/render/workbench.ipynb", "/api/kernels/k/channels")
+        get = AsyncHTTPClient().fetch
+        answers = [await get(f"http://127.0.0.1:{port}{path}", **asked) for path in paths]
+        server.stop()
+        return [answer.code for answer in answers]
+
+    for host in ("evil.example:8888", "192.0.2.1", "localhost.evil.example"):
+        assert set(asyncio.run(codes(host))) == {403}
+    for host in ("127.0.0.1:8888", "localhost"):
+        assert asyncio.run(codes(host))[0] == 302, "to where the token is asked for"
+    found[0].stop()
