@@ -27,6 +27,7 @@ from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Stage
+from workbench.runtime.loopback import join
 from workbench.runtime.notes import leave
 
 
@@ -62,16 +63,7 @@ def meet(folder: Path, spec: RunSpec, rank: int) -> None:
     if spec.device == "cuda":
         torch.cuda.set_device(rank)
     device = resolve_device(spec.device)
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, "lo")
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{(folder / MEETING).resolve()}",
-        rank=rank,
-        world_size=spec.ranks,
-        timeout=MEETING_PATIENCE,
-        device_id=device if device.type == "cuda" else None,
-    )
+    join(device, file=folder / MEETING, rank=rank, ranks=spec.ranks, patience=MEETING_PATIENCE)
 
 
 class Told:

@@ -46,6 +46,7 @@ from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.loopback import join
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
 from workbench.units import format_bytes
@@ -322,11 +323,9 @@ def _scratch(adapter: Adapter) -> Iterator[None]:
 
 
 def _be_a_rank(device: torch.device) -> None:
-    """Of the ranks that have met; else of a process group of this process alone, in memory: no
-    launcher and no port."""
+    """Of the ranks that have met; else of a process group of this process alone."""
     if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        join(device)
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world)
     import deepspeed

@@ -42,6 +42,7 @@ from workbench.model.base import LayeredModel, Whole, set_parameter
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.loopback import join
 from workbench.runtime.threads import use_device_threads
 from workbench.runtime.tiers import OutOfMemory
 from workbench.units import format_bytes
@@ -79,10 +80,8 @@ def refuse(spec: RunSpec) -> None:
 
 @contextmanager
 def single_rank(device: torch.device) -> Iterator[None]:
-    """A process group of this process alone, in memory: no launcher, no port."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    store = distributed.HashStore()
-    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    """A process group of this process alone."""
+    join(device)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.loopback import join
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_device_threads
 
@@ -203,12 +204,10 @@ class _MasterAdamW:
 
 
 def _single_rank(device: torch.device, seed: int) -> None:
-    """Megatron's process groups, of this process alone: no launcher and no port."""
+    """Megatron's process groups, of this process alone."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     if not torch.distributed.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        join(device)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
     if device.type == "cuda":

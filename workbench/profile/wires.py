@@ -35,6 +35,7 @@ from workbench.profile.profile import Wires
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
+from workbench.runtime.loopback import join
 from workbench.runtime.threads import update_threads, use_rank_threads
 from workbench.schedule.action import D2H, H2D, HOST
 
@@ -92,19 +93,11 @@ def measure(ranks: int, device: str) -> Wires:
 
 def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
     """One rank's measurements, written to the folder."""
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, "lo")
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
     use_rank_threads(device.type, ranks)
     if kind == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
-        init_method=f"file://{folder.resolve()}/meeting",
-        rank=rank,
-        world_size=ranks,
-        device_id=device if kind == "cuda" else None,
-    )
+    join(device, file=folder / "meeting", rank=rank, ranks=ranks)
     nbytes = BYTES[kind]
     on_host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "cuda")
     here = torch.zeros(nbytes, dtype=torch.uint8, device=device)

@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
@@ -24,6 +23,7 @@ from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
+from workbench.runtime.loopback import join
 from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank
 from workbench.runtime.threads import use_rank_threads
@@ -95,16 +95,8 @@ def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -
     need none (runtime/inbox.py). All addresses are this machine's own."""
     if all(action.kind is not Kind.REDUCE for action in schedule.actions):
         return
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, "lo")
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{(folder / 'meeting').resolve()}",
-        rank=number,
-        world_size=schedule.num_ranks,
-        timeout=MEETING_PATIENCE,
-        device_id=device if device.type == "cuda" else None,
-    )
+    file, ranks = folder / "meeting", schedule.num_ranks
+    join(device, file=file, rank=number, ranks=ranks, patience=MEETING_PATIENCE)
 
 
 def _fail(folder: Path, number: int, error: BaseException) -> None:
