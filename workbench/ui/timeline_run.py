@@ -64,8 +64,6 @@ def read_timeline(store: Store, key: str) -> tuple[str, list[Event]]:
 
     Raises ValueError as `run_timeline` does.
     """
-    if key in ("", ".", "..") or "/" in key or "\\" in key or "\0" in key:
-        raise ValueError(f"{printable(key)!r} is no key of a run")
     path = store.folder(key) / FILE
     try:
         data = json.loads(path.read_text())
@@ -116,9 +114,11 @@ def predicted_for(record: RunRecord, store: Store, name: str, measured: list[Eve
 def as_executed(record: RunRecord) -> RunSpec:
     """The record's spec with what its planner chose, so that planning again chooses the same.
 
-    Raises ValueError for a spec of another version.
+    Raises ValueError for a spec of another version, or a function: records decide of no imports.
     """
     spec = RunSpec.from_dict(record.spec)
+    if spec.model.custom:
+        raise ValueError(f"{spec.model.family} is not called because a record names it")
     chosen = {"window": record.window, "resident": record.resident}
     settings = record.predicted.get("settings") or {}
     chosen |= {field: settings.get(setting) for setting, field in PINNED.items()}
