@@ -57,28 +57,23 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
 
 
 def source_digest(source: str | Path) -> str:
-    """Hash of what a run may read there, told without reading what did not change: a text, and a
-    folder's texts, by their bytes; pictures in folders below it by name, size and time. Empty
-    where there is nothing to read.
-    """
+    """Hash of what a run may read there: a text, and a folder's texts, by their bytes, pictures in
+    folders below by name, size and time. Empty where there is nothing to read."""
     if source == STDLIB:
         return f"{STDLIB} of Python {platform.python_version()}"
-    path = Path(source)
+    path, told = Path(source), []
     try:
         if not path.is_dir():
             return file_digest(path) if path.is_file() else ""
-        told = [f"{f.name} {file_digest(f)}" for f in path.iterdir() if _ends(f, TEXTS)]
-        for file in path.glob("*/*"):
-            if _ends(file, PICTURES):
+        for file in (*path.glob("*"), *path.glob("*/*")):
+            if file.parent == path and file.suffix in TEXTS and file.is_file():
+                told.append(f"{file.name} {file_digest(file)}")
+            elif file.suffix.lower() in PICTURES:
                 facts = file.stat()
                 told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
     except OSError:  # whoever reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
-
-
-def _ends(file: Path, endings: tuple[str, ...]) -> bool:
-    return file.suffix.lower() in endings and file.is_file()
 
 
 def _files(path: Path) -> list[Path]:

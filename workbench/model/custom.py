@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workbench.core.sources import Modules, closure, digest_of, file_digest
+from workbench.core import sources
 
 WORD = r"[^\W\d]\w*"
 NAME = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
@@ -54,27 +54,26 @@ def source_digest(family: str) -> str:
     """SHA-256 of the file that the function is in. Raises ValueError where there is no such file;
     imports nothing, and asks none of Python's finders."""
     name, _ = _parts(family)
-    found = Modules(_folders()).find(name)
+    found = sources.Modules(_folders()).find(name)
     if found is None or found.file is None:
         raise ValueError(
             f"the family {family!r} is not there: no module {name!r} in {Path.cwd()}, nor where "
             "Python looks"
         )
-    return file_digest(found.file)
+    return sources.file_digest(found.file)
 
 
 def imports_digest(family: str) -> str:
-    """SHA-256 of all files of the user's own that importing the function's module runs, however
-    far from it: of its package, and of what is neither Python's, nor installed, nor ours."""
+    """SHA-256 of all files of the user's own that importing the function's module runs: of its
+    package, and of what is neither Python's, nor installed, nor ours."""
     name, _ = _parts(family)
-    package = name.partition(".")[0]
 
     def own(module: str, file: Path) -> bool:
         top = module.partition(".")[0]
         others = top in OURS or INSTALLED & {*file.parts} or STDLIB & {*file.parents}
-        return top == package or not others
+        return top == name.partition(".")[0] or not others
 
-    return digest_of(closure(name, _folders(), own))
+    return sources.imports_digest(name, _folders(), own)
 
 
 def function_of(family: str, digest: str = "") -> Callable[..., Any]:

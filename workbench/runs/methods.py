@@ -14,12 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from workbench.core.sources import closure, digest_of
+from workbench.core.sources import imports_digest
 from workbench.model.spec import ModelSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
 HOUSES = ("workbench", "baselines")
-"""Packages whose code decides results; all others are known by their versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,4 +226,4 @@ def code_version(name: str) -> str:
     def ours(other: str, file: Path) -> bool:
         return other.partition(".")[0] in houses and other != __name__  # it names all methods
 
-    return digest_of(closure(module, (_ROOT, *sys.path), ours))[:12]
+    return imports_digest(module, (_ROOT, *sys.path), ours)[:12]

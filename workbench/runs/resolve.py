@@ -65,29 +65,24 @@ def config_file(model: ModelSpec) -> Path | None:
 
 
 class Keys:
-    """Keys of many specs on this machine; each file, and the code of each method, is looked at
-    once."""
+    """Keys of many specs on this machine; the code of each method is looked at once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Callable[[str], str], str], str] = {}
 
     def of(self, spec: RunSpec) -> str:
         """Raises ValueError for an unknown method or device."""
-        model = spec.model
-        if model.custom and not model.config_digest:
-            model = replace(model, config_digest=self._told(source_digest, model.family))
-        spec = resolve(spec.with_(model=model))
-        family = spec.model.family
+        spec, build = resolve(spec), machine.torch_build()
         facts = [
             self._told(methods.code_version, spec.method),
             self._told(machine.device_class, spec.device),
-            build.version if (build := machine.torch_build()) else "",
+            build.version if build else "",
         ]
         instead = {"text": self._told(corpus.source_digest, spec.text) or spec.text}
         if spec.model.custom:
-            facts.append(self._told(imports_digest, family))
-        elif config_file(spec.model):
-            digest = spec.model.config_digest or self._told(_config_digest, family)
+            facts.append(self._told(imports_digest, spec.model.family))
+        elif file := config_file(spec.model):
+            digest = spec.model.config_digest or file_digest(file)
             instead |= {"family": "a configuration", "config_digest": digest}
         return spec.key(*facts, **instead)
 
@@ -95,10 +90,6 @@ class Keys:
         if (look, name) not in self._known:
             self._known[look, name] = look(name)
         return self._known[look, name]
-
-
-def _config_digest(path: str) -> str:
-    return file_digest(Path(path))
 
 
 def key_of(spec: RunSpec) -> str:

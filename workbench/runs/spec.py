@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Literal
 
 from workbench.model.spec import ModelSpec
@@ -240,7 +239,8 @@ class RunSpec:
     def key(self, *facts: str, **instead: str) -> str:
         """Identity of the run's result: the fields that are not at their default, `instead` of
         which some are told by what they name, and other facts that decide it (code, machine)."""
-        named = {name: value for name, value in _flat(self).items() if value != _usual()[name]}
+        usual = flat(RunSpec(method=""))
+        named = {name: value for name, value in flat(self).items() if value != usual[name]}
         text = json.dumps([named | instead, *facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -253,16 +253,12 @@ MOST_PASSES = 20_000
 of them, and a run starts each from Python."""
 
 
-def _flat(spec: RunSpec) -> dict[str, Any]:
-    """Fields of the spec and of its model."""
-    found = {f.name: getattr(spec, f.name) for f in fields(spec)}
-    model = found.pop("model")
-    return found | {f.name: getattr(model, f.name) for f in fields(model)}
-
-
-@cache
-def _usual() -> dict[str, Any]:
-    return _flat(RunSpec(method=""))
+def flat(spec: RunSpec) -> dict[str, Any]:
+    """Fields of a spec and of its model, by their names, the model's first."""
+    parts = (spec.model, spec)
+    found = {f.name: getattr(part, f.name) for part in parts for f in fields(part)}
+    del found["model"]
+    return found
 
 
 NO_PACKS = "none"

@@ -53,9 +53,8 @@ class Store:
         self._parsed: dict[Path, tuple[tuple[int, int, int], RunRecord | None]] = {}
 
     def folder(self, key: str) -> Path:
-        """The run's folder. Raises ValueError for a key that would lead elsewhere: files that
-        anybody may have written name keys, too."""
-        if key in ("", ".", "..") or "/" in key or "\0" in key:
+        """The run's folder. Raises ValueError for a key, out of a file perhaps, that leads out."""
+        if key in ("", ".", "..") or {*key} & {*"/\\\0"}:
             raise ValueError(f"{key!r} is no key of a run")
         return self.runs / key
 

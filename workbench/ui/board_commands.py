@@ -7,12 +7,11 @@ default on the command line is the published artifact's and not the spec's.
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from typing import Any
 
 from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import make_spec
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import RunSpec, flat
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 FLAGS = {
@@ -30,9 +29,9 @@ NOTEBOOK = "notebooks/sweep.ipynb"
 def run_command(spec: dict[str, Any], store: Store) -> str:
     """``workbench run ...`` of a record's spec. Raises ValueError for a spec of another version."""
     asked = make_spec(spec)
-    usual = _flat(RunSpec(method=asked.method))
+    usual = flat(RunSpec(method=asked.method))
     words = ["workbench", "run", "--method", asked.method]
-    for name, value in _flat(asked).items():
+    for name, value in flat(asked).items():
         if name == "method" or (value == usual[name] and name != "window"):
             continue
         text = _text(value)
@@ -61,11 +60,6 @@ def sweep_commands(campaign: Campaign) -> list[str]:
 
 def _results(store: Store) -> list[str]:
     return [] if store.root == REPOSITORY_RESULTS else ["--results", str(store.root)]
-
-
-def _flat(spec: RunSpec) -> dict[str, Any]:
-    values = asdict(spec)
-    return {**values.pop("model"), **values}
 
 
 def _text(value: Any) -> str:

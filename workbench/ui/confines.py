@@ -1,14 +1,15 @@
 """The one door of a page that others than its owner may use: what it may name.
 
 All that people type in a page becomes a sweep as plain data (sweep_control.py), as a sweep file is
-that they choose. `confine` looks at all of it before a spec, a digest, a preview or a process
-is made of it: paths must lie in the results folder, links followed, no function may be named, and
-no other machine. Whoever has a notebook names what they like.
+that they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is
+made of it: paths must lie in the results folder, links followed, no function may be named, and no
+other machine. Whoever has a notebook names what they like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def confine(data: Any, root: Path, name: str = "") -> None:
     elif isinstance(data, list | tuple):
         for value in data:
             confine(value, root, name)
-    elif isinstance(data, str) and (refused := RULES.get(name, _anything)(data, root)):
+    elif isinstance(data, str) and (refused := _refused(name, data, root)):
         raise ValueError(f"{name} is {data!r}; {refused}")
 
 
@@ -39,48 +40,21 @@ def inside(path: Path, root: Path) -> bool:
         return False
 
 
-def _anything(value: str, root: Path) -> str:
-    return ""
-
-
-def _text(value: str, root: Path) -> str:
-    return "" if value == "stdlib" or inside(Path(value), root) else INSIDE
-
-
-def _family(value: str, root: Path) -> str:
-    if value in (GPT_FAMILY, *MODULES):
-        return ""
-    if is_custom(value):
-        return "here no function can be named; start it from a notebook or the command line"
-    return "" if inside(Path(value), root) else INSIDE
-
-
-def _run(value: str, root: Path) -> str:
-    """A folder, else a key among the same results, as `History` takes it."""
-    if not value:
-        return ""
-    try:
-        named = Path(value).expanduser()
-        path = named if named.is_dir() else root / "runs" / value
-    except (OSError, RuntimeError, ValueError):
-        return INSIDE
-    return "" if inside(path, root) else INSIDE
-
-
-def _results(value: str, root: Path) -> str:
-    return "" if inside(root / value, root) else INSIDE
-
-
-def _executor(value: str, root: Path) -> str:
-    return "here it must be local or ray" if value.startswith("ray:") else ""
-
-
-RULES: dict[str, Callable[[str, Path], str]] = {
-    "text": _text,
-    "family": _family,
-    "start_from": _run,
-    "results": _results,
-    "executor": _executor,
-}
-"""Fields of a spec, its model and a sweep file that name a path, code or a machine -> why a value
-is refused, empty where it is not. A tokenizer names nothing."""
+def _refused(name: str, value: str, root: Path) -> str:
+    """Why a field may not have the value. A tokenizer names nothing."""
+    path = Path(value)
+    match name:
+        case "family" if is_custom(value):
+            return "here no function can be named; start it from a notebook or the command line"
+        case "executor" if value.startswith("ray:"):
+            return "here it must be local or ray"
+        case "start_from":  # a folder, else a key among the same results
+            folder = os.path.isdir(os.path.expanduser(value))
+            fits = not value or inside(path if folder else root / "runs" / path, root)
+        case "results":
+            fits = inside(root / path, root)
+        case "family":
+            fits = value in (GPT_FAMILY, *MODULES) or inside(path, root)
+        case _:
+            fits = name != "text" or value == "stdlib" or inside(path, root)
+    return "" if fits else INSIDE

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from workbench.core.paths import user_path
 from workbench.runs.campaign import Campaign
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import RunSpec, flat
 from workbench.runs.store import Store
 from workbench.ui.aside import Aside
 from workbench.ui.board_commands import sweep_commands
@@ -37,7 +36,7 @@ class SweepControl:
         """`confined`: whether this is a page that others than its owner may use (confines.py)."""
         self.store, self.confined = store, confined
         self.form = Form()
-        self.watch = Watch(store, aside, self._allow)
+        self.watch = Watch(store, aside)
         self.preview = Preview(store, self.watch.aside)
         self.detached = False
         """Whether what is started goes on without this kernel."""
@@ -84,6 +83,7 @@ class SweepControl:
             self.watch.look()
         if name not in self.watch.sweeps:
             raise ValueError(f"there is no sweep named {name!r}")
+        self._allow(self.watch.sweeps[name].campaign)
         self.watch.follow(name)
         self.watch.look()
         self.preview.start_over()
@@ -100,8 +100,8 @@ class SweepControl:
 
     def take(self, spec: RunSpec) -> None:
         """A new sweep of this one run: what of it is not the default stands in the form."""
-        usual = _flat(RunSpec(method=spec.method))
-        values = {name: value for name, value in _flat(spec).items() if value != usual[name]}
+        usual = flat(RunSpec(method=spec.method))
+        values = {name: value for name, value in flat(spec).items() if value != usual[name]}
         self.new()
         self.form.set(method=spec.method, **values)
 
@@ -140,12 +140,12 @@ class SweepControl:
 
     def go_on(self, *, wait: bool = True) -> None:
         """Run what is left of the sweep that is shown. Raises as `start` does."""
-        campaign = self._campaign(to_run=True)
+        campaign = self._campaign()
         self._begin(lambda: campaign.start(detached=self.detached), wait)
 
     def retry(self, *, wait: bool = True) -> None:
         """Run what failed once more, and whatever else is left. Raises as `start` does."""
-        campaign = self._campaign(to_run=True)
+        campaign = self._campaign()
         self._begin(lambda: campaign.retry(detached=self.detached), wait)
 
     def pause(self) -> None:
@@ -247,11 +247,9 @@ class SweepControl:
     def _try(self, call: Callable[[], object]) -> None:
         self.attempt(call)
 
-    def _campaign(self, *, to_run: bool = False) -> Campaign:
+    def _campaign(self) -> Campaign:
         if self.shown is None:
             raise ValueError("no sweep is shown; start one, or show one by its name")
-        if to_run:
-            self._allow(self.shown.campaign.data)
         return self.shown.campaign
 
     def _data(self) -> dict[str, Any]:
@@ -259,16 +257,15 @@ class SweepControl:
         if (count := self.form.count()) > MOST_RUNS:
             raise ValueError(f"the sweep has {count:,} runs; at most {MOST_RUNS:,} are allowed")
         data = self.form.data()
-        self._allow(data)
-        return data
-
-    def _allow(self, data: dict[str, Any]) -> None:
-        """Raise ValueError for a sweep that names what it may not from here."""
         if self.confined:
             confine(data, self.store.root)
+        return data
 
-
-def _flat(spec: RunSpec) -> dict[str, Any]:
-    """Fields of a spec and of its model, by the names that a form has."""
-    values = asdict(spec)
-    return {**values.pop("model"), **values}
+    def _allow(self, campaign: Campaign) -> None:
+        """Raise ValueError for a sweep that lies here and that this page may make nothing of."""
+        try:
+            data = campaign.data
+        except ValueError:  # it is shown all the same, and nothing can be made of it
+            return
+        if self.confined:
+            confine(data, self.store.root)

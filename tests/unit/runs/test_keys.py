@@ -19,6 +19,7 @@ from workbench.runs.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "import pathlib\npathlib.Path('ran').write_text(__name__)\n"
+PLAIN = RunSpec(method="plain")
 
 
 @pytest.fixture(autouse=True)
@@ -27,78 +28,55 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def change(path: Path, text: str) -> None:
-    """Other contents, seen also where a clock is coarse."""
+def write(path: Path, text: str) -> None:
+    """Seen as a change also where a clock is coarse."""
+    stamp = path.stat().st_mtime_ns + 10**9 if path.exists() else 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    stamp = path.stat().st_mtime_ns + 10**9
     os.utime(path, ns=(stamp, stamp))
 
 
-def of_text(text: Path | str) -> str:
-    return key_of(RunSpec(method="plain", text=str(text)))
+def test_a_file_is_what_it_says_under_every_path_of_it(here: Path) -> None:
+    def of(**names: object) -> str:
+        model = ModelSpec(family=str(names.pop("family", "gpt")))
+        return key_of(PLAIN.with_(model=model, **{name: str(v) for name, v in names.items()}))
 
-
-def test_a_text_is_what_it_says_wherever_it_lies(here: Path) -> None:
-    text, folder = here / "a.txt", here / "wiki"
-    folder.mkdir()
-    for file in (text, folder / "wiki.train.tokens"):
-        file.write_text("one " * 9)
-    first = of_text("a.txt"), of_text("wiki")
-    assert (of_text(text), of_text(here / "wiki" / ".." / "wiki")) == first
-    for file in (text, folder / "wiki.train.tokens"):
-        change(file, "two " * 9)
-    assert not {of_text("a.txt"), of_text("wiki")} & {*first}
-    for file in (text, folder / "wiki.train.tokens"):
-        change(file, "one " * 9)
-    assert (of_text("a.txt"), of_text("wiki")) == first
-    assert of_text("missing.txt") != first[0]
-
-
-def test_a_configuration_is_one_model_under_every_path_of_it(here: Path) -> None:
-    def of(family: str, digest: str = "") -> str:
-        model = ModelSpec(family=family, config_digest=digest)
-        return key_of(RunSpec(method="plain", model=model))
-
-    config = here / "tiny" / "config.json"
-    config.parent.mkdir()
-    config.write_text('{"model_type": "llama"}')
-    first = of("tiny")
-    assert {of(str(path)) for path in (config, config.parent, "tiny/config.json")} == {first}
-    change(config, '{"model_type": "opt"}')
-    assert of("tiny") != first
+    files = [here / path for path in ("a.txt", "wiki/wiki.train.tokens", "tiny/config.json")]
+    asked = [{"text": "a.txt"}, {"text": "wiki"}, {"family": "tiny"}]
+    seen = []
+    for words in ('{"a": 1}', '{"a": 2}', '{"a": 1}'):
+        for file in files:
+            write(file, words)
+        seen.append([of(**each) for each in asked])
+    absolute = [{"text": files[0]}, {"text": here / "wiki"}, {"family": files[2]}]
+    assert [of(**each) for each in absolute] == seen[0] == seen[2]
+    assert not {*seen[0]} & {*seen[1]}
+    assert of(text="missing.txt") != seen[0][0]
 
 
 def test_a_module_counts_with_all_that_it_imports_and_none_of_it_runs(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = RunSpec(method="plain", model=ModelSpec(family="evilpkg.sub.nets:net"))
-    package = here / "evilpkg" / "sub"  # without __init__.py
-    package.mkdir(parents=True)
-    (here / "evilpkg" / "__init__.py").write_text(EVIL)
-    (package / "nets.py").write_text(
-        f"{EVIL}import json, torch\nfrom ..layers import Block\n"
-        "if TYPE_CHECKING:\n    import typed\n"
+    spec = PLAIN.with_(model=ModelSpec(family="evilpkg.sub.nets:net"))
+    nets = (
+        "import json, torch\nfrom ..layers import Block\nif TYPE_CHECKING:\n    import typed\n"
         "def net(spec):\n    from lazy import more\n    return Block()\n"
     )
-    (here / "evilpkg" / "layers.py").write_text(f"{EVIL}import lazy\n")
-    for name in ("lazy", "typed", "other"):
-        (here / f"{name}.py").write_text(f"{EVIL}from evilpkg import layers\n")  # in a circle
-    first = key_of(spec)
-    for path in ("lazy.py", "evilpkg/layers.py", "evilpkg/__init__.py", "evilpkg/sub/nets.py"):
-        before = key_of(spec)
-        change(here / path, (here / path).read_text() + "#\n")
-        assert key_of(spec) != before, path
-    last = key_of(spec)
-    assert len({first, last}) == 2
-    for path in ("typed.py", "other.py"):
-        change(here / path, EVIL + "#\n")
-        assert key_of(spec) == last, path
-    sweep = {"base": {"method": "plain", "family": spec.model.family}}
-    (here / "s.json").write_text(json.dumps(sweep))
+    sources = {"evilpkg/__init__": "", "evilpkg/sub/nets": nets, "evilpkg/layers": "import lazy\n"}
+    circle = dict.fromkeys(("lazy", "typed", "other"), "from evilpkg import layers\n")
+    for path, source in (sources | circle).items():  # sub/ has no __init__.py
+        write(here / f"{path}.py", EVIL + source)
+    for path, counts in dict.fromkeys((*sources, "lazy"), True).items() | {
+        ("typed", False), ("other", False),
+    }:  # fmt: skip
+        before, file = key_of(spec), here / f"{path}.py"
+        write(file, file.read_text() + "#\n")
+        assert (key_of(spec) != before) is counts, path
+    write(here / "s.json", json.dumps({"base": {"method": "plain", "family": spec.model.family}}))
     assert cli.main(["sweep", "s.json", "--dry-run", "--results", str(here / "results")]) == 0
-    assert f"pending  {last}" in capsys.readouterr().out
+    assert f"pending  {key_of(spec)}" in capsys.readouterr().out
     assert not (here / "ran").exists()
-    assert not {"evilpkg", "lazy", "typed", "other"} & sys.modules.keys()
+    assert not {"evilpkg", *circle} & sys.modules.keys()
 
 
 def test_the_code_of_a_method_is_what_it_imports(
@@ -110,9 +88,8 @@ def test_the_code_of_a_method_is_what_it_imports(
     unchanged = [methods.code_version(name) for name in names]
     monkeypatch.setattr(methods, "_ROOT", here)
     assert [methods.code_version(name) for name in names] == unchanged
-    comment = "\n/**/\n"
     for path, others in {
-        "workbench/methods/harmony/published/bound.py": ("stronghold", "megatron-lm"),
+        "workbench/methods/harmony/published/bound.py": names[:2],
         "workbench/methods/stronghold/planner.py": names[1:],
         "baselines/rank_main.py": names[:3],  # started by its name
         "workbench/profile/profile.py": (),
@@ -120,30 +97,25 @@ def test_the_code_of_a_method_is_what_it_imports(
         "workbench/schedule/event_loop.cpp": (),
         "workbench/runs/methods.py": names,
         "workbench/ui/board.py": names,
-        "workbench/schedule/README.md": names,
     }.items():
         before = {name: methods.code_version(name) for name in names}
-        kept = (here / path).read_text() if (here / path).exists() else ""
-        change(here / path, kept + (comment if path.endswith("cpp") else "\n#\n"))
+        comment = "\n//\n" if path.endswith("cpp") else "\n#\n"
+        write(here / path, (here / path).read_text() + comment)
         same = {name for name in names if methods.code_version(name) == before[name]}
         assert same == {*others}, path
 
 
-def test_a_key_leaves_out_defaults_and_counts_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = RunSpec(method="plain")
-    first = key_of(spec)
+def test_a_key_leaves_out_defaults_counts_torch_and_looks_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = key_of(PLAIN)
     assert key_of(RunSpec(method="plain", clip=1, model=ModelSpec(layers=16))) == first
-    assert key_of(resolve(spec)) == first
-    assert key_of(spec.with_(clip=2)) != first
+    assert key_of(resolve(PLAIN)) == first
+    assert key_of(PLAIN.with_(clip=2)) != first
     newer = machine.TorchBuild(version="99.0", cuda=None)
     monkeypatch.setattr(machine, "torch_build", lambda: newer)
-    assert key_of(spec) != first
-
-
-def test_many_keys_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, look = Counter(), methods.code_version
+    assert key_of(PLAIN) != first
+    asked, look, keys = Counter(), methods.code_version, Keys()
     monkeypatch.setattr(methods, "code_version", lambda name: asked.update([name]) or look(name))
-    keys = Keys()
-    specs = [RunSpec(method=m, seed=n) for m in ("plain", "stronghold") for n in range(50)]
-    assert len({keys.of(spec) for spec in specs}) == 100
-    assert asked == {"plain": 1, "stronghold": 1}
+    assert len({keys.of(PLAIN.with_(seed=seed)) for seed in range(50)}) == 50
+    assert asked == {"plain": 1}
