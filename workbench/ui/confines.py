@@ -46,8 +46,8 @@ def _refused(name: str, value: str, root: Path) -> str:
     match name:
         case "family" if is_custom(value):
             return "here no function can be named; start it from a notebook or the command line"
-        case "executor" if value.startswith("ray:"):
-            return "here it must be local or ray"
+        case "executor" if value != "local":  # a cluster of Ray listens on all interfaces
+            return "here it must be local"
         case "start_from":  # a folder, else a key among the same results
             folder = os.path.isdir(os.path.expanduser(value))
             fits = not value or inside(path if folder else root / "runs" / path, root)
