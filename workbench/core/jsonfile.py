@@ -5,6 +5,9 @@ twice in one object (the last one wins), ``NaN`` and ``Infinity``, text that no 
 of a surrogate pair), and numbers too large for a float, which become infinite. It also ends in
 errors of its own for brackets nested too deep and for numbers of thousands of digits.
 
+Numbers are looked at one by one only where the text holds one that may be too large: thousands of
+records are read at once.
+
     >>> parse_json('{"lr": 1, "lr": 2}', "the sweep")
     Traceback (most recent call last):
     ...
@@ -14,24 +17,38 @@ errors of its own for brackets nested too deep and for numbers of thousands of d
 from __future__ import annotations
 
 import json
+import re
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+"""Numbers as their shape: ``1.5E+12`` is ``0.0e00``, without its sign."""
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """The value that `text` holds. `where` names the document in errors: ``the sweep a.json``."""
+_EXPONENT = re.compile(b"e000")
+"""Of three digits; bytes would be searched slower, for there are many zeros."""
+
+
+def parse_json(text: str | bytes, where: str, *, any_text: bool = False) -> Any:
+    """The value that `text` holds. `where` names the document in errors: ``the sweep a.json``.
+
+    `any_text` lets halves of surrogate pairs pass: our own files hold names of other files, which
+    may be any bytes.
+    """
     try:
+        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
+        shape = raw.translate(_SHAPE, b"+")
+        large = b"0" * 300 in shape or _EXPONENT.search(shape)
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")  # editors of some systems begin a file with a mark
         value = json.loads(
             text,
             parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_whole,
+            parse_float=_finite if large else None,
+            parse_int=_whole if large else None,
             object_pairs_hook=_unique,
         )
-        if "\\ud" in text or "\\uD" in text:
+        if not any_text and ("\\ud" in text or "\\uD" in text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"{where} is not JSON: its brackets are nested too deep") from None
@@ -44,7 +61,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     return value
 
 
-def read_json(path: Path, where: str) -> Any:
+def read_json(path: Path, where: str, *, any_text: bool = False) -> Any:
     """The value that a file holds. Raises FileNotFoundError where there is none, and ValueError
     where the file cannot be read or holds no JSON."""
     try:
@@ -53,7 +70,7 @@ def read_json(path: Path, where: str) -> Any:
         raise
     except OSError as error:
         raise ValueError(f"{where} cannot be read: {error.strerror}") from None
-    return parse_json(data, where)
+    return parse_json(data, where, any_text=any_text)
 
 
 def read_object(path: Path, where: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 `read_as` turns parsed JSON into a dataclass, or raises a ValueError with the place, the value and
 a description of a value that would fit. Unknown keys, missing keys and wrong types are refused;
-keys that have a default may be absent. Numbers must be finite, whole numbers must have 64 bits at
-most (tables hold no larger ones). A `Measured` number may be "nan", "inf" or "-inf", as text:
-strict JSON has no other way to write a loss that is not a number.
+keys that have a default may be absent. A TypedDict stays a dict, and may hold more than it names.
+`read_fields` is for what other versions wrote. Numbers must be finite, whole numbers must have
+64 bits at most (tables hold no larger ones). A `Measured` number may be "nan", "inf" or "-inf", as
+text: strict JSON has no other way to write a loss that is not a number.
 
 Readers are built once for each annotation. The place of an error is put together while the error
 rises, so a file that fits pays nothing for it.
@@ -24,12 +25,22 @@ rises, so a file that fits pays nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 T = TypeVar("T")
 Read = Callable[[Any], Any]
@@ -38,6 +49,9 @@ Measured = Annotated[float, "measured"]
 """A number that came out of a run, and so may be "nan", "inf" or "-inf"."""
 
 NOT_FINITE = ("nan", "inf", "-inf")
+DEEPEST = 40
+"""Lists and objects within each other where anything may stand: whoever copies or prints such a
+value calls itself as often."""
 WHOLE = 2**63
 """Whole numbers lie below this, and at or above its negative."""
 
@@ -48,16 +62,33 @@ class Misfit(ValueError):
     def __init__(self, value: Any, wanted: str) -> None:
         super().__init__(value, wanted)
         self.place = ""
-        shown = repr(value)
-        self.text = f"{shown if len(shown) <= 80 else shown[:77] + '...'}; it must be {wanted}"
+
+    @property
+    def text(self) -> str:
+        """The value and what would fit, in words."""
+        value, wanted = self.args
+        try:
+            shown = repr(value)
+        except RecursionError:
+            shown = f"a {type(value).__name__} nested too deep"
+        return f"{shown if len(shown) <= 80 else shown[:77] + '...'}; it must be {wanted}"
+
+    def within(self, place: str) -> Misfit:
+        """The same, seen from what is around it."""
+        inner = self.place
+        self.place = place + (inner if inner[:1] in ("", "[") else f".{inner}")
+        return self
 
 
 class Fault(Misfit):
     """Something wrong with a place as a whole, said in a sentence of its own."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(None, "")
-        self.text = sentence
+        super().__init__(None, sentence)
+
+    @property
+    def text(self) -> str:
+        return self.args[1]
 
 
 def read_as(kind: Any, data: Any, where: str) -> Any:
@@ -65,8 +96,22 @@ def read_as(kind: Any, data: Any, where: str) -> Any:
 
     Raises ValueError, one sentence that begins with `where`.
     """
+    return _read(_reader(kind), data, where)
+
+
+def read_fields(kind: type, data: Any, where: str, needed: frozenset[str]) -> dict[str, Any]:
+    """`data` as the fields of a dataclass that another version of it may have written: a dict.
+
+    Fields that went since are kept as they are, those that came get their defaults, but for the
+    `needed` ones, of dataclasses within it, too. The dataclass's own check is not made: what is
+    refused now may have been right then. Raises ValueError as `read_as` does.
+    """
+    return _read(_of_any_version(kind, needed), data, where)
+
+
+def _read(read: Read, data: Any, where: str) -> Any:
     try:
-        return _reader(kind)(data)
+        return read(data)
     except Fault as error:
         raise ValueError(": ".join(filter(None, (where, error.place, error.text)))) from None
     except Misfit as error:
@@ -103,21 +148,25 @@ _WORDS = {
 def _reader(kind: Any) -> Read:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
-        return lambda value: value
+        return _anything
     if origin in (Union, UnionType):
         return _union(kind, inner)
     if origin is Literal:
-        return _plain(kind, lambda v: any(v == each and type(v) is type(each) for each in inner))
+        return _plain(kind, _choice(inner))
     if origin is Annotated:
         return _measured
     if origin is list or (origin is tuple and not _has_length(origin, inner)):
-        return _listed(kind, origin, _reader(inner[0]))
+        return _listed(kind, origin, inner[0])
     if origin is tuple:
         return _row(kind, [_reader(each) for each in inner])
     if origin is dict:
         return _mapping(_reader(inner[0]), _reader(inner[1]))
     if is_dataclass(kind):
         return _record(kind)
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        reads = {name: _reader(hint) for name, hint in hints.items()}
+        return _open(reads, needed=kind.__required_keys__, defaults={})
     if kind is float:
         return _number
     if kind is int:
@@ -138,6 +187,13 @@ def _plain(kind: Any, fits: Callable[[Any], bool]) -> Read:
     return read
 
 
+def _choice(values: Iterable[Any]) -> Callable[[Any], bool]:
+    """Whether a value is one of these, and no other type that equals one: True is not 1."""
+    choices = {(type(each), each) for each in values}
+    types = {kind for kind, _ in choices}
+    return lambda v: type(v) in types and (type(v), v) in choices
+
+
 def _number(value: Any) -> float:
     if type(value) is int:
         try:
@@ -150,20 +206,34 @@ def _number(value: Any) -> float:
 
 
 def _measured(value: Any) -> float:
-    if isinstance(value, str) and value in NOT_FINITE:
-        return float(value)
     if type(value) is float:  # NaN, too: a record that is in memory already
         return value
+    if isinstance(value, str) and value in NOT_FINITE:
+        return float(value)
     try:
         return _number(value)
     except Misfit:
         raise Misfit(value, describe(Measured)) from None
 
 
+def _anything(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise Misfit(value, f"nested at most {DEEPEST} deep")
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, dict | list | tuple):
+                _anything(each, depth + 1)
+    return value
+
+
 def _union(kind: Any, inner: tuple[Any, ...]) -> Read:
+    plain = [value for each in inner if get_origin(each) is Literal for value in get_args(each)]
+    is_plain = _choice([*plain, *([None] if NoneType in inner else [])])
     reads = [_reader(each) for each in inner]
 
     def read(value: Any) -> Any:
+        if is_plain(value):  # the others would each raise an error first
+            return value
         deepest: Misfit | None = None
         for each in reads:
             try:
@@ -176,11 +246,21 @@ def _union(kind: Any, inner: tuple[Any, ...]) -> Read:
     return read
 
 
-def _listed(kind: Any, origin: type, item: Read) -> Read:
+def _listed(kind: Any, origin: type, of: Any) -> Read:
+    item, numbers = _reader(of), {float, Measured} & {of, *get_args(of)}
+
     def read(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise Misfit(value, describe(kind))
-        return origin(_at(item, each, f"[{i}]") for i, each in enumerate(value))
+        if numbers and set(map(type, value)) == {float} and isfinite(sum(value)):
+            return origin(value)  # a long series, at once
+        made = []
+        try:
+            for each in value:
+                made.append(item(each))
+        except Misfit as error:
+            raise error.within(f"[{len(made)}]") from None
+        return origin(made)
 
     return read
 
@@ -189,7 +269,13 @@ def _row(kind: Any, items: list[Read]) -> Read:
     def read(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise Misfit(value, describe(kind))
-        return tuple(_at(items[i], each, f"[{i}]") for i, each in enumerate(value))
+        made = []
+        try:
+            for item, each in zip(items, value, strict=True):
+                made.append(item(each))
+        except Misfit as error:
+            raise error.within(f"[{len(made)}]") from None
+        return tuple(made)
 
     return read
 
@@ -198,7 +284,13 @@ def _mapping(key: Read, item: Read) -> Read:
     def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
             raise Misfit(value, "an object")
-        return {_at(key, k, f"key {k!r}"): _at(item, v, f"{k}") for k, v in value.items()}
+        made = {}
+        try:
+            for name, each in value.items():
+                made[key(name)] = item(each)
+        except Misfit as error:
+            raise error.within(name) from None
+        return made
 
     return read
 
@@ -206,38 +298,61 @@ def _mapping(key: Read, item: Read) -> Read:
 def _record(kind: type) -> Read:
     hints = get_type_hints(kind, include_extras=True)
     reads = {field.name: _reader(hints[field.name]) for field in fields(kind) if field.init}
-    needed = [
+    needed = {
         field.name
         for field in fields(kind)
         if field.init and field.default is MISSING and field.default_factory is MISSING
-    ]
+    }
 
     def read(value: Any) -> Any:
         if isinstance(value, kind):
             return value
         if not isinstance(value, dict):
             raise Misfit(value, "an object")
-        for name in value:
-            if name not in reads:
-                raise Fault(f"unknown field {name!r}; known: {', '.join(sorted(reads))}")
-        for name in needed:
-            if name not in value:
-                raise Fault(f"the field {name!r} is missing")
-        values = {name: _at(reads[name], each, name) for name, each in value.items()}
+        for name in value.keys() - reads.keys():
+            raise Fault(f"unknown field {name!r}; known: {', '.join(sorted(reads))}")
+        for name in needed - value.keys():
+            raise Fault(f"the field {name!r} is missing")
+        values = _fields(reads, value, {})
         try:
             return kind(**values)
-        except Misfit:
-            raise
         except ValueError as error:  # the dataclass's own check of its values
             raise Fault(str(error)) from None
 
     return read
 
 
-def _at(read: Read, value: Any, place: str) -> Any:
+@cache
+def _of_any_version(kind: type, needed: frozenset[str]) -> Read:
+    hints = get_type_hints(kind, include_extras=True)
+    reads, defaults = {}, {}
+    for each in fields(kind):
+        inner = hints[each.name]
+        loose = is_dataclass(inner)
+        reads[each.name] = _of_any_version(inner, needed) if loose else _reader(inner)
+        if each.default is not MISSING:
+            defaults[each.name] = each.default
+    return _open(reads, needed=needed & reads.keys(), defaults=defaults)
+
+
+def _open(reads: dict[str, Read], *, needed: frozenset[str], defaults: dict[str, Any]) -> Read:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise Misfit(value, "an object")
+        for name in needed - value.keys():
+            raise Fault(f"the field {name!r} is missing")
+        return _fields(reads, value, defaults)
+
+    return read
+
+
+def _fields(
+    reads: dict[str, Read], value: dict[str, Any], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    made = dict(defaults)
     try:
-        return read(value)
+        for name, each in value.items():
+            made[name] = reads.get(name, _anything)(each)
     except Misfit as error:
-        inner = error.place
-        error.place = place + (inner if inner[:1] in ("", "[") else f".{inner}")
-        raise
+        raise error.within(name) from None
+    return made

@@ -9,12 +9,13 @@ for 100.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import chain
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
+from workbench.core.schema import read_as
 from workbench.model.custom import is_custom
 
 GPT_FAMILY = "gpt"
@@ -139,12 +140,8 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
-        """Inverse of `to_dict`; raises ValueError naming an unknown field."""
-        known = [field.name for field in fields(cls)]
-        for name in data:
-            if name not in known:
-                raise ValueError(f"unknown field {name!r} in a model; known: {', '.join(known)}")
-        return cls(**data)
+        """Inverse of `to_dict`; raises ValueError naming what does not fit."""
+        return read_as(cls, data, "the model")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

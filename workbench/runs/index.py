@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,9 +37,6 @@ AT_ONCE = 50
 SETTLED_NS = 100_000_000
 """A file this long unchanged gets another modification time with its next change: file systems
 count time in ticks of some milliseconds. A younger one is read again at the next look."""
-
-UNUSABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What making a row of JSON that calls itself a record may raise."""
 
 
 class _Seen(NamedTuple):
@@ -186,8 +183,7 @@ class Index:
             for key in keys:
                 entry = None
                 if key in cached:
-                    with suppress(*UNUSABLE):
-                        entry = self._entry(cached[key], found[key])
+                    entry = self._entry(cached[key], found[key])
                 if entry is None:
                     entry, text = self._parse(key, found[key].timeline)
                     if text and entry.settled and not entry.problem:
@@ -216,8 +212,6 @@ class Index:
                 entry = replace(self._entry(text, seen), settled=settled)
             except ValueError as error:
                 entry = _Entry(seen, settled, problem=str(error))
-            except UNUSABLE as error:
-                entry = _Entry(seen, settled, problem=f"not a run record: {error}")
             return (entry, text) if _stamp(path.stat()) == seen.stamp else (None, b"")
         except FileNotFoundError:
             return None, b""
@@ -225,7 +219,7 @@ class Index:
             return _Entry(_Seen(None, timeline), settled=False, problem=str(error)), b""
 
     def _entry(self, text: bytes, seen: _Seen) -> _Entry:
-        """The entry of a record without its series; raises one of UNUSABLE."""
+        """The entry of a record without its series, which was read before (index_cache.py)."""
         data = json.loads(text)
         record = RunRecord(**data.pop("record"))
         columns = {name: v for name, v in row(record).items() if name not in SERIES} | data

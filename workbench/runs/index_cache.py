@@ -19,7 +19,7 @@ from workbench.runs.record import SCHEMA
 
 CACHE = ".index.sqlite"
 TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
-FORMAT = 1
+FORMAT = 2
 """Of an entry in the cache; another number when what the index writes there is another."""
 
 WAIT_SECONDS = 0.2
@@ -56,7 +56,9 @@ class Cache:
         return {
             names[name]: text
             for name, seal, text in self._do(query, names)
-            if isinstance(text, bytes) and seal == _seal(name, wanted[names[name]], text)
+            if name in names  # SQLite may answer anything from a damaged file
+            and isinstance(text, bytes)
+            and seal == _seal(name, wanted[names[name]], text)
         }
 
     def write(self, parsed: dict[str, tuple[Stamp, bytes]]) -> None:

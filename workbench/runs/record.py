@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+
+from workbench.core.jsonfile import parse_json
+from workbench.core.schema import Measured, read_as, read_fields
+from workbench.runs.spec import EVERY_VERSION, RunSpec
 
 Status = Literal[
     "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error"
@@ -32,13 +36,41 @@ Source = Literal["measured", "simulated", "published"]
 SCHEMA = 1
 
 
+class Predicted(TypedDict, total=False):
+    """What a plan said of a run before it ran."""
+
+    step_seconds: Measured | None
+    peak_bytes: dict[str, int | float | None]
+    moved_bytes: dict[str, int | float | None]
+    moved_parts: dict[str, int | float]
+    binding: str
+    how: str
+    settings: dict[str, Any]
+
+
+class Provenance(TypedDict, total=False):
+    """Where a record came from (provenance.py), as far as it is read again."""
+
+    command: list[str]
+    commit: str | None
+    cores: int
+    cpu: str
+    device_class: str | None
+    dirty: bool | None
+    gpus: list[str]
+    host_memory_bytes: int
+    packages: dict[str, str]
+    python: str
+    system: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a method's `train` returns: the measured part of a record."""
 
-    losses: list[float]
+    losses: list[Measured]
     """Mean loss of every step."""
-    step_seconds: list[float]
+    step_seconds: list[Measured]
     """Wall time of every step, the first (warm-up) included."""
     peak_bytes: dict[str, int | None]
     """Tier -> largest bytes in use; None where it cannot be measured, said in `notes`."""
@@ -51,11 +83,11 @@ class Outcome:
     them apart."""
     window: int | None = None
     resident: int | None = None
-    predicted: dict[str, Any] = field(default_factory=dict)
+    predicted: Predicted = field(default_factory=Predicted)
     """The plan: step_seconds, peak_bytes, moved_bytes, moved_parts, binding."""
     skipped_steps: list[int] = field(default_factory=list)
     """Steps left out because a gradient was not finite."""
-    grad_norms: list[float | None] = field(default_factory=list)
+    grad_norms: list[Measured | None] = field(default_factory=list)
     engine: str = ""
     """Which implementation ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
     notes: list[str] = field(default_factory=list)
@@ -74,9 +106,9 @@ class RunRecord:
     """One sentence on why the status is not ok."""
     refused: bool = False
     """Whether the spec itself was the reason, before any step: a bad value, a budget too small."""
-    losses: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    samples_per_second: float | None = None
+    losses: list[Measured] = field(default_factory=list)
+    step_seconds: list[Measured] = field(default_factory=list)
+    samples_per_second: Measured | None = None
     """Batch size over the median step time, the first step left out."""
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
     moved_bytes: dict[str, int | None] = field(default_factory=dict)
@@ -84,16 +116,16 @@ class RunRecord:
     parameters: int | None = None
     window: int | None = None
     resident: int | None = None
-    predicted: dict[str, Any] = field(default_factory=dict)
+    predicted: Predicted = field(default_factory=Predicted)
     skipped_steps: list[int] = field(default_factory=list)
-    grad_norms: list[float | None] = field(default_factory=list)
+    grad_norms: list[Measured | None] = field(default_factory=list)
     engine: str = ""
     notes: list[str] = field(default_factory=list)
     started: str = ""
     """ISO 8601, UTC."""
     seconds: float | None = None
     """Wall time of the whole run, set-up included."""
-    provenance: dict[str, Any] = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -105,31 +137,21 @@ class RunRecord:
         return json.dumps(strict(asdict(self)), indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> RunRecord:
-        """Inverse of `to_json`; raises ValueError when the text is no record of a known schema."""
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"not a run record: {error}") from None
-        if not isinstance(data, dict) or "schema" not in data:
+    def from_json(cls, text: str | bytes) -> RunRecord:
+        """Inverse of `to_json`; raises ValueError when the text is no record of a known schema, or
+        its spec none that a version of this program wrote."""
+        data = parse_json(text, "not a run record: it", any_text=True)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema is None:
             raise ValueError("not a run record: it has no schema number")
-        if data["schema"] > SCHEMA:
-            raise ValueError(
-                f"the record has schema {data['schema']}, this version reads up to {SCHEMA}"
-            )
-        known = {f.name for f in fields(cls)}
-        unknown = data.keys() - known
-        if unknown:
-            raise ValueError(f"not a run record: unknown field {sorted(unknown)[0]!r}")
-        for name, kind in (("spec", dict), ("started", str), ("provenance", dict)):
-            if not isinstance(data.get(name, kind()), kind):
-                raise ValueError(f"not a run record: {name} is {data[name]!r}")
-        for name in ("losses", "step_seconds", "grad_norms"):
-            data[name] = [_number(value) for value in data.get(name, [])]
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise ValueError(f"not a run record: {error}") from None
+        if type(schema) is int and schema > SCHEMA:
+            raise ValueError(f"the record has schema {schema}, this version reads up to {SCHEMA}")
+        where = "not a run record"
+        spec = read_fields(RunSpec, data.get("spec"), f"{where}: spec", EVERY_VERSION)
+        record = read_as(cls, data | {"spec": spec}, where)
+        if spec["method"] != record.method:
+            raise ValueError(f"{where}: it is of {record.method}, its spec of {spec['method']}")
+        return record
 
 
 def steady_step_seconds(step_seconds: list[float]) -> float | None:
@@ -163,7 +185,3 @@ def strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [strict(item) for item in value]
     return value
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, str) else value

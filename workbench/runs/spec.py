@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from workbench.core.schema import read_as
 from workbench.model.spec import ModelSpec
 
 Auto = Literal["auto"]
@@ -218,19 +219,8 @@ class RunSpec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunSpec:
-        """Inverse of `to_dict`; raises ValueError naming an unknown field."""
-        known = {f.name for f in fields(cls)}
-        for name in data:
-            if name not in known:
-                raise ValueError(
-                    f"unknown field {name!r} in a run spec; known: {', '.join(sorted(known))}"
-                )
-        if "method" not in data:
-            raise ValueError("a run spec needs a method")
-        values = dict(data)
-        if isinstance(values.get("model"), dict):
-            values["model"] = ModelSpec.from_dict(values["model"])
-        return cls(**values)
+        """Inverse of `to_dict`; raises ValueError naming what does not fit."""
+        return read_as(cls, data, "the run spec")
 
     def with_(self, **changes: Any) -> RunSpec:
         """A changed copy, checked like a new one."""
@@ -261,6 +251,15 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     return found
 
 
+EVERY_VERSION = frozenset({
+    "method", "model", "family", "layers", "hidden", "heads", "seq", "vocab", "dropout", "tied",
+    "config_digest", "text", "tokenizer", "batch", "microbatches", "steps", "seed", "device",
+    "dtype", "window", "resident", "activations", "optimizer_tier", "host_workers", "clip", "lr",
+    "min_lr", "lr_schedule", "warmup_steps", "lr_decay_steps", "weight_decay", "beta1", "beta2",
+    "eps", "device_memory", "host_memory", "disk_memory", "link_bytes_per_s", "save_every",
+})  # fmt: skip
+"""Fields of a run and of its model that all versions have written: a record without one of them is
+damaged, not old."""
 NO_PACKS = "none"
 """What people write for no forward packs."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}

@@ -175,10 +175,7 @@ def read_record(path: Path) -> RunRecord:
     """Raises ValueError when it is no record, or not the record of the folder it lies in."""
     if not path.is_file():
         raise ValueError("not a run record: it is no file")
-    try:
-        record = RunRecord.from_json(path.read_text())
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"not a run record: {error}") from None
+    record = RunRecord.from_json(path.read_bytes())
     if record.key != path.parent.name:
         raise ValueError(f"the record is of run {record.key}, not of {path.parent.name}")
     return record
@@ -222,14 +219,20 @@ def row(record: RunRecord) -> dict[str, Any]:
     spec = {k: v for k, v in record.spec.items() if k not in ("model", "method")}
     asked = {name: spec.pop(name) for name in ("window", "resident") if name in spec}
     predicted = record.predicted
-    return {
+    columns = {
         "key": record.key,
         "source": record.source,
         "method": record.method,
         "status": record.status,
         "message": record.message,
-        **record.spec.get("model", {}),
-        **spec,
+    }
+    columns |= {
+        name: value
+        for name, value in {**record.spec.get("model", {}), **spec}.items()
+        if name not in columns  # a field of another version's
+    }
+    return {
+        **columns,
         **{f"asked_{name}": value for name, value in asked.items()},
         "window": record.window,
         "resident": record.resident,

@@ -72,6 +72,15 @@ def test_records_come_back_oldest_first(store: Store) -> None:
         record("k").to_json()[:-40],
         record("k").to_json().replace('"ok"', '"fine"'),
         record("other").to_json(),
+        record("k").to_json().replace('"layers"', '"layerc"'),
+        record("k").to_json().replace('"batch": 4', '"batch": "4"'),
+        record("k").to_json().replace('"method": "stronghold"', '"method": "l2l"', 1),
+        record("k", peak_bytes=[]).to_json(),
+        record("k", losses=[None]).to_json(),
+        record("k", provenance={"cores": None}).to_json(),
+        record("k", predicted={"step_seconds": "soon"}).to_json(),
+        record("k", predicted={"settings": json.loads("[" * 90 + "]" * 90)}).to_json(),
+        record("k").to_json().replace('"key"', '"key": "k", "key"', 1),
     ],
 )
 def test_what_is_no_record_is_not_done_and_is_never_lost(store: Store, text: str) -> None:
@@ -88,6 +97,16 @@ def test_what_is_no_record_is_not_done_and_is_never_lost(store: Store, text: str
     assert store.find("k") == record("k")
     assert store.problems == {}
     assert path.with_name("record.json.corrupt-1").read_text(encoding="latin-1") == text
+
+
+def test_a_record_of_an_older_version_has_the_defaults_of_what_came_since(store: Store) -> None:
+    spec = record("k").spec
+    old = {name: value for name, value in spec.items() if name not in ("ranks", "packing")}
+    store.write(record("k", spec=old | {"went": [1], "status": "mine"}))
+
+    found = store.find("k")
+    assert found.spec == spec | {"went": [1], "status": "mine"}
+    assert (row(found)["ranks"], row(found)["went"], row(found)["status"]) == (1, [1], "ok")
 
 
 def test_a_result_is_replaced_in_one_step(store: Store) -> None:
@@ -187,7 +206,7 @@ def test_records_are_strict_json() -> None:
 
 def test_one_bad_folder_costs_one_record(store: Store) -> None:
     """Whatever lies in the runs folder, the other records are read."""
-    good = RunRecord(key="good", method="fake", status="ok", spec={"model": {}})
+    good = RunRecord(key="good", method="fake", status="ok", spec=RunSpec(method="fake").to_dict())
     store.write(good)
     broken = {
         "deep": "[" * 100_000,

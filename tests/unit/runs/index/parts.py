@@ -38,14 +38,16 @@ def record(key: str, **changes: object) -> RunRecord:
 
 
 def various() -> list[RunRecord]:
+    full = RunSpec(method="stronghold").to_dict()
+    later = {"ranks", "packing", "start_from"}
     return [
         record("plain"),
         record("early", started="2025-12-31", window=None, samples_per_second=5.25),
         record("failed", status="error", losses=[], step_seconds=[], message=HOSTILE),
-        record("refused", spec={"method": "stronghold"}, predicted={}, peak_bytes={}),
+        record("old", spec={k: v for k, v in full.items() if k not in later}, predicted={}),
         record("diverged", status="diverged", losses=[1.0, float("nan"), float("inf")]),
-        record("one-step", losses=[1], step_seconds=[2], notes=["a", HOSTILE], parameters=10**30),
-        record("foreign", spec={"method": "x", "model": {"layers": 3}, "key": "other", "new": [1]}),
+        record("one-step", losses=[1], step_seconds=[2], notes=["a", HOSTILE], parameters=10**18),
+        record("foreign", spec=full | {"key": "other", "new": [1]}),
     ]
 
 
