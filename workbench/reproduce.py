@@ -92,7 +92,7 @@ def reproduce(
         echo(f"{head}: {words}")
     echo(f"figures, tables and notebooks are in {folder_of(store, values['size'])}")
     echo("writing the report")
-    return Reproduced(write_report(values["size"], store.root), ran)
+    return Reproduced(write_report(values["size"], store.root, echo), ran)
 
 
 def report(results: str | Path, *, echo: Echo) -> str:
@@ -104,7 +104,7 @@ def report(results: str | Path, *, echo: Echo) -> str:
     store, paths = Store(results), []
     for file in sorted(store.root.glob(f"reports/*/{OUTCOMES}")):
         echo(f"writing the report of size {file.parent.name}")
-        paths.append(str(write_report(file.parent.name, store.root)))
+        paths.append(str(write_report(file.parent.name, store.root, echo)))
     if not paths:
         raise ValueError(f"nothing has been reproduced in {store.root} yet: run reproduce first")
     return "\n".join(paths)

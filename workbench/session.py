@@ -290,8 +290,13 @@ def with_prediction(record: RunRecord, store: Store) -> RunRecord:
 
 
 def records_of(stage: Stage) -> list[RunRecord]:
-    """The records a search or a sweep has."""
-    return [point.record for point in stage.points if point.record is not None]
+    """The records a search or a sweep has, each of the spec that was asked for: its key names that,
+    while the copy in its file may be damaged."""
+    return [
+        replace(point.record, spec=point.spec.to_dict())
+        for point in stage.points
+        if point.record is not None and point.record.method == point.spec.method
+    ]
 
 
 def shown_event(progress: Progress, event: Event) -> None:

@@ -94,7 +94,7 @@ class Fault(Misfit):
 def read_as(kind: Any, data: Any, where: str) -> Any:
     """`data`, as it comes out of a JSON parser, as a value of the annotation `kind`.
 
-    Raises ValueError, one sentence that begins with `where`.
+    Raises ValueError, one sentence that begins with `where`, where that is not empty.
     """
     return _read(_reader(kind), data, where)
 
@@ -115,7 +115,7 @@ def _read(read: Read, data: Any, where: str) -> Any:
     except Fault as error:
         raise ValueError(": ".join(filter(None, (where, error.place, error.text)))) from None
     except Misfit as error:
-        named = f"{where}: {error.place}" if error.place else where
+        named = ": ".join(filter(None, (where, error.place))) or "it"
         raise ValueError(f"{named} is {error.text}") from None
 
 

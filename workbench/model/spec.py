@@ -141,7 +141,7 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:
         """Inverse of `to_dict`; raises ValueError naming what does not fit."""
-        return read_as(cls, data, "the model")
+        return read_as(cls, data, "")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

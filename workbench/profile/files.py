@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.core.jsonfile import read_object
+from workbench.core.schema import read_as
 from workbench.profile.machine import Machine
 from workbench.profile.table import Echo
 
@@ -20,18 +22,16 @@ FORMAT = 7
 """Raised when stored measurements mean something else than before."""
 
 
-def stored(
-    path: Path, machine: Machine, parse: Callable[[dict[str, Any]], T], echo: Echo
-) -> T | None:
-    """What `path` holds, if it was measured on this machine; else says why not."""
+def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
+    """What `path` holds, a `kind`, if it was measured on this machine; else says why not."""
     try:
-        data = json.loads(path.read_text())
-        if data.pop("format") != FORMAT:
+        data = read_object(path, "it")
+        if data.pop("format", None) != FORMAT:
             raise ValueError("it is of another version")
-        found = parse(data)
+        found = read_as(kind, data, "it")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         echo(f"{path} is not used, it cannot be read: {error}")
         return None
     difference = machine.difference(found.machine)

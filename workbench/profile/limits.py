@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from workbench.profile.files import measuring, stored, write
 from workbench.profile.machine import Machine, this_machine
@@ -31,6 +30,12 @@ class FoundLimits:
     budget: int
     """Bytes of the device."""
 
+    def __post_init__(self) -> None:
+        numbers = {"tried": self.tried, "budget": self.budget, **asdict(self.limits)}
+        for name, number in numbers.items():
+            if number < 1:
+                raise ValueError(f"{name} is {number}; it must be at least 1")
+
     def up_to(self, most: int) -> Limits | None:
         """The limits among sizes up to `most`; None where they may lie beyond what was tried."""
         found = self.limits
@@ -49,7 +54,7 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
     machine = this_machine(spec.device)
     path = _path(spec, results, machine)
     with measuring(path, echo):
-        found = stored(path, machine, _from, echo)
+        found = stored(path, machine, FoundLimits, echo)
         known = found.up_to(spec.batch) if found and found.budget == budget else None
         if known is None:
             from workbench.profile.probe import limits
@@ -64,22 +69,10 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
 def stored_limits(spec: RunSpec, results: Path, echo: Echo = silent) -> Limits | None:
     """The same, if they are stored; nothing is tried."""
     machine = this_machine(spec.device)
-    found = stored(_path(spec, results, machine), machine, _from, echo)
+    found = stored(_path(spec, results, machine), machine, FoundLimits, echo)
     return None if found is None else found.up_to(spec.batch)
 
 
 def _path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     """Named by the model without its depth, dtype, and what the device's budget depends on."""
     return path_of(spec, results, machine, "limits", spec.dtype, spec.device_memory, spec.ranks)
-
-
-def _from(data: dict[str, Any]) -> FoundLimits:
-    """Raises ValueError where a number is none."""
-    found = FoundLimits(
-        **{**data, "machine": Machine(**data["machine"]), "limits": Limits(**data["limits"])}
-    )
-    numbers = {"tried": found.tried, "budget": found.budget, **asdict(found.limits)}
-    for name, number in numbers.items():
-        if type(number) is not int or number < 1:
-            raise ValueError(f"{name} is {number!r}, and must be a whole number of at least 1")
-    return found

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import read_as
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
@@ -224,15 +226,12 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        data = json.loads(path.read_text())
-        return cls(
-            **{
-                **data,
-                "hardware": Hardware(**data["hardware"]),
-                "units": tuple(UnitCost(**unit) for unit in data["units"]),
-                "limits": Limits(**data["limits"]) if data.get("limits") else None,
-            }
-        )
+        """Inverse of `save`. Raises ValueError where the file is missing or does not fit."""
+        where = f"the profile {path}"
+        try:
+            return read_as(cls, read_json(path, where), where)
+        except FileNotFoundError:
+            raise ValueError(f"{where} is not there") from None
 
 
 class ProfileCosts:

@@ -21,13 +21,13 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
-from workbench.profile.table import Ceilings, Echo, Figure
+from workbench.profile.table import Ceilings, Echo
 from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ def ceilings(
     """
     machine = this_machine(device)
     path = folder_of(results, machine) / "hardware.json"
-    found = None if fresh else stored(path, machine, _ceilings_from, echo)
+    found = None if fresh else stored(path, machine, Ceilings, echo)
     if found is not None or not measure:
         return found
     with measuring(path, echo):
-        found = None if fresh else stored(path, machine, _ceilings_from, echo)
+        found = None if fresh else stored(path, machine, Ceilings, echo)
         if found is None:  # nobody measured while this process waited
             from workbench.profile.ceilings import measure_ceilings
 
@@ -131,7 +131,7 @@ def wires_for(
         return None
     machine = this_machine(spec.device)
     path = _wires_path(spec.ranks, results, machine)
-    found = stored(path, machine, _wires_from, echo)
+    found = stored(path, machine, MeasuredWires, echo)
     if found is not None or not measure:
         return None if found is None else found.wires
     with measuring(path, echo):
@@ -153,7 +153,7 @@ def rehearsed(
     machine = this_machine(device)
     path = _wires_path(wires.ranks, results, machine)
     with measuring(path, echo):
-        found = stored(path, machine, _wires_from, echo)
+        found = stored(path, machine, MeasuredWires, echo)
         if found is None or found.wires.pass_overhead_s is None:
             wires = replace(wires, pass_overhead_s=overhead_s())
             found = MeasuredWires(machine=machine, wires=wires)
@@ -278,7 +278,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
 
 def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
     path = _costs_path(spec, results, machine)
-    found = stored(path, machine, _costs_from, echo)
+    found = stored(path, machine, UnitCosts, echo)
     if found is None or len(found.order) == spec.model.units or spec.model.decomposed:
         return found
     # Of another depth: its blocks serve if they are all alike.
@@ -300,33 +300,3 @@ def path_of(spec: RunSpec, results: Path, machine: Machine, what: str, *parts: o
     text = json.dumps([FORMAT, shape, *parts], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return folder_of(results, machine) / f"{what}-{key}.json"
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-
-def _ceilings_from(data: dict[str, Any]) -> Ceilings:
-    return Ceilings(
-        **{
-            **data,
-            "machine": Machine(**data["machine"]),
-            "hardware": Hardware(**data["hardware"]),
-            "figures": tuple(Figure(**figure) for figure in data["figures"]),
-            "notes": tuple(data["notes"]),
-        }
-    )
-
-
-def _costs_from(data: dict[str, Any]) -> UnitCosts:
-    return UnitCosts(
-        **{
-            **data,
-            "machine": Machine(**data["machine"]),
-            "costs": {kind: UnitCost(**cost) for kind, cost in data["costs"].items()},
-            "order": tuple(data["order"]),
-        }
-    )
-
-
-def _wires_from(data: dict[str, Any]) -> MeasuredWires:
-    return MeasuredWires(machine=Machine(**data["machine"]), wires=Wires(**data["wires"]))

@@ -7,6 +7,7 @@ obtained; every verdict beside the reason for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,11 @@ CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
 
 
-def write_report(size: str, results: str | Path) -> Path:
-    """Build RESULTS/reports/SIZE/report.html from what the store has; nothing runs.
+def write_report(
+    size: str, results: str | Path, echo: Callable[[str], object] = lambda line: None
+) -> Path:
+    """Build RESULTS/reports/SIZE/report.html from what the store has; nothing runs. `echo` hears of
+    each file there that cannot be used, which the report tells as well.
 
     Raises ValueError for an unknown size, StoreError where the report cannot be written.
     """
@@ -72,6 +76,14 @@ def write_report(size: str, results: str | Path) -> Path:
         _provenance(sessions, records),
         _commands(size),
     ]
+    problems: dict[Path, str] = {}
+    for session in (*sessions, *(session for session, _ in harmony)):
+        problems |= session.store.problems
+    told = [f"{path} is not used: {why}" for path, why in sorted(problems.items())]
+    for line in told:
+        echo(line)
+    if told:
+        body.append([tag("h2", "Files that are not used"), tag("ul", [tag("li", x) for x in told])])
     path = folder_of(store, size) / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

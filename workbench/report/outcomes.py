@@ -6,10 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import read_as
+from workbench.figures.exhibit import EXHIBITS
 from workbench.model.corpus import STDLIB
 from workbench.report.page import Html, tag
 from workbench.runs.progress import format_seconds
-from workbench.runs.store import Store, write_whole
+from workbench.runs.store import Store, set_aside, write_whole
 
 OUTCOMES = "exhibits.json"
 
@@ -41,11 +44,19 @@ def folder_of(store: Store, size: str) -> Path:
 
 
 def load_outcomes(store: Store, size: str) -> dict[str, Outcome]:
-    """How the exhibits of a size ended when they were last run; {} when none was."""
+    """How the exhibits of a size ended when they were last run; {} when none was, and where the
+    file does not fit, which `Store.problems` then says."""
+    path = folder_of(store, size) / OUTCOMES
+    store.problems.pop(path, None)
     try:
-        data = json.loads((folder_of(store, size) / OUTCOMES).read_text())
-        return {figure: Outcome(**fields) for figure, fields in data.items()}
-    except (OSError, ValueError, TypeError):
+        found = read_as(dict[str, Outcome], read_json(path, "it", any_text=True), "it")
+        if unknown := sorted(found.keys() - {*EXHIBITS}):
+            raise ValueError(f"it has the unknown exhibit {unknown[0]!r}")
+        return found
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        store.problems[path] = str(error)
         return {}
 
 
@@ -55,6 +66,8 @@ def save_outcomes(store: Store, size: str, outcomes: dict[str, Outcome]) -> None
     data = {figure: asdict(outcome) for figure, outcome in outcomes.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if folder / OUTCOMES in store.problems:
+            set_aside(folder / OUTCOMES)
         write_whole(folder / OUTCOMES, json.dumps(data, indent=1) + "\n")
     except OSError as error:
         raise store.unusable(error) from error

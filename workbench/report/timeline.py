@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
+from workbench.runs.timeline import FILE, load_timeline
 from workbench.schedule.draw import draw_comparison
 from workbench.schedule.simulate import Event, simulate
 
@@ -26,17 +26,14 @@ def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
     """Predicted above measured, of the first STRONGHOLD run that left a timeline; None without
     one."""
     for record in records:
-        path = store.folder(record.key) / "timeline.json"
+        path = store.folder(record.key) / FILE
         if record.method == METHOD and record.status == "ok" and path.exists():
             try:
-                measured = [Event(**event) for event in json.loads(path.read_text())["events"]]
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-            ):  # torn by a death: the record does not need it
+                measured = load_timeline(path.parent).events
+                predicted = predict(record, store)
+            except ValueError as error:  # torn by a death, or of another version
+                store.problems[path] = str(error)
                 continue
-            predicted = predict(record, store)
             if predicted and measured:
                 layers = record.spec["model"]["layers"]
                 title = f"{layers} layers, window {record.window}, {record.resident} resident"

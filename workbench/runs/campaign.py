@@ -23,10 +23,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import Measured, read_as
+from workbench.runs.record import strict
 from workbench.runs.runner import import_path
 from workbench.runs.store import KeyLock, Store, write_whole
 from workbench.runs.sweep import SweepFile
@@ -42,6 +45,25 @@ START_S = 15.0
 """Longest time in which a process that was started says so."""
 
 
+class Orders(TypedDict, total=False):
+    """``order.json``."""
+
+    want: Want
+    retry: int
+    """How many times people asked for that."""
+
+
+class Running(TypedDict):
+    """A point that runs."""
+
+    index: int
+    key: str
+    where: str | None
+    step: int
+    steps: int
+    loss: Measured | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """What a sweep is doing."""
@@ -51,8 +73,7 @@ class Status:
     """One sentence, where there is something to say: who is waited for, why it failed."""
     counts: dict[str, int] = field(default_factory=dict)
     """Points by state: pending, running, done, failed."""
-    running: list[dict[str, Any]] = field(default_factory=list)
-    """Of each running point: index, key, where, step, steps, loss."""
+    running: list[Running] = field(default_factory=list)
     seconds_left: float | None = None
     pid: int | None = None
     detached: bool = False
@@ -170,12 +191,10 @@ class Campaign:
         self._order(again=True)
         self.start(detached=detached)
 
-    def orders(self) -> dict[str, Any]:
-        """What people want: ``want`` and ``retry``, the number of times they asked for that."""
+    def orders(self) -> Orders:
+        """What people want; nothing where the file does not fit."""
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / "order.json").read_text())
-            if isinstance(found, dict):
-                return found
+            return read_as(Orders, read_json(self.folder / "order.json", "it"), "it")
         return {}
 
     def _order(self, *, again: bool = False, **changes: Any) -> None:
@@ -185,8 +204,7 @@ class Campaign:
                 fcntl.flock(turn, fcntl.LOCK_EX)
                 orders = self.orders() | changes
                 if again:
-                    asked = orders.get("retry", 0)
-                    orders["retry"] = asked + 1 if isinstance(asked, int) else 1
+                    orders["retry"] = orders.get("retry", 0) + 1
                 _replace(self.folder / "order.json", json.dumps(orders) + "\n")
         except OSError as error:
             raise self.store.unusable(error) from error
@@ -215,8 +233,7 @@ class Campaign:
         alive, found = self.alive, _state_of(self.folder)
         if found.state in LIVE and not alive:
             words = "its process was ended; start it again and it goes on with what is left"
-            changes = {"state": "interrupted", "text": words, "running": [], "seconds_left": None}
-            return Status(**{**asdict(found), **changes})
+            return replace(found, state="interrupted", text=words, running=[], seconds_left=None)
         return found
 
     def lock(self) -> KeyLock | None:
@@ -230,18 +247,20 @@ class Campaign:
     def say(self, status: Status) -> None:
         """Replace what the sweep is said to be doing; for the process that conducts it."""
         try:
-            _replace(self.folder / "state.json", json.dumps(asdict(status)) + "\n")
+            _replace(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
         except OSError as error:
             raise self.store.unusable(error) from error
 
 
 def _state_of(folder: Path) -> Status:
-    """What the process said last; of a file that cannot be read, nothing."""
-    with suppress(OSError, ValueError, TypeError):
-        found = json.loads((folder / "state.json").read_text())
-        known = {f.name for f in fields(Status)}
-        return Status(**{name: value for name, value in found.items() if name in known})
-    return Status()
+    """What the process said last; of a file that does not fit, why."""
+    path = folder / "state.json"
+    try:
+        return read_as(Status, read_json(path, "it", any_text=True), "it")
+    except FileNotFoundError:
+        return Status()
+    except ValueError as error:
+        return Status(text=f"{path} is not used: {error}")
 
 
 def _replace(path: Path, text: str) -> None:

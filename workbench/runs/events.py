@@ -12,13 +12,58 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from workbench.core.jsonfile import parse_json
+from workbench.core.schema import Measured, read_as
 from workbench.runs.record import strict
 
 Event = dict[str, Any]
 """``{"time": seconds since 1970, "event": kind, ...}``; kinds: started, phase, step, ended, exit,
 and whatever a method adds. The runner itself adds cached and waiting, which are not stored."""
+
+
+class Told(TypedDict, total=False):
+    """What events say of a run or a sweep, as far as programs read it; a line of another kind of
+    value is not used."""
+
+    time: float
+    event: str
+    text: str
+    reason: str
+    message: str
+    status: str
+    started: str
+    attempt: str
+    key: str
+    where: str | None
+    index: int
+    next_step: int
+    settings: dict[str, Any]
+
+
+class Step(Told):
+    """The event of a step that is done."""
+
+    step: int
+    loss: Measured
+    seconds: Measured
+
+
+class Exit(TypedDict):
+    """How a worker ended, as its guard saw it."""
+
+    returncode: int
+    reason: str | None
+    oom_kills: int
+
+
+NEEDED = {
+    "cached": {"started"}, "damaged": {"reason"}, "not_saved": {"reason"}, "phase": {"text"},
+    "plan": {"settings"}, "point": {"index", "key"}, "point_ended": {"index", "key", "status"},
+    "profile": {"text"}, "resumed": {"next_step"}, "saved": {"next_step"}, "waiting": {"text"},
+}  # fmt: skip
+"""Kind -> fields without which nobody can use it."""
 
 
 def make_event(kind: str, **values: Any) -> Event:
@@ -60,19 +105,22 @@ class EventReader:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+        return [event for line in whole.splitlines() if (event := parse_event(line)) is not None]
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_event(line: str | bytes) -> Event | None:
+    """The event of a line; None where a death tore it, or it is none of ours."""
     try:
-        event = json.loads(line)
-    except ValueError:  # torn by a death, or not ours
+        event = parse_json(line, "it", any_text=True)
+        kind = str(event["event"]) if isinstance(event, dict) and "event" in event else None
+        event = read_as({"step": Step, "exit": Exit}.get(kind, Told), event, "it")
+    except ValueError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return event if kind is not None and NEEDED.get(kind, set()) <= event.keys() else None
 
 
 def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:
     """Losses and seconds of the steps, in order; a step done twice counts as last reported."""
     done = {event["step"]: event for event in events if event["event"] == "step"}
     steps = [done[step] for step in sorted(done)]
-    return [float(e["loss"]) for e in steps], [float(e["seconds"]) for e in steps]
+    return [e["loss"] for e in steps], [e["seconds"] for e in steps]

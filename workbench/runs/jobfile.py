@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import read_as
+from workbench.runs.record import Provenance
 
 NAME = "job.json"
 
@@ -25,11 +28,12 @@ class JobFile:
     """Wall time after which the guard ends the run; None for no limit."""
     resume: bool
     """Whether steps of earlier attempts count, which left their checkpoints."""
-    provenance: dict[str, Any]
+    provenance: Provenance
 
     def save(self, folder: Path) -> None:
         (folder / NAME).write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> JobFile:
-        return cls(**json.loads((folder / NAME).read_text()))
+        """Raises ValueError where the file does not fit."""
+        return read_as(cls, read_json(folder / NAME, NAME, any_text=True), NAME)

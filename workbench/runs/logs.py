@@ -8,6 +8,7 @@ on the way is said in `notes`:
 * a loss that is not a number was left out by Megatron's printer: an iteration without loss has loss
   nan;
 * DeepSpeed's fork divided by the time of ten iterations: its TFLOPS are multiplied by ten;
+* a run that was started again wrote some iterations twice: the later ones count;
 * a run that the operating system killed ends in the shell's word for it, and is taken for out of
   host memory.
 
@@ -23,19 +24,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 
+from workbench.core.schema import WHOLE
 from workbench.model.spec import ModelSpec
 from workbench.runs.methods import METHODS
 from workbench.runs.record import RunRecord, Status, steady_step_seconds
 from workbench.runs.spec import RunSpec
 
 NAME = re.compile(
-    r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d+)_hs?-(?P<hidden>\d+)"
-    r"_bs-(?P<batch>\d+)_ws-(?P<window>\d+)(?:_(?P<date>\d{4}-\d\d-\d\d))?"
+    r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d{1,9})_hs?-(?P<hidden>\d{1,9})"
+    r"_bs-(?P<batch>\d{1,9})_ws-(?P<window>\d{1,9})(?:_(?P<date>\d{4}-\d\d-\d\d))?"
 )
 """File names: the artifact wrote ``_hs-``, its documentation says ``_h-``."""
 
+_COUNT = r"(\d{1,15})(?!\d)"
+"""Longer ones count nothing that there is."""
 _NUMBER = r"[-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?)"
-_ITERATION = re.compile(r"\biteration +(\d+)/ *(\d+) *\|(.*)")
+_ITERATION = re.compile(rf"\biteration +{_COUNT}/ *{_COUNT} *\|(.*)")
 _ITERATION_FIELD = re.compile(rf"([a-z][a-z ]*(?:\(ms\))?): *({_NUMBER})", re.IGNORECASE)
 _TIMERS = re.compile(r"^(.*?)time \(ms\) \|(.*)$", re.MULTILINE)
 _TIMER = re.compile(rf"([\w/-]+(?: [\w/-]+)*): *({_NUMBER})")
@@ -45,8 +49,8 @@ _MEMORY = re.compile(
     rf"after \d+ iterations\)? memory \(MB\) \| allocated: *({_NUMBER})"
     rf" \| max allocated: *({_NUMBER}) \| reserved: *({_NUMBER}) \| max reserved: *({_NUMBER})"
 )
-_PARAMETERS = re.compile(r"number of parameters on \(tensor, pipeline\)[^:\n]*: *(\d+)")
-_VOCAB = re.compile(r"new size: (\d+)\)|padded_vocab_size \.+ *(\d+)")
+_PARAMETERS = re.compile(rf"number of parameters on \(tensor, pipeline\)[^:\n]*: *{_COUNT}")
+_VOCAB = re.compile(rf"new size: {_COUNT}\)|padded_vocab_size \.+ *{_COUNT}")
 _OURS = re.compile(r"^ *method \.+ *([\w-]+)", re.MULTILINE)
 _HOST_GB = re.compile(rf"CPU Virtual Memory: *used = ({_NUMBER}) GB")
 _END = re.compile(r"exiting (?:the )?program at iteration (\d+)")
@@ -147,7 +151,7 @@ class ParsedLog:
         )
         seconds = [point.elapsed_ms / 1000 for point in self.points]
         steady = steady_step_seconds(seconds)
-        max_allocated = self.memory_mib.get("max_allocated")
+        max_allocated = self.memory_mib.get("max_allocated", math.nan)
         return RunRecord(
             key=spec.key("published", self.date),
             method=self.method,
@@ -159,7 +163,7 @@ class ParsedLog:
             step_seconds=seconds,
             samples_per_second=self.batch / steady if steady else None,
             peak_bytes={
-                "device": None if max_allocated is None else round(max_allocated * 2**20),
+                "device": _whole(max_allocated * 2**20),
                 "host": None,
                 "disk": None,
             },
@@ -240,7 +244,7 @@ def _setting(text: str, what: str) -> str | None:
     if what in _DEFAULTS and not re.search(r"--num-layers|num_layers", text):
         return str(_DEFAULTS[what])
     for name in _SETTINGS[what]:
-        found = re.search(rf"(?:--{name}[ =]+|\b{name} \.+ *)(\d+)", text)
+        found = re.search(rf"(?:--{name}[ =]+|\b{name} \.+ *){_COUNT}", text)
         if found:
             return found[1]
     return str(_DEFAULTS[what]) if what in _DEFAULTS else None
@@ -300,12 +304,18 @@ def _points(text: str, batch: int) -> tuple[tuple[LogPoint, ...], list[str]]:
             )
         )
     notes = []
+    last = {point.iteration: point for point in points}
+    if len(last) < len(points):
+        notes.append(
+            f"{len(points) - len(last)} iterations stand twice, since the run was started again: "
+            "the later ones count"
+        )
     if without_loss:
-        where = ", ".join(map(str, without_loss))
+        where = ", ".join(map(str, sorted(set(without_loss))))
         notes.append(f"no loss is printed at iteration {where}: it was not a number")
     if deepspeed and any(point.tflops is not None for point in points):
         notes.append("TFLOPS are ten times those printed, which were divided by ten iterations")
-    return tuple(points), notes
+    return tuple(last[iteration] for iteration in sorted(last)), notes
 
 
 def _timers(text: str, *, of_rank: bool) -> dict[str, float]:
@@ -337,4 +347,4 @@ def _verdict(text: str, points: tuple[LogPoint, ...]) -> tuple[Status, str]:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return round(value) if value is not None and abs(value) < WHOLE else None

@@ -72,9 +72,15 @@ def describe_record(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
+PACKS = frozenset({
+    "forward_size", "backward_size", "forward_packs", "backward_packs", "mirrored", "resident",
+})  # fmt: skip
+"""Settings of a Harmony plan."""
+
+
 def describe_packs(settings: dict[str, Any]) -> Iterator[str]:
     """Micro-batches and packs of a Harmony plan; nothing of other plans."""
-    if "forward_packs" not in settings:
+    if not settings.keys() >= PACKS:
         return
     forward, backward = settings["forward_size"], settings["backward_size"]
     yield f"micro-batches of {forward} samples forward, {backward} backward"

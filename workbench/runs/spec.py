@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from workbench.core.schema import read_as
@@ -220,7 +220,9 @@ class RunSpec:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunSpec:
         """Inverse of `to_dict`; raises ValueError naming what does not fit."""
-        return read_as(cls, data, "the run spec")
+        if isinstance(data, dict) and "method" not in data:
+            raise ValueError("a run spec needs a method")
+        return read_as(cls, data, "")
 
     def with_(self, **changes: Any) -> RunSpec:
         """A changed copy, checked like a new one."""

@@ -191,14 +191,19 @@ def write_record(folder: Path, record: RunRecord) -> None:
     try:
         write_whole(part, record.to_json())
         if path.exists() and not _readable(path):
-            aside = (folder / f"{RECORD}.corrupt-{n}" for n in range(1, 10**6))
-            path.rename(next(name for name in aside if not name.exists()))
+            set_aside(path)
         part.rename(path)
         _sync_folder(folder)
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise _unusable(folder, error) from error
+
+
+def set_aside(path: Path) -> None:
+    """Give a file that cannot be read a name of its own, so that another may take its place."""
+    names = (path.with_name(f"{path.name}.corrupt-{n}") for n in range(1, 10**6))
+    path.rename(next(name for name in names if not name.exists()))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import faulthandler
 import io
-import json
 import math
 import os
 import shlex
@@ -28,6 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.core.jsonfile import read_json
 from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
@@ -89,7 +89,7 @@ def main(folder: Path) -> int:
     _open_log()
     job = JobFile.load(folder)
     look_here()
-    spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
+    spec = RunSpec.from_dict(read_json(folder / "spec.json", "spec.json", any_text=True))
     log = EventLog(folder / "events.jsonl")
     reporter = WorkerReporter(spec, log)
     began = time.monotonic()

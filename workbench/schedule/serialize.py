@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from workbench.core.jsonfile import parse_json
 from workbench.schedule.action import Action, Kind, format_name, parse_name
 from workbench.schedule.schedule import Buffer, Schedule
 
@@ -119,10 +120,7 @@ def _buffer_data(buffer: Buffer) -> dict[str, Any]:
 
 def from_json(text: str) -> Schedule:
     """Inverse of `to_json`; raises ValueError when the text is no schedule of a known version."""
-    try:
-        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not a schedule: {error}") from None
+    data = parse_json(text, "not a schedule: it")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'not a schedule: it does not say "format": "{FORMAT}"')
     version = data.get("version")
@@ -152,19 +150,6 @@ def from_json(text: str) -> Schedule:
         buffers=buffers,
         actions=tuple(actions),
     )
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"not a schedule: {constant} is no number of JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"not a schedule: {twice!r} stands twice in one object")
-    return found
 
 
 def _check_fields(

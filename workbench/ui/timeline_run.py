@@ -8,7 +8,6 @@ another schedule, there is none, or a note says so.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +17,11 @@ from workbench.runs.planning import answer, choose_profile
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event, simulate
 from workbench.ui.timeline_data import printable, timeline_data
 
-FILE = "timeline.json"
 WARM_UP = 2
 """Steps simulated before those that are shown: the first ones find nothing left to wait for."""
 PINNED = {"pulled_layers": "pulled", "disk_layers": "disk_layers", "kept_layers": "kept"}
@@ -64,17 +63,13 @@ def read_timeline(store: Store, key: str) -> tuple[str, list[Event]]:
 
     Raises ValueError as `run_timeline` does.
     """
-    path = store.folder(key) / FILE
     try:
-        data = json.loads(path.read_text())
-        events = [Event(**row) for row in data["events"]]
-        if not events:
-            raise ValueError("it holds no event")
-        timeline_data(measured=events)  # refuses what cannot be shown
-        return str(data.get("schedule", "")), events
+        found = load_timeline(store.folder(key))
+        timeline_data(measured=found.events)  # refuses what cannot be shown
+        return found.schedule, found.events
     except FileNotFoundError:
         raise ValueError(f"run {printable(key)} kept no timeline{_why(store, key)}") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         reason = printable(str(error))
         raise ValueError(f"the timeline of run {printable(key)} is not usable: {reason}") from None
 
@@ -132,7 +127,7 @@ def as_executed(record: RunRecord) -> RunSpec:
         if value is not None and getattr(spec, field) == "auto"
     }
     with suppress(ValueError):  # a window of fewer layers than anybody may ask for
-        return spec.with_(**pins)
+        return RunSpec.from_dict(spec.to_dict() | pins)
     return spec
 
 

@@ -7,7 +7,6 @@ their records, so a process beside the page does that (aside.py).
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from workbench.runs.campaign import LIVE, Campaign, Status
-from workbench.runs.events import Event, EventReader
+from workbench.runs.events import Event, EventReader, parse_event
 from workbench.runs.overrides import read_object
 from workbench.runs.record import RESULTS
 from workbench.runs.store import RECORD, Store, read_record
@@ -177,7 +176,7 @@ class SweepWatch:
         events = [event for event in self._reader.read() if event.get("time", 0) >= written - 1]
         self._news += events
         for event in events:
-            if event["event"] in ("point", "point_ended") and isinstance(event.get("index"), int):
+            if event["event"] in ("point", "point_ended"):
                 self._last[event["index"]] = event
                 self._apply(event["index"])
         return bool(events)
@@ -187,13 +186,13 @@ class SweepWatch:
         if not 0 <= index < len(self.points):
             return
         event, point = self._last[index], self.points[index]
-        if event.get("key") != point.key:
-            point.key = str(event.get("key"))
+        if event["key"] != point.key:
+            point.key = event["key"]
             self.outdated += 1
         if event["event"] == "point":
-            point.state, point.status, point.where = "running", "", str(event.get("where", ""))
+            point.state, point.status, point.where = "running", "", event.get("where") or ""
         else:
-            point.status, point.message = str(event.get("status")), str(event.get("message") or "")
+            point.status, point.message = event["status"], event.get("message", "")
             point.state = _state(point.status)
             point.where, point.seconds_left = "", None
             self._unread.append(index)
@@ -229,12 +228,9 @@ class SweepWatch:
         if seen is None or seen[0] != stamp:
             seconds = []
             for line in read_tail(path).splitlines()[-STEPS_LOOKED_AT:]:
-                try:
-                    event = json.loads(line)
-                    if event["event"] == "step" and event["step"] > 0:  # that may compile layers
-                        seconds.append(float(event["seconds"]))
-                except (ValueError, TypeError, KeyError):
-                    continue
+                event = parse_event(line)
+                if event and event["event"] == "step" and event["step"] > 0:  # that may compile
+                    seconds.append(event["seconds"])
             self._stamps[point.key] = seen = (stamp, median(seconds) if seconds else None)
         return None if seen[1] is None else seen[1] * max(0, point.steps - point.step)
 

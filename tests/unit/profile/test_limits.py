@@ -77,7 +77,7 @@ def test_a_number_that_is_none_is_not_used(looked, tmp_path, name, value):
     assert limits.stored_limits(spec, tmp_path) is None
     said: list[str] = []
     assert limits.limits_for(spec.with_(batch=16), tmp_path, 100, said.append).forward == 16
-    assert f"is not used, it cannot be read: {name} is {value!r}, and must be a whole" in said[0]
+    assert f"{name} is {value!r}; it must be a whole number" in said[0]
 
 
 @pytest.mark.parametrize(

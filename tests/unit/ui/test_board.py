@@ -448,7 +448,7 @@ def test_the_command_line_repeats_the_record(store: Store, spec: RunSpec) -> Non
 
 
 def test_a_spec_of_another_version_is_a_sentence(board: Board) -> None:
-    put(board.store, record(70, spec={"method": "l2l", "warp": 9}))
+    put(board.store, record(70, spec=RunSpec(method="l2l").to_dict() | {"warp": 9}, method="l2l"))
     board.refresh()
     with pytest.raises(ValueError, match="unknown field 'warp'"):
         board.command(key_of(70))

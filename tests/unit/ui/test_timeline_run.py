@@ -133,13 +133,13 @@ def test_a_run_without_a_record_shows_what_was_measured(run: Store) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "Expecting value"),
-        ("[]", "list indices must be integers"),
+        ("", "it is not JSON: Expecting value"),
+        ("[]", "it must be an object"),
         ('{"events": []}', "it holds no event"),
         ('{"events": [{"name": "F1.0"}]}', "missing"),
-        ('{"events": 3}', "not iterable"),
+        ('{"events": 3}', "events is 3; it must be a list"),
         ('{"schedule": "x"}', "'events'"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deep"),
     ],
 )
 def test_a_file_that_is_no_timeline_is_refused_in_a_sentence(
@@ -156,7 +156,7 @@ def test_a_file_that_is_no_timeline_is_refused_in_a_sentence(
 def test_an_event_of_another_version_is_refused(run: Store, field: str) -> None:
     name, events = read_timeline(run, KEY)
     write(run, [replace(events[0], **{field: "x\x1b"})], name)
-    with pytest.raises(ValueError, match=f"^the timeline of run {KEY} is not usable: event "):
+    with pytest.raises(ValueError, match=rf"^the timeline of run {KEY} is not usable: events?\b"):
         run_timeline(run, KEY)
 
 

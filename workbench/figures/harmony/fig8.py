@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import Any
 
@@ -31,6 +30,7 @@ from workbench.figures.verdict import Verdict, at_least
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE
 
 FIGURE, SECTION = "harmony_8", "VLDB'22, figure 8: BERT-Large, minibatch 600"
@@ -88,16 +88,17 @@ def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFr
 def busy_shares(record: RunRecord, store: Store) -> dict[int, float]:
     """Rank -> share of its last steps in which it computes; empty where a run left no timeline."""
     try:
-        told = json.loads((store.folder(record.key) / "timeline.json").read_text())
-        events = [event for event in told["events"] if event["lane"] == COMPUTE]
-    except (OSError, ValueError, KeyError, TypeError):
+        events = [e for e in load_timeline(store.folder(record.key)).events if e.lane == COMPUTE]
+    except (FileNotFoundError, ValueError):
         return {}
     if not events:
         return {}
     busy: dict[int, float] = defaultdict(float)
     for event in events:
-        busy[event["rank"]] += event["end_s"] - event["start_s"]
-    seconds = max(e["end_s"] for e in events) - min(e["start_s"] for e in events)
+        busy[event.rank] += event.end_s - event.start_s
+    seconds = max(e.end_s for e in events) - min(e.start_s for e in events)
+    if not seconds:
+        return {}
     return {rank: total / seconds for rank, total in sorted(busy.items())}
 
 

@@ -9,23 +9,18 @@ row `values[class[l]]`, with one entry per size, so that equal layers are writte
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+from workbench.core.jsonfile import read_object
 from workbench.methods.harmony.published.profiles import Measured, ModelProfile
 
 
 def load(path: str | Path) -> ModelProfile:
     """A profile; ValueError that names the file and what is wrong with it."""
     path = Path(path)
-    try:
-        data = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path.name}: a profile is one JSON object, this is a list or a value")
+    data = read_object(path, path.name)
     return _Reader(path.name, data).profile()
 
 

@@ -1,0 +1,42 @@
+"""``timeline.json``: the events of a run's last steps, as it measured them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import read_as
+from workbench.schedule.action import LANES, Kind, lane_kind
+from workbench.schedule.simulate import Event
+
+FILE = "timeline.json"
+KINDS = frozenset(Kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A run's events."""
+
+    events: list[Event]
+    schedule: str = ""
+    """Name of the schedule that was executed."""
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if not self.events:
+            raise ValueError("it holds no event")
+        for event in self.events:
+            if event.kind not in KINDS or lane_kind(event.lane) not in LANES:
+                raise ValueError(
+                    f"event {event.name!r} is of kind {event.kind!r} on lane {event.lane!r}, "
+                    "which this version lacks"
+                )
+            if event.end_s < event.start_s or min(event.unit, event.rank, event.step) < 0:
+                raise ValueError(f"event {event.name!r} ends before it starts, or is of no step")
+
+
+def load_timeline(folder: Path) -> Timeline:
+    """The timeline of the run in `folder`. Raises FileNotFoundError where it kept none, ValueError
+    where the file does not fit."""
+    return read_as(Timeline, read_json(folder / FILE, "it"), "")
