@@ -40,7 +40,7 @@ from workbench.runs.progress import Progress
 from workbench.runs.record import RunRecord
 from workbench.runs.search import Search
 from workbench.runs.spec import RunSpec
-from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
 from workbench.shown import Shown
 
@@ -291,12 +291,19 @@ def with_prediction(record: RunRecord, store: Store) -> RunRecord:
 
 def records_of(stage: Stage) -> list[RunRecord]:
     """The records a search or a sweep has, each of the spec that was asked for: its key names that,
-    while the copy in its file may be damaged."""
-    return [
-        replace(point.record, spec=point.spec.to_dict())
-        for point in stage.points
-        if point.record is not None and point.record.method == point.spec.method
-    ]
+    while the copy in its file may be damaged. `Store.problems` names those that no figure can
+    use."""
+    found = []
+    for point in stage.points:
+        record = point.record
+        if record is None:
+            continue
+        if record.status == "ok" and not min(record.step_seconds, default=0.0) > 0:
+            path = stage.store.folder(point.key) / RECORD
+            stage.store.problems[path] = f"its steps took {record.step_seconds} seconds"
+        else:
+            found.append(replace(record, method=point.spec.method, spec=point.spec.to_dict()))
+    return found
 
 
 def shown_event(progress: Progress, event: Event) -> None:

@@ -25,16 +25,16 @@ rises, so a file that fits pays nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from itertools import repeat
 from math import isfinite
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     Literal,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -42,7 +42,6 @@ from typing import (
     is_typeddict,
 )
 
-T = TypeVar("T")
 Read = Callable[[Any], Any]
 
 Measured = Annotated[float, "measured"]
@@ -160,13 +159,12 @@ def _reader(kind: Any) -> Read:
     if origin is tuple:
         return _row(kind, [_reader(each) for each in inner])
     if origin is dict:
-        return _mapping(_reader(inner[0]), _reader(inner[1]))
+        return _open({}, others=_reader(inner[1]))
     if is_dataclass(kind):
         return _record(kind)
     if is_typeddict(kind):
         hints = get_type_hints(kind, include_extras=True)
-        reads = {name: _reader(hint) for name, hint in hints.items()}
-        return _open(reads, needed=kind.__required_keys__, defaults={})
+        return _open({name: _reader(h) for name, h in hints.items()}, kind.__required_keys__)
     if kind is float:
         return _number
     if kind is int:
@@ -254,13 +252,7 @@ def _listed(kind: Any, origin: type, of: Any) -> Read:
             raise Misfit(value, describe(kind))
         if numbers and set(map(type, value)) == {float} and isfinite(sum(value)):
             return origin(value)  # a long series, at once
-        made = []
-        try:
-            for each in value:
-                made.append(item(each))
-        except Misfit as error:
-            raise error.within(f"[{len(made)}]") from None
-        return origin(made)
+        return origin(_each(repeat(item), value))
 
     return read
 
@@ -269,30 +261,19 @@ def _row(kind: Any, items: list[Read]) -> Read:
     def read(value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(items):
             raise Misfit(value, describe(kind))
-        made = []
-        try:
-            for item, each in zip(items, value, strict=True):
-                made.append(item(each))
-        except Misfit as error:
-            raise error.within(f"[{len(made)}]") from None
-        return tuple(made)
+        return tuple(_each(items, value))
 
     return read
 
 
-def _mapping(key: Read, item: Read) -> Read:
-    def read(value: Any) -> dict[Any, Any]:
-        if not isinstance(value, dict):
-            raise Misfit(value, "an object")
-        made = {}
-        try:
-            for name, each in value.items():
-                made[key(name)] = item(each)
-        except Misfit as error:
-            raise error.within(name) from None
-        return made
-
-    return read
+def _each(items: Iterable[Read], values: Sequence[Any]) -> list[Any]:
+    made: list[Any] = []
+    try:
+        for item, value in zip(items, values, strict=False):
+            made.append(item(value))
+    except Misfit as error:
+        raise error.within(f"[{len(made)}]") from None
+    return made
 
 
 def _record(kind: type) -> Read:
@@ -304,16 +285,14 @@ def _record(kind: type) -> Read:
         if field.init and field.default is MISSING and field.default_factory is MISSING
     }
 
+    read_all = _open(reads, frozenset(needed))
+
     def read(value: Any) -> Any:
         if isinstance(value, kind):
             return value
-        if not isinstance(value, dict):
-            raise Misfit(value, "an object")
-        for name in value.keys() - reads.keys():
+        for name in sorted(value.keys() - reads.keys()) if isinstance(value, dict) else ():
             raise Fault(f"unknown field {name!r}; known: {', '.join(sorted(reads))}")
-        for name in needed - value.keys():
-            raise Fault(f"the field {name!r} is missing")
-        values = _fields(reads, value, {})
+        values = read_all(value)
         try:
             return kind(**values)
         except ValueError as error:  # the dataclass's own check of its values
@@ -332,27 +311,28 @@ def _of_any_version(kind: type, needed: frozenset[str]) -> Read:
         reads[each.name] = _of_any_version(inner, needed) if loose else _reader(inner)
         if each.default is not MISSING:
             defaults[each.name] = each.default
-    return _open(reads, needed=needed & reads.keys(), defaults=defaults)
+    return _open(reads, needed & reads.keys(), defaults)
 
 
-def _open(reads: dict[str, Read], *, needed: frozenset[str], defaults: dict[str, Any]) -> Read:
+def _open(
+    reads: dict[str, Read],
+    needed: frozenset[str] = frozenset(),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    others: Read = _anything,
+) -> Read:
+    """Of a dict with these fields, and `others`."""
+
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise Misfit(value, "an object")
-        for name in needed - value.keys():
+        for name in sorted(needed - value.keys()):
             raise Fault(f"the field {name!r} is missing")
-        return _fields(reads, value, defaults)
+        made = dict(defaults)
+        try:
+            for name, each in value.items():
+                made[name] = reads.get(name, others)(each)
+        except Misfit as error:
+            raise error.within(name) from None
+        return made
 
     return read
-
-
-def _fields(
-    reads: dict[str, Read], value: dict[str, Any], defaults: dict[str, Any]
-) -> dict[str, Any]:
-    made = dict(defaults)
-    try:
-        for name, each in value.items():
-            made[name] = reads.get(name, _anything)(each)
-    except Misfit as error:
-        raise error.within(name) from None
-    return made

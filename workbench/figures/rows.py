@@ -195,7 +195,7 @@ def _quantity(record: RunRecord, quantity: str) -> tuple[float | None, float | N
     if record.status != "ok":
         return None, None, None
     if quantity == "parameters":
-        return record.parameters / 1e6, None, None
+        return record.parameters and record.parameters / 1e6, None, None
     first, seconds, third = steady_quartiles(record.step_seconds)
     if quantity == "ms":
         return seconds * 1e3, first * 1e3, third * 1e3

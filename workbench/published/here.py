@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
-from workbench.core.jsonfile import read_json
-from workbench.core.schema import read_as
+from workbench.core.jsonfile import read_object
 from workbench.published import sheet
 
 FILE = "offload.csv"
@@ -102,37 +101,18 @@ class _Told(NamedTuple):
     sitting: str
 
 
-class _Row(TypedDict):
-    method: str
-    commit: str
-    parameters: float | None
-    samples_per_second: float | None
-
-
-class _Run(TypedDict):
-    row: _Row
-    moved_bytes: dict[str, int | None]
-    started: str
-    seconds: float
-
-
-class _File(TypedDict):
-    runs: list[_Run]
-
-
 def _provenance(path: Path) -> dict[tuple[str, str, float | None, float | None], _Told]:
     """By `_place`; nothing where there is no such file. Raises ValueError for a file that is none
     of ours."""
     if not path.is_file():
         return {}
     try:
-        runs = read_as(_File, read_json(path, "it"), "it")["runs"]
-        runs.sort(key=lambda run: run["started"])
+        runs = sorted(read_object(path, "it")["runs"], key=lambda run: run["started"])
         told: dict[tuple[str, str, float | None, float | None], _Told] = {}
         began, ended = "", None
         for run in runs:
             row, moved = run["row"], run["moved_bytes"]
-            started = datetime.fromisoformat(run["started"]).astimezone(UTC)
+            started = datetime.fromisoformat(run["started"])
             if ended is None or started - ended > PAUSE:
                 began = f"{started:%H:%M}"
             ended = started + timedelta(seconds=run["seconds"])
@@ -140,9 +120,9 @@ def _provenance(path: Path) -> dict[tuple[str, str, float | None, float | None],
                      row["samples_per_second"])  # fmt: skip
             disk = (moved.get("read") or 0) + (moved.get("write") or 0)
             told[place] = _Told(disk_step_bytes=disk or None, sitting=began)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
-            f"{path.parent.name}/{path.name} is not a benchmark's provenance: {error}"
+            f"{path.parent.name}/{path.name} is not a benchmark's provenance: {error!r}"
         ) from None
     return told
 

@@ -34,7 +34,7 @@ def loss_table(records: Iterable[RunRecord]) -> pd.DataFrame:
     plain = losses_of(records).get(PLAIN, [])
     rows = []
     for record in records:
-        off = [abs(a - b) / abs(b) for a, b in zip(record.losses, plain, strict=False)]
+        off = [abs(a - b) / abs(b) for a, b in zip(record.losses, plain, strict=False) if b]
         rows.append(
             {
                 "method": METHODS[record.method].label,
@@ -69,7 +69,7 @@ def draw_losses(losses: dict[str, list[float]]) -> Figure:
                 linewidth=max(0.6, 3 - 0.6 * place),
             )
             if method != PLAIN and plain:
-                off = [abs(a - b) / abs(b) for a, b in zip(values, plain, strict=False)]
+                off = [abs(a - b) / abs(b) for a, b in zip(values, plain, strict=False) if b]
                 shown = [max(value, EQUAL) for value in off]
                 right.semilogy(steps, shown, color=look.color, marker=look.marker, ms=4, lw=1)
         left.set(xlabel="step", ylabel="loss (nats per token)")

@@ -47,7 +47,7 @@ class Step(Told):
 
     step: int
     loss: Measured
-    seconds: Measured
+    seconds: float
 
 
 class Exit(TypedDict):

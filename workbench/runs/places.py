@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.core.jsonfile import read_json
-from workbench.core.schema import read_as
+from workbench.core.jsonfile import read_object
 from workbench.runs import machine
 
 FOLDER = "WORKBENCH_PLACES"
@@ -33,14 +32,6 @@ class Place:
     name: str
     environment: dict[str, str] = field(default_factory=dict)
     """What a run there needs in its environment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """Who has a place, as the lock's file says."""
-
-    pid: int
-    what: str
 
 
 class Held:
@@ -109,9 +100,9 @@ def _lock(place: Place, what: str) -> int | None:
 
 def holder(place: Place) -> str:
     """Who has a place, in words."""
-    with suppress(OSError, ValueError):
-        told = read_as(Holder, read_json(_file(place), "it", any_text=True), "it")
-        return f"{told.what}, process {told.pid}"
+    with suppress(OSError, ValueError, KeyError):
+        told = read_object(_file(place), "it")
+        return f"{told['what']}, process {told['pid']}"
     return "another process"
 
 

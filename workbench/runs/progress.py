@@ -72,22 +72,16 @@ def describe_record(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
-PACKS = frozenset({
-    "forward_size", "backward_size", "forward_packs", "backward_packs", "mirrored", "resident",
-})  # fmt: skip
-"""Settings of a Harmony plan."""
-
-
 def describe_packs(settings: dict[str, Any]) -> Iterator[str]:
     """Micro-batches and packs of a Harmony plan; nothing of other plans."""
-    if not settings.keys() >= PACKS:
+    if "forward_packs" not in settings:
         return
-    forward, backward = settings["forward_size"], settings["backward_size"]
+    forward, backward = settings.get("forward_size"), settings.get("backward_size")
     yield f"micro-batches of {forward} samples forward, {backward} backward"
     for way in ("forward", "backward"):
-        yield f"{way} packs, by their units: {settings[f'{way}_packs'] or 'none'}"
-    way = "there and back again" if settings["mirrored"] else "in turn"
-    yield f"packs go to the ranks {way}; {settings['resident']} units stay"
+        yield f"{way} packs, by their units: {settings.get(f'{way}_packs') or 'none'}"
+    way = "there and back again" if settings.get("mirrored") else "in turn"
+    yield f"packs go to the ranks {way}; {settings.get('resident')} units stay"
 
 
 class Progress:

@@ -70,7 +70,7 @@ class Outcome:
 
     losses: list[Measured]
     """Mean loss of every step."""
-    step_seconds: list[Measured]
+    step_seconds: list[float]
     """Wall time of every step, the first (warm-up) included."""
     peak_bytes: dict[str, int | None]
     """Tier -> largest bytes in use; None where it cannot be measured, said in `notes`."""
@@ -107,7 +107,7 @@ class RunRecord:
     refused: bool = False
     """Whether the spec itself was the reason, before any step: a bad value, a budget too small."""
     losses: list[Measured] = field(default_factory=list)
-    step_seconds: list[Measured] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
     samples_per_second: Measured | None = None
     """Batch size over the median step time, the first step left out."""
     peak_bytes: dict[str, int | None] = field(default_factory=dict)
