@@ -135,7 +135,7 @@ def wires_for(
     if found is not None or not measure:
         return None if found is None else found.wires
     with measuring(path, echo):
-        found = stored(path, machine, _wires_from, echo)
+        found = stored(path, machine, MeasuredWires, echo)
         if found is None:  # nobody measured while this process waited
             from workbench.profile.wires import measure as measure_wires
 
