@@ -34,7 +34,7 @@ FIRST_PICTURE_S = 90
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
 
 
 @pytest.fixture
@@ -126,17 +126,17 @@ def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store
     click(page, "Run")
     page.get_by_text(re.compile("running; .*on the processors")).wait_for()
     campaign = Campaign(store, "fig8a-tiny")
-    wait_for(lambda: role("worker", store.root), patience_s=60)
+    wait_for(lambda: role("worker", store.root))
 
     restart_and_run_all(page)  # in the middle: what runs ends with the kernel
-    wait_for(lambda: campaign.status().state == "interrupted", patience_s=30)
-    assert left_behind(store.root, patience_s=10) == []
+    wait_for(lambda: campaign.status().state == "interrupted")
+    assert left_behind(store.root) == []
     page.get_by_text("fig8a: Throughput on one model").wait_for()
     page.get_by_text("fig8a: Throughput on one model").click()
     page.get_by_text("it goes on with what is left").locator("visible=true").first.wait_for()
 
     click(page, "Run")
-    wait_for(lambda: campaign.status().state == "running", patience_s=60)
+    wait_for(lambda: campaign.status().state == "running")
     click(page, "Cancel")
     page.get_by_text("it was cancelled").locator("visible=true").first.wait_for()
     assert campaign.status().state == "cancelled"
@@ -147,10 +147,10 @@ def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: S
     run_all(page)
     page.get_by_text("fig8a: Throughput on one model").click()
     click(page, "Run")
-    wait_for(lambda: role("worker", store.root), patience_s=60)
+    wait_for(lambda: role("worker", store.root))
     family = lab.family()
     lab.kill()
     begun = time.monotonic()
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
     wait_for(lambda: not living(family), 20)
     assert time.monotonic() - begun < 20

@@ -64,7 +64,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def server(store: Store) -> Iterator[Server]:
     with page(store.root) as server:
         yield server
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store) -> None:
         field.fill(text)
         field.press("Tab")
     tab.get_by_role("button", name="Start", exact=True).locator("visible=true").click()
-    wait_for(lambda: role("worker", store.root), patience_s=60)
+    wait_for(lambda: role("worker", store.root))
     (campaign,) = Campaign.all(store)
 
     tab.get_by_role("tab", name="Plan", exact=True).click()
@@ -138,4 +138,4 @@ def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store) -> None:
 
     tab.get_by_role("tab", name="Sweep", exact=True).click()
     tab.get_by_role("button", name="Cancel", exact=True).locator("visible=true").click()
-    wait_for(lambda: campaign.status().state == "cancelled", patience_s=30)
+    wait_for(lambda: campaign.status().state == "cancelled")

@@ -60,16 +60,16 @@ def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> Non
 
 def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store) -> None:
     sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
-    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds, patience_s=60)
+    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds)
     waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
     waits.poll()
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
     sweep.cancel()
     begun = time.monotonic()
-    wait_for(lambda: sweep.poll() or sweep.ended, patience_s=30)
+    wait_for(lambda: sweep.poll() or sweep.ended)
     assert time.monotonic() - begun < 15
     assert sweep.points[0].record.status == "cancelled"
-    assert left_behind(store.root, patience_s=5) == []
+    assert left_behind(store.root) == []
 
 
 def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
