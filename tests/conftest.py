@@ -1,8 +1,9 @@
 """What every test may use, and why a test cannot run here.
 
 A test that needs something this machine lacks carries a marker and is skipped with the reason; it
-never passes by doing nothing. Workers of one run share the machine; a test that measures how soon
-something answers is marked `quiet` and waits until no other test runs.
+never passes by doing nothing. Workers of one run share the machine with each other and with whatever
+else runs there, so no test asks how long anything takes: functions named ``bench_*`` do, beside the
+tests of the same thing (`make bench`, benchmarks/answers.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,35 +142,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip with a reason; and files with tests that want quiet come last, where few wait for it."""
+    """Skip with a reason."""
     thorough = config.getoption("--thorough")
-    quiet = {item.path for item in items if item.get_closest_marker("quiet")}
-    items.sort(key=lambda item: item.path in quiet)
     for item in items:
         if item.get_closest_marker("thorough") and not thorough:
             item.add_marker(pytest.mark.skip(reason="half of a grid, or long: `make thorough`"))
         for marker, unavailable in UNAVAILABLE.items():
             if item.get_closest_marker(marker) and (reason := unavailable()):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@contextmanager
-def _locked(file: Path, how: int) -> Iterator[None]:
-    with file.open() as held:
-        fcntl.flock(held, how)
-        yield
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Tests run side by side, but nothing beside a quiet one.
-
-    All enter through one door, which somebody who waits for quiet keeps shut.
-    """
-    door, room = ROOT / "pyproject.toml", ROOT / "tests" / "conftest.py"
-    quiet = item.get_closest_marker("quiet") is not None
-    with _locked(door, fcntl.LOCK_EX):
-        held = room.open()
-        fcntl.flock(held, fcntl.LOCK_EX if quiet else fcntl.LOCK_SH)
-    with held:
-        return (yield)

@@ -112,7 +112,7 @@ def test_a_sweep_from_the_form_to_the_plot(
     tab.get_by_role("button", name="Start", exact=True).locator("visible=true").first.click()
     wait_for(lambda: Campaign.all(store))
     (campaign,) = Campaign.all(store)
-    wait_for(lambda: campaign.status().state == "done", patience_s=90)
+    wait_for(lambda: campaign.status().state == "done")
     assert [record.status for record in store.records()] == ["ok", "ok"]
     tab.get_by_role("tab", name="Results").click()
     tab.get_by_role("table").locator("visible=true").first.wait_for()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.answers import Answered
 from tests.runs.helpers import (
     HANG_S,
     fake_spec,
@@ -13,6 +14,7 @@ from tests.runs.helpers import (
     processes_of,
     role,
     start_driver,
+    timed,
     wait_for,
 )
 from workbench.runs.runner import Job, run
@@ -187,3 +189,18 @@ def test_a_forced_run_that_is_cancelled_leaves_the_result_there_was(store: Store
         assert wait_for(job.poll).status == "cancelled"
 
     assert store.records() == [first]
+
+
+def bench_ends(store: Store, answered: Answered) -> None:
+    job = start("ignore_sigterm", store)
+    job.cancel()
+    job.cancel()
+    with timed() as took:
+        finish(job)
+    answered("runs: one that ignores its end, cancelled twice", took[0], 4)
+    command = start_driver("run", "-m", "fake", "--text", "children", "--results", store.root)
+    wait_for(lambda: len(processes_of(store.root)) == FAMILY)
+    command.kill()
+    with timed() as took:
+        assert left_behind(store.root) == []
+    answered("runs: killed with all that they started, until nothing is left", took[0], 5)

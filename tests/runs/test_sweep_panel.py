@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from io import StringIO
@@ -19,7 +20,8 @@ import jupytext
 import pytest
 from papermill.inspection import inspect_notebook
 
-from tests.runs.helpers import HANG_S, HERE, left_behind, role, wait_for
+from benchmarks.answers import Answered
+from tests.runs.helpers import HANG_S, HERE, left_behind, role, timed, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -389,3 +391,18 @@ def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> 
     assert names["panel"].store.root == tmp_path
     assert list(names["panel"].table()) == ["sweep", "state", "runs"]
     names["panel"].close()
+
+
+def bench_ticks(panel: SweepPanel, answered: Answered) -> None:
+    make(panel, text="steps 0.02", seeds="0..3")
+    fill(panel, steps="20")
+    panel.start()
+    spent = []
+    while state(panel) != "done":
+        with timed(time.process_time) as took:
+            panel.tick()
+        spent.extend(took)
+        time.sleep(0.05)
+    answered(
+        "sweeps: a look at one that runs, 95 of 100", sorted(spent)[len(spent) * 95 // 100], 0.02
+    )

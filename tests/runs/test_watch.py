@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.answers import Answered
 from tests.runs.fake_method import TOLD_S
-from tests.runs.helpers import wait_for
+from tests.runs.helpers import timed, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -121,6 +123,18 @@ def test_a_look_reads_only_what_changed(
     log.write_text("more\n")
     assert watch.look() == {"mine"}
     assert reads == [str(log)]
+
+
+def bench_looks(make: Make, watch: Watch, answered: Answered) -> None:
+    for number in range(20):
+        make(f"old-{number}", seed=number)
+    make().start()
+    follow(watch)
+    until(watch, "done")
+    with timed(time.process_time) as took:
+        for _ in range(20):
+            watch.look()
+    answered("sweeps: a look at 21 that have not changed", took[0] / 20, 0.01)
 
 
 def test_a_killed_sweep_is_interrupted_and_none_of_its_runs_runs(

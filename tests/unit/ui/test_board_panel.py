@@ -384,8 +384,8 @@ asyncio.run(main())
 
 
 def opened(store: Store) -> tuple[list[float], str]:
-    """A process of its own, without the index's cache, from its start to the first table: seconds,
-    MiB, seconds for which anything else had to wait, bytes sent; and heavy modules of the kernel."""
+    """A process of its own, without the index's cache: seconds from its start to the first table,
+    MiB, the longest that anything else had to wait, bytes sent; and what is heavy in the kernel."""
     (store.root / ".index.sqlite").unlink(missing_ok=True)
     started = str(time.clock_gettime(time.CLOCK_BOOTTIME))
     words = [sys.executable, "-c", OPEN, str(store.root), started]
