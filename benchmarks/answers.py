@@ -2,21 +2,20 @@
 
     python -m benchmarks.answers [pytest's arguments, such as -k sliders]
 
-What `make bench` runs. The questions are functions named ``bench_*`` beside the tests of the same
-thing, whose fixtures they use; no test asks how long anything takes, since whatever else runs on
-the machine decides that. Above 1 it took longer than promised. Rows are added to a file, one a
-question, with how busy the machine was.
+What `make bench` runs. The questions stand in tests of the same thing, as ``with answered(question,
+goal_s):`` around it, which in a test does nothing: whatever else runs on a machine decides how long
+anything takes there, so no test asks. Here those tests run alone, and a ratio above 1 is longer
+than promised. Rows are added to a file, one a question, with how busy the machine was.
 """
-
-from __future__ import annotations
 
 import csv
 import os
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import pytest
 
@@ -24,50 +23,53 @@ from workbench.runs import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "results" / "bench" / "answers.csv"
-Answered = Callable[[str, float, float], None]
-"""Enters a question, the seconds that were measured, and those that are promised."""
+CLOCKS = {"wall": time.monotonic, "process": time.process_time, "thread": time.thread_time}
+COLUMNS = ("when", "commit", "cores", "load", "times", "goal_s", "median_s", "most_s", "ratio")
 
 
 class Answers:
-    """What pytest is asked with: the fixture `answered`, whose rows end in a table and a file."""
+    """A plugin of pytest, which tests/conftest.py hands to tests as `answered`."""
+
+    asked = True
 
     def __init__(self) -> None:
-        self._here = provenance.gather()
-        self._rows: list[dict[str, Any]] = []
+        self._seconds: dict[tuple[str, float], list[float]] = {}
 
-    @pytest.fixture
-    def answered(self) -> Answered:
-        return self._enter
+    @contextmanager
+    def __call__(self, question: str, goal_s: float, clock: str = "wall") -> Iterator[None]:
+        began = CLOCKS[clock]()
+        yield
+        self.enter(question, goal_s, CLOCKS[clock]() - began)
 
-    def _enter(self, question: str, seconds: float, goal_s: float) -> None:
-        row = {
-            "question": question, "seconds": round(seconds, 6), "goal_s": goal_s,
-            "ratio": round(seconds / goal_s, 3), "cores": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 2), "commit": self._here["commit"],
-            "host": self._here["host"], "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        }  # fmt: skip
-        self._rows.append(row)
-        ROWS.parent.mkdir(parents=True, exist_ok=True)
-        new = not ROWS.exists()
-        with ROWS.open("a", newline="") as file:
-            writer = csv.DictWriter(file, [*row], lineterminator="\n")
-            writer.writerows([dict(zip(row, row, strict=True)), row] if new else [row])
+    def enter(self, question: str, goal_s: float, seconds: float) -> None:
+        """What something else has measured."""
+        self._seconds.setdefault((question, goal_s), []).append(seconds)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests that ask nothing."""
+        items[:] = [item for item in items if "answered" in getattr(item, "fixturenames", ())]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table, the worst first."""
-        terminalreporter.section(f"seconds over those promised; rows are in {ROWS}")
-        for row in sorted(self._rows, key=lambda row: -row["ratio"]):
-            told = "{ratio:8.3f} {seconds:9.3f} s of {goal_s:g} s: {question}".format(**row)
-            terminalreporter.write_line(told)
-
-
-def main(arguments: list[str]) -> int:
-    """pytest's exit status: a question that could not be asked is an error, a slow answer none."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    asking = [str(path) for path in files if "\ndef bench_" in path.read_text()]
-    only = ["-o", "python_functions=bench_*", "-o", "timeout=900"]
-    return pytest.main([*only, *arguments, *asking], plugins=[Answers()])
+        """Print a table of ratios, the largest first, and keep its rows."""
+        here = time.time(), provenance.gather()["commit"], os.cpu_count(), os.getloadavg()[0]
+        rows = []
+        for (question, goal_s), took in self._seconds.items():
+            middle = median(took)
+            found = (*here, len(took), goal_s, middle, max(took), middle / goal_s)
+            rows.append({"question": question, **dict(zip(COLUMNS, found, strict=True))})
+        terminalreporter.section(f"what was promised, seconds: median and most; rows in {ROWS}")
+        for row in sorted(rows, key=lambda row: -row["ratio"]):
+            told = "{ratio:7.3f} of {goal_s:8.4g}: {median_s:9.4g} {most_s:9.4g}  {question}"
+            terminalreporter.write_line(told.format(**row))
+        ROWS.parent.mkdir(parents=True, exist_ok=True)
+        with ROWS.open("a", newline="") as file:
+            writer = csv.DictWriter(file, ["question", *COLUMNS], lineterminator="\n")
+            if not file.tell():
+                writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    asking = [str(path) for path in tests if "answered" in path.read_text()]
+    sys.exit(pytest.main(["-o", "timeout=900", *sys.argv[1:], *asking], plugins=[Answers()]))

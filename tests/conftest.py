@@ -1,9 +1,8 @@
 """What every test may use, and why a test cannot run here.
 
 A test that needs something this machine lacks carries a marker and is skipped with the reason; it
-never passes by doing nothing. Workers of one run share the machine with each other and with whatever
-else runs there, so no test asks how long anything takes: functions named ``bench_*`` do, beside the
-tests of the same thing (`make bench`, benchmarks/answers.py).
+never passes by doing nothing. Workers of one run share the machine, and so does whatever else runs
+there: no test asks how long anything takes. `make bench` does, in the same places.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +93,23 @@ def measured(examined: SimpleNamespace) -> Path:
     are about something else.
     """
     return examined.results / "profiles"
+
+
+class Unasked:
+    """Nobody wants to know how long anything takes."""
+
+    asked = False
+
+    def __call__(self, question: str, goal_s: float, clock: str = "") -> AbstractContextManager:
+        return nullcontext()
+
+    def enter(self, question: str, goal_s: float, seconds: float) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def answered(request: pytest.FixtureRequest) -> Unasked:
+    """`with answered("what is done", 3):` is timed by benchmarks/answers.py, and by no test."""
+    return request.config.pluginmanager.get_plugin("answers") or Unasked()
 
 
 @pytest.fixture(scope="module", autouse=True)

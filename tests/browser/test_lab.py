@@ -12,14 +12,13 @@ import pytest
 
 from tests.browser.reading import unnamed
 from tests.browser.servers import ROOT, TOKEN, Server, jupyter_lab
-from tests.runs.helpers import left_behind, living, role, timed, wait_for
+from tests.runs.helpers import left_behind, living, role, wait_for
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from benchmarks.answers import Answered
     from tests.browser.conftest import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -75,24 +74,15 @@ def click(page: Page, name: str) -> None:
 
 
 def test_from_opening_the_notebook_to_the_first_figure(
-    open_page: Open, lab: Server, store: Store, shots: Path
+    open_page: Open, lab: Server, store: Store, shots: Path, answered
 ) -> None:
-    page = opened(open_page, lab)
-    run_all(page)
-    page.get_by_text("fig8b: Scaling with depth").click()
-    page.get_by_role("img", name=re.compile("^fig8b: ")).wait_for()
-    page.screenshot(path=shots / "first.png")
-    assert unnamed(page, at_least=15) == []
-
-
-def bench_first_figure(open_page: Open, lab: Server, answered: Answered) -> None:
-    """A newcomer has three minutes from `make lab`."""
-    with timed() as took:
+    with answered("JupyterLab: from opening the notebook to its first figure", 90):
         page = opened(open_page, lab)
         run_all(page)
         page.get_by_text("fig8b: Scaling with depth").click()
         page.get_by_role("img", name=re.compile("^fig8b: ")).wait_for()
-    answered("JupyterLab: from opening the notebook to its first figure", took[0], 90)
+    page.screenshot(path=shots / "first.png")
+    assert unnamed(page, at_least=15) == []
 
 
 def test_a_sweep_without_a_mouse(open_page: Open, lab: Server, store: Store, shots: Path) -> None:
@@ -149,7 +139,9 @@ def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store
     assert campaign.status().state == "cancelled"
 
 
-def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: Store) -> None:
+def test_the_server_killed_leaves_nothing(
+    open_page: Open, lab: Server, store: Store, answered
+) -> None:
     page = opened(open_page, lab)
     run_all(page)
     page.get_by_text("fig8a: Throughput on one model").click()
@@ -157,18 +149,6 @@ def test_the_server_killed_leaves_nothing(open_page: Open, lab: Server, store: S
     wait_for(lambda: role("worker", store.root))
     family = lab.family()
     lab.kill()
-    assert left_behind(store.root) == []
-    wait_for(lambda: not living(family))
-
-
-def bench_the_server_killed(open_page: Open, lab: Server, store: Store, answered: Answered) -> None:
-    page = opened(open_page, lab)
-    run_all(page)
-    page.get_by_text("fig8a: Throughput on one model").click()
-    click(page, "Run")
-    wait_for(lambda: role("worker", store.root))
-    family = lab.family()
-    lab.kill()
-    with timed() as took:
-        wait_for(lambda: not left_behind(store.root) and not living(family))
-    answered("JupyterLab: killed, until nothing of it is left", took[0], 20)
+    with answered("JupyterLab: killed, until nothing of it is left", 20):
+        assert left_behind(store.root) == []
+        wait_for(lambda: not living(family))

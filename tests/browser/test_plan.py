@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,6 @@ from workbench.runs.store import Store
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from benchmarks.answers import Answered
     from tests.browser.conftest import Open
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -86,9 +84,11 @@ def moved(tab: Page, slider: str, key: str) -> list[float]:
     return tab.evaluate("window.took")
 
 
-def test_every_slider_is_answered_in_words(tab: Page, shots: Path) -> None:
+def test_every_slider_is_answered_in_words(tab: Page, shots: Path, answered) -> None:
     for move in MOVES:
-        moved(tab, *move)
+        echo, answer = moved(tab, *move)
+        answered.enter("page: a slider shows its value", 0.2, echo)
+        answered.enter("page: the planner answers a slider, 100 layers", 0.3, answer)
     tab.get_by_text("Bound by").first.wait_for()
     for tier in ("device", "host"):
         tab.get_by_role("img", name=re.compile(rf"^{tier} memory: [\d.]+ GiB of ")).wait_for()
@@ -106,26 +106,7 @@ def test_every_slider_is_answered_in_words(tab: Page, shots: Path) -> None:
     assert field.input_value() == "101"
 
 
-def bench_sliders(tab: Page, answered: Answered) -> None:
-    """What people are promised: a slider's own value, and the planner's answer."""
-    echoes, answers = zip(*[moved(tab, *move) for move in MOVES], strict=True)
-    answered("page: a slider shows its value, median", median(echoes), 0.2)
-    answered("page: the planner answers a slider, 100 layers, median", median(answers), 0.3)
-    answered("page: the same, the slowest", max(answers), 2)
-
-
-def bench_sliders_beside_a_sweep(tab: Page, store: Store, answered: Answered) -> None:
-    asked = [moved(tab, *move)[1] for move in beside_a_sweep(tab, store)]
-    answered("page: the planner answers a slider beside a sweep, median", median(asked), 0.6)
-
-
-def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store) -> None:
-    for move in beside_a_sweep(tab, store):
-        moved(tab, *move)
-
-
-def beside_a_sweep(tab: Page, store: Store) -> Iterator[tuple[str, str]]:
-    """The moves, all the while a sweep of tiny runs is conducted."""
+def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store, answered) -> None:
     tab.get_by_role("tab", name="Sweep", exact=True).click()
     tab.get_by_label("method", exact=True).locator("visible=true").select_option(
         label="plain torch: everything on the device, in torch alone"
@@ -140,7 +121,10 @@ def beside_a_sweep(tab: Page, store: Store) -> Iterator[tuple[str, str]]:
     (campaign,) = Campaign.all(store)
 
     tab.get_by_role("tab", name="Plan", exact=True).click()
-    yield from MOVES
+    for move in MOVES:
+        echo, answer = moved(tab, *move)
+        answered.enter("page: a slider shows its value, beside a sweep", 0.4, echo)
+        answered.enter("page: the planner answers a slider, beside a sweep", 0.6, answer)
     assert campaign.status().state == "running", "all the while"
 
     tab.get_by_role("tab", name="Sweep", exact=True).click()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.answers import Answered
-from tests.runs.helpers import processes_of, timed, wait_for
+from tests.runs.helpers import processes_of, wait_for
 from workbench.runs.store import Store
 from workbench.ui.evaluation import Evaluation
 from workbench.ui.evaluation_panel import EvaluationPanel
@@ -17,8 +15,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def panel(store: Store) -> Iterator[EvaluationPanel]:
+def panel(store: Store, answered) -> Iterator[EvaluationPanel]:
     panel = EvaluationPanel("tiny", store.root)
+    tick = panel.tick
+
+    def look() -> None:
+        with answered("evaluation: a look at everything", 0.03, "thread"):
+            tick()
+
+    panel.tick = look
     yield panel
     for campaign in (panel.evaluation.tires, *(c.campaign for c in panel.evaluation.claims)):
         if campaign.alive:
@@ -126,19 +131,3 @@ def test_what_goes_wrong_is_a_sentence(panel: EvaluationPanel, store: Store) -> 
     assert "Traceback" not in shown.state.value
     with pytest.raises(ValueError, match="unknown size 'huge'"):
         Evaluation("huge", store.root)
-
-
-def bench_looks(panel: EvaluationPanel, answered: Answered) -> None:
-    """Of its own thread's processor time; a slider must answer meanwhile."""
-    ticks, shown = [], section(panel, "fig8b")
-
-    def tick(until: Callable[[], object]) -> object:
-        with timed(time.thread_time) as took:
-            panel.tick()
-        ticks.extend(took)
-        return until()
-
-    wait_for(lambda: tick(lambda: shown.verdict.value))
-    shown.run.click()
-    wait_for(lambda: tick(lambda: shown.claim.status.state == "done" and not shown.claim.stale))
-    answered("evaluation: the slowest look at everything", max(ticks), 0.03)

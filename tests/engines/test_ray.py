@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.answers import Answered
-from tests.runs.helpers import connections, left_behind, timed, wait_for
+from tests.runs.helpers import connections, left_behind, wait_for
 from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.executor import executor_of
 from workbench.runs.ray_executor import RayExecutor
@@ -58,25 +57,17 @@ def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> Non
     assert Sweep(specs, store, executor=executor).ended, "nothing is run twice"
 
 
-def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store) -> None:
+def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store, answered) -> None:
     sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
     wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds)
     waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
     waits.poll()
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
     sweep.cancel()
-    wait_for(lambda: sweep.poll() or sweep.ended)
+    with answered("Ray: a run cancelled, until it has ended on its machine", 15):
+        wait_for(lambda: sweep.poll() or sweep.ended)
     assert sweep.points[0].record.status == "cancelled"
     assert left_behind(store.root) == []
-
-
-def bench_cancel(executor: RayExecutor, store: Store, answered: Answered) -> None:
-    sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
-    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds)
-    sweep.cancel()
-    with timed() as took:
-        wait_for(lambda: sweep.poll() or sweep.ended)
-    answered("Ray: cancelled, until the run has ended on its machine", took[0], 15)
 
 
 def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:

@@ -50,13 +50,16 @@ class Broken(Exception):
 class Ended:
     """Looks at what a run took from the process, and whether all of it came back."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, answered) -> None:
+        self.answered, self.start_s = answered, time.perf_counter()
         self.folder, self.files = folder, len(os.listdir("/proc/self/fd"))
 
     def check(self, training: Training, *, in_autograd: bool = False) -> None:
         """Call after `close`. Torch itself never frees the graph of some backward passes that an
         exception from Python left (`in_autograd`), so the device's count says nothing then.
         """
+        took_s = time.perf_counter() - self.start_s
+        self.answered.enter("runs: made to fail, until all is given back", 10, took_s)
         assert [t.name for t in threading.enumerate() if t.name.startswith("lane")] == []
         assert training.memory.host.held() == {}
         assert list(self.folder.glob("scratch/*")) == []
@@ -67,8 +70,8 @@ class Ended:
 
 
 @pytest.fixture
-def ended(tmp_path):
-    return Ended(tmp_path)
+def ended(tmp_path, answered):
+    return Ended(tmp_path, answered)
 
 
 @pytest.mark.parametrize("seed", range(2))

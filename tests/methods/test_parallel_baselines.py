@@ -43,6 +43,7 @@ BF16_TOLERANCE = 2e-3
 GPU_TOLERANCE = 1e-4
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PARAMETERS = make_model(MODEL).parameters_count()
+KILLED = "ranks: one killed, until the run has ended"
 
 
 def spec_for(**changes) -> RunSpec:
@@ -83,11 +84,12 @@ class Disturbing(Silent):
 
     def __init__(self, at: int, what) -> None:
         super().__init__()
-        self.at, self.what = at, what
+        self.at, self.what, self.did = at, what, 0.0
 
     def step(self, step: int, loss: float, seconds: float) -> None:
         super().step(step, loss, seconds)
         if step == self.at:
+            self.did = time.monotonic()
             self.what()
 
 
@@ -180,16 +182,17 @@ def test_the_judge_can_say_no(tmp_path):
 # -- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
+def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path, answered):
     before = children()
     report = Disturbing(2, lambda: kill(0))
     spec = spec_for(microbatches=2, steps=500)
     with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
         data_parallel.train(spec, report, tmp_path)
+    answered.enter(KILLED, 10, time.monotonic() - report.did)
     assert children() <= before
 
 
-def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path):
+def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path, answered):
     before = children()
 
     def stop() -> None:
@@ -202,6 +205,8 @@ def test_a_rank_that_hangs_is_named_and_nothing_is_left(monkeypatch, tmp_path):
     told = r"no step has ended for \d+ s: rank 1 hangs: it does not answer; rank 0 "
     with pytest.raises(RankFailed, match=told):
         data_parallel.train(spec, report, tmp_path)
+    told = "ranks: one hangs for two seconds, until the run has ended"
+    answered.enter(told, 20, time.monotonic() - report.did)
     assert children() <= before
 
 
@@ -227,13 +232,14 @@ def test_a_rank_that_hangs_before_its_first_step_is_named(monkeypatch, tmp_path)
     assert children() <= before
 
 
-def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
+def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answered):
     """Tied over two stages, an odd number of micro-batches, without a limit on the norm."""
     before = children()
     spec = spec_for(microbatches=3, save_every=3, clip=None, activations="keep", steps=24)
     report = Disturbing(4, lambda: kill(1))
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         gpipe.train(spec, report, tmp_path)
+    answered.enter(KILLED, 10, time.monotonic() - report.did)
     assert children() <= before
     report = Silent()
     outcome = gpipe.train(spec, report, tmp_path)
@@ -244,11 +250,14 @@ def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
     assert_masters(spec, tmp_path)
 
 
-def test_a_rank_out_of_memory_is_named(tmp_path):
+def test_a_rank_out_of_memory_is_named(tmp_path, answered):
     """The first stage has the embedding with its states, and needs more than the second."""
     before = children()
     spec = spec_for(microbatches=3, steps=500, device_memory=800_000)
-    with pytest.raises(OutOfMemory, match="device tier is out of memory: rank 0's") as raised:
+    with (
+        answered("ranks: started with too little memory, until the run has ended", 20),
+        pytest.raises(OutOfMemory, match="device tier is out of memory: rank 0's") as raised,
+    ):
         gpipe.train(spec, Silent(), tmp_path)
     assert raised.value.budget == 800_000
     assert children() <= before
@@ -388,7 +397,7 @@ def test_on_gpus(method, dtype, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", [data_parallel, one_f_one_b], ids=["DP", "1F1B"])
-def test_a_killed_rank_on_gpus(method, tmp_path):
+def test_a_killed_rank_on_gpus(method, tmp_path, answered):
     """Its peers wait in a kernel that nobody will end."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
@@ -397,4 +406,5 @@ def test_a_killed_rank_on_gpus(method, tmp_path):
     spec = spec_for(device="cuda", microbatches=2, steps=5000)
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         method.train(spec, report, tmp_path)
+    answered.enter(f"{KILLED}, on GPUs", 20, time.monotonic() - report.did)
     assert children() <= before

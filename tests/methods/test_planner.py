@@ -10,7 +10,8 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import resident, stronghold
 from workbench.methods.evaluate import Budgets, evaluate
 from workbench.methods.stronghold.planner import Choice, layout_of
-from workbench.profile.profile import Profile
+from workbench.profile.profile import Profile, ProfileCosts
+from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
 
 SPEC = spec_for(window="auto")
@@ -128,11 +129,14 @@ def test_device_memory_does_not_grow_with_depth():
     assert peaks[0] == peaks[1] == peaks[2]
 
 
-def test_a_hundred_layers():
+def test_a_hundred_layers(answered):
     model = replace(MODEL, layers=100)
     spec = spec_for(model=model, window="auto")
     profile = made_up_profile(spec)
     budget = scarce(spec, profile, 0.4)
-    plan = stronghold.plan(spec.with_(device_memory=budget), profile)
+    with answered("planner: 100 layers, the whole search", 20):
+        plan = stronghold.plan(spec.with_(device_memory=budget), profile)
     assert plan.fits
-    validate(plan.schedule)
+    with answered("planner: its schedule proved, ten steps simulated", 2):
+        validate(plan.schedule)
+        simulate(plan.schedule, ProfileCosts(profile), steps=10)

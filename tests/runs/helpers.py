@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -106,12 +106,3 @@ def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> obj
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return value
-
-
-@contextmanager
-def timed(clock: Callable[[], float] = time.monotonic) -> Iterator[list[float]]:
-    """Enters how long it took. For what `make bench` asks; no test does."""
-    took: list[float] = []
-    began = clock()
-    yield took
-    took.append(clock() - began)

@@ -185,13 +185,16 @@ def end(kernel: subprocess.Popen) -> None:
     kernel.stdout.close()
 
 
-def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(make: Make, store: Store) -> None:
+def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(
+    make: Make, store: Store, answered
+) -> None:
     campaign = make()
     kernel = starter(store, "attached")
     wait_for(lambda: role("worker", store.root))
     end(kernel)
-    assert left_behind(store.root) == []
-    wait_for(lambda: not campaign.alive)
+    with answered("sweeps: the kernel killed, until nothing is left", 10):
+        assert left_behind(store.root) == []
+        wait_for(lambda: not campaign.alive)
     assert state(campaign) == "interrupted"
     assert "start it again" in campaign.status().text
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.answers import Answered
 from tests.runs.helpers import (
     HANG_S,
     fake_spec,
@@ -14,7 +13,6 @@ from tests.runs.helpers import (
     processes_of,
     role,
     start_driver,
-    timed,
     wait_for,
 )
 from workbench.runs.runner import Job, run
@@ -55,12 +53,13 @@ def test_cancel_ends_the_whole_family(store: Store) -> None:
     assert left_behind(store.root, patience_s=0) == []
 
 
-def test_a_worker_that_ignores_the_request_is_killed(store: Store) -> None:
+def test_a_worker_that_ignores_the_request_is_killed(store: Store, answered) -> None:
     job = start("ignore_sigterm", store)
 
     job.cancel()
     job.cancel()  # the user insists: no grace
-    finish(job)
+    with answered("runs: one that ignores its end, cancelled twice", 4):
+        finish(job)
 
     assert job.record.status == "cancelled"
     assert job._guard.returncode == -signal.SIGKILL, "who would give it some"
@@ -97,14 +96,15 @@ def test_a_run_that_was_not_allowed_to_finish_leaves_no_grandchildren(store: Sto
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_command_line_is_killed(store: Store, signal_number: int) -> None:
+def test_the_command_line_is_killed(store: Store, signal_number: int, answered) -> None:
     command = start_driver("run", "-m", "fake", "--text", "children", "--results", store.root)
     wait_for(lambda: len(processes_of(store.root)) == FAMILY)
 
     command.send_signal(signal_number)
     command.wait(HANG_S)
 
-    assert left_behind(store.root) == []
+    with answered("runs: their command killed, until nothing that they started is left", 5):
+        assert left_behind(store.root) == []
     if signal_number == signal.SIGKILL:
         assert store.records() == []  # nobody was there to say how it ended: it is not done
     else:
@@ -189,18 +189,3 @@ def test_a_forced_run_that_is_cancelled_leaves_the_result_there_was(store: Store
         assert wait_for(job.poll).status == "cancelled"
 
     assert store.records() == [first]
-
-
-def bench_ends(store: Store, answered: Answered) -> None:
-    job = start("ignore_sigterm", store)
-    job.cancel()
-    job.cancel()
-    with timed() as took:
-        finish(job)
-    answered("runs: one that ignores its end, cancelled twice", took[0], 4)
-    command = start_driver("run", "-m", "fake", "--text", "children", "--results", store.root)
-    wait_for(lambda: len(processes_of(store.root)) == FAMILY)
-    command.kill()
-    with timed() as took:
-        assert left_behind(store.root) == []
-    answered("runs: killed with all that they started, until nothing is left", took[0], 5)

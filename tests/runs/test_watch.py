@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.answers import Answered
 from tests.runs.fake_method import TOLD_S
-from tests.runs.helpers import timed, wait_for
+from tests.runs.helpers import wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -100,7 +98,7 @@ def test_a_failed_run_shows_its_cause_and_its_last_lines(make: Make, watch: Watc
 
 
 def test_a_look_reads_only_what_changed(
-    make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch, answered
 ) -> None:
     for number in range(20):
         make(f"old-{number}", seed=number)
@@ -116,25 +114,14 @@ def test_a_look_reads_only_what_changed(
     monkeypatch.setattr(watching, "read_record", lambda path: reads.append(str(path)))
     asked = len(watch.aside.asked)
     for _ in range(20):
-        assert watch.look() == set()
+        with answered("sweeps: a look at 21 that have not changed", 0.01, "process"):
+            assert watch.look() == set()
     assert reads == []
     assert len(watch.aside.asked) == asked
     log = watch.store.folder(sweep.points[1].key) / "log.txt"
     log.write_text("more\n")
     assert watch.look() == {"mine"}
     assert reads == [str(log)]
-
-
-def bench_looks(make: Make, watch: Watch, answered: Answered) -> None:
-    for number in range(20):
-        make(f"old-{number}", seed=number)
-    make().start()
-    follow(watch)
-    until(watch, "done")
-    with timed(time.process_time) as took:
-        for _ in range(20):
-            watch.look()
-    answered("sweeps: a look at 21 that have not changed", took[0] / 20, 0.01)
 
 
 def test_a_killed_sweep_is_interrupted_and_none_of_its_runs_runs(

@@ -96,6 +96,12 @@ def run_python(code: str) -> str:
     ).stdout
 
 
+def test_import_is_light(answered) -> None:
+    code = "import sys, time; a = time.perf_counter(); import workbench; b = time.perf_counter();"
+    told = run_python(code + "assert 'torch' not in sys.modules; print(b - a)")
+    answered.enter("import workbench", 0.3, float(told))
+
+
 def torch_free_modules() -> list[str]:
     """What lists, plans, draws and reads records, and so has to answer at once."""
     files = [

@@ -253,6 +253,17 @@ def test_the_stored_ten_best_of_bert_large(profile_of):
     assert normally.best[0].candidate == third.candidate
 
 
+@pytest.mark.parametrize(
+    ("name", "memory_cap"),
+    [(BERT, 9e9), (GPT, 9e9), ("vgg416", 10 * 2**30), ("resnet1026", 10 * 2**30)],
+)
+def test_each_model_of_table_1_is_searched(profile_of, name, memory_cap, answered):
+    """With all default rules, of process time; the published search takes about a minute."""
+    profile_of(name)
+    with answered(f"harmony: {name} of table 1 searched", 20, "process"):
+        assert found_by(profile_of, name, "PP", 64, memory_cap=memory_cap).best
+
+
 def settings(**changes) -> SearchSettings:
     given = {"mode": Mode.PP, "gpus": 2, "minibatch": 12, "memory_cap": 2000.0}
     return SearchSettings(**(given | changes))

@@ -59,13 +59,14 @@ def ceilings(folder: Path, heard: list[str]) -> Ceilings:
     return measure_ceilings("cpu", folder=folder, echo=heard.append, seconds=0.01)
 
 
-def test_every_rate_is_measured(ceilings: Ceilings) -> None:
+def test_every_rate_is_measured(ceilings: Ceilings, answered) -> None:
     hardware = ceilings.hardware
     for name in hardware.__dataclass_fields__:
         if name.endswith(("_per_s", "_s", "_bytes")):
             assert getattr(hardware, name) > 0, name
     assert hardware.source == "measured"
     assert hardware.cores >= hardware.adam_threads >= 1
+    answered.enter("executor: an action that does nothing", 3e-4, hardware.action_overhead_s)
 
 
 def test_the_interference_table_has_every_pair_both_ways(ceilings: Ceilings) -> None:
@@ -92,6 +93,15 @@ def test_what_is_tidied_in_a_run_is_no_action(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(profiled, "Executor", Tidying)
     monkeypatch.setattr(timings, "time", SimpleNamespace(perf_counter=Tidying.clock))
     assert overhead("cpu") == pytest.approx(2e-6, rel=0.01), "it looks before and after"
+
+
+@pytest.mark.gpu
+def test_an_action_costs_something_where_much_is_in_memory(answered) -> None:
+    alone = overhead("cuda")
+    much = [[number] for number in range(3_000_000)]
+    answered.enter("executor: an action on a GPU", 1e-4, alone)
+    answered.enter("executor: the same with much in memory, by that", 2 * alone, overhead("cuda"))
+    assert len(much) == 3_000_000
 
 
 def test_every_figure_is_heard_and_has_a_spread(ceilings: Ceilings, heard: list[str]) -> None:

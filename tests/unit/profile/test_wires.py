@@ -30,13 +30,14 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_two_ranks_measure_what_they_move() -> None:
+def test_two_ranks_measure_what_they_move(answered) -> None:
     before = children()
     found = wires.measure(2, "cpu")
     assert found.ranks == 2
     rates = (found.load_bytes_per_s, found.message_bytes_per_s, found.reduce_bytes_per_s)
     assert min(rates) > 0
     assert found.message_latency_s > 0
+    answered.enter("ranks: a message between two", 0.1, found.message_latency_s)
     assert (found.host_adam_params_per_s, found.slowdowns) == (None, {})
     assert children() <= before
 

@@ -118,12 +118,17 @@ def test_a_full_disk_leaves_the_record_that_was_there(
     assert [path.name for path in store.folder("k").iterdir()] == ["record.json"]
 
 
-def test_a_record_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for index in range(20):
-        store.write(record(f"{index}"))
+def test_a_record_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch, answered) -> None:
+    many = 10_000 if answered.asked else 20
+    for index in range(many):
+        store.folder(f"{index}").mkdir(parents=True)
+        (store.folder(f"{index}") / "record.json").write_text(record(f"{index}").to_json())
     read, reads = store_module.read_record, []
     monkeypatch.setattr(store_module, "read_record", lambda path: reads.append(path) or read(path))
-    assert len(store.records()) == len(store.table()) == len(reads) == 20
+    with answered("store: 10,000 records read", 5, "process"):
+        assert len(store.records()) == len(reads) == many
+    with answered("store: a table of 10,000 that have been read", 3, "process"):
+        assert len(store.table()) == len(reads) == many
 
 
 def test_a_key_has_one_holder(tmp_path: Path) -> None:

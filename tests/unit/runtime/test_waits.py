@@ -30,20 +30,21 @@ def later(what) -> list:
     return done
 
 
-def test_a_wait_ends_when_the_other_is_done(boards):
+def test_a_wait_ends_when_the_other_is_done(boards, answered):
     mine, others = boards
     others.publish(1, 0)
     mine.wait(1, 0)  # it is
     done = later(lambda: others.publish(1, 1))
-    mine.wait(1, 1)
+    with answered("board: a wait for what takes a fifth of a second", 5):
+        mine.wait(1, 1)
     assert done
 
 
 @pytest.mark.parametrize("who", ["the other rank", "this rank itself"])
-def test_a_wait_ends_when_a_rank_fails(boards, who):
+def test_a_wait_ends_when_a_rank_fails(boards, who, answered):
     mine, others = boards
     later((others if who == "the other rank" else mine).fail)
-    with pytest.raises(Failed):
+    with answered("board: a wait for a rank that fails then", 5), pytest.raises(Failed):
         mine.wait(2, 0)
 
 

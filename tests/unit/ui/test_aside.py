@@ -23,18 +23,21 @@ def aside() -> Iterator[Aside]:
     aside.close()
 
 
-def test_it_answers_in_another_process_and_keeps_it(aside: Aside) -> None:
+def test_it_answers_in_another_process_and_keeps_it(aside: Aside, answered) -> None:
     first = aside.ask("os:getpid")
     wait_for(lambda: first.done)
     assert first.value != os.getpid()
-    later = [aside.ask("os:getpid") for _ in range(20)]
-    wait_for(lambda: all(answer.done for answer in later))
+    with answered("aside: 20 answers of the process beside a page", 2):
+        later = [aside.ask("os:getpid") for _ in range(20)]
+        wait_for(lambda: all(answer.done for answer in later))
     assert {answer.value for answer in later} == {first.value}
 
 
-def test_asking_does_not_wait(aside: Aside) -> None:
+def test_asking_does_not_wait(aside: Aside, answered) -> None:
     """For an answer that never comes, and one that would come after it."""
-    answers = [aside.ask("signal:pause"), aside.ask("os:getpid")]
+    aside.ask("os:getpid")
+    with answered("aside: asking it, without the answers", 0.05, "thread"):
+        answers = [aside.ask("signal:pause"), aside.ask("os:getpid")]
     assert not any(answer.done for answer in answers)
 
 

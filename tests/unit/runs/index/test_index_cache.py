@@ -147,7 +147,7 @@ def test_the_cache_forgets_folders_that_are_gone(filled: Store) -> None:
 
 
 def test_nobody_waits_for_a_process_that_holds_the_cache(
-    filled: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+    filled: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch, answered
 ) -> None:
     Index(filled).refresh()
     with closing(sqlite3.connect(filled.root / CACHE)) as holder:
@@ -156,7 +156,8 @@ def test_nobody_waits_for_a_process_that_holds_the_cache(
         connect, waits = sqlite3.connect, []
         ask = lambda path, **how: waits.append(how["timeout"]) or connect(path, **how)  # noqa: E731
         monkeypatch.setattr(sqlite3, "connect", ask)
-        assert_is_table_of(Index(filled), filled)
+        with answered("index: a table while another process holds the cache", 2):
+            assert_is_table_of(Index(filled), filled)
         assert waits == [index_cache.WAIT_SECONDS], "once for a moment, then without it"
         assert (filled.root / CACHE).stat().st_ino == inode
     parsed.clear()
