@@ -45,8 +45,9 @@ class Answers:
         """What something else has measured."""
         self._seconds.setdefault((question, goal_s), []).append(seconds)
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out tests that ask nothing."""
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list) -> None:
+        """Leave out tests that ask nothing, and be there for the others."""
+        config.answers = self
         items[:] = [item for item in items if "answered" in getattr(item, "fixturenames", ())]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
