@@ -330,7 +330,7 @@ def test_twenty_thousand_events_are_moved(
         if ms > 0.2:  # the others paint nothing
             answered.enter("timeline: a frame of 20,000 events, 60 a second", 0.016, ms / 1000)
     from_ms, to_ms = timeline.range()
-    assert from_ms < 24 < to_ms < from_ms + 30_000 / 100
+    assert 0 < to_ms - from_ms < 30_000 / 100
     timeline.page.screenshot(path=shots / "large.png")
 
 

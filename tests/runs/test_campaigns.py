@@ -290,14 +290,8 @@ def test_a_file_that_was_damaged_is_told_and_nothing_starts(make: Make) -> None:
 
 def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "from the shell.json"
-    file.write_text(
-        json.dumps(
-            {
-                "base": {"method": "fake", "text": f"until {tmp_path}", "seed": 0},
-                "results": "results",
-            }
-        )
-    )
+    base = {"method": "fake", "text": f"until {tmp_path}", "seed": 0}
+    file.write_text(json.dumps({"base": base, "results": "results"}))
     words = [sys.executable, str(HERE / "driver.py"), "sweep", str(file)]
     shell = subprocess.Popen(
         words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
