@@ -12,7 +12,6 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,12 @@ import torch.distributed as dist
 
 from baselines.ranks import EVENTS, MEETING, ORDER
 from baselines.stuck import answer_from
-from workbench.methods.harmony.causes import chain_of, told_of
 from workbench.methods.train import resolve_device
-from workbench.runs.report import Untold
+from workbench.ranks.causes import told_of
+from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
-from workbench.runtime.tiers import OutOfMemory
-
-PATIENCE = timedelta(minutes=30)
-"""A rank may wait so long for another, which is more than any step takes."""
+from workbench.runtime.board import Board, Stage
+from workbench.runtime.notes import leave
 
 
 def main(folder: Path, rank: int) -> int:
@@ -38,17 +35,22 @@ def main(folder: Path, rank: int) -> int:
     try:
         order = json.loads((folder / ORDER).read_text())
         spec = RunSpec.from_dict(order["spec"])
+        path, sizes = order["board"]
+        board = Board(Path(path), rank=rank, **sizes)
+        board.come(Stage.HERE)
         meet(folder, spec, rank)
-        report = Told(folder / EVENTS) if rank == 0 else Untold()
+        report = Told(board, folder / EVENTS if rank == 0 else Path(os.devnull))
         with import_module(order["work"]).training(spec, report, folder.parent) as training:
+            board.come(Stage.READY)
             training.run()
             outcome = training.outcome()
-        _tell(folder / f"result-{rank}.json", asdict(outcome))
+        leave(folder / f"result-{rank}.json", asdict(outcome))
+        board.drain(spec.steps)
         with suppress(RuntimeError):  # all is told; a peer may have gone ahead
             dist.barrier()  # nobody leaves while another may still read from it
     except BaseException as error:
         traceback.print_exc()
-        _tell(folder / f"failure-{rank}.json", explained(error))
+        leave(folder / f"failure-{rank}.json", told_of(error))
         return 1
     return 0
 
@@ -65,15 +67,16 @@ def meet(folder: Path, spec: RunSpec, rank: int) -> None:
         init_method=f"file://{(folder / MEETING).resolve()}",
         rank=rank,
         world_size=spec.ranks,
-        timeout=PATIENCE,
+        timeout=MEETING_PATIENCE,
         device_id=device if device.type == "cuda" else None,
     )
 
 
 class Told:
-    """The reporter of rank 0: a line in a file for each event."""
+    """A rank's reporter: a line in a file for each event, and the board knows that it goes on."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, board: Board, path: Path) -> None:
+        self._board = board
         self._file = path.open("a", buffering=1)
 
     def phase(self, text: str) -> None:
@@ -81,30 +84,11 @@ class Told:
 
     def step(self, step: int, loss: float, seconds: float) -> None:
         self.event("step", step=step, loss=loss, seconds=seconds)
+        self._board.end_step(step, loss)
 
     def event(self, kind: str, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-
-
-def explained(error: BaseException) -> dict[str, Any]:
-    """A failure as ranks.py reads it. Libraries wrap what went wrong in errors of their own: memory
-    that ran out is what counts."""
-    chain = list(chain_of(error))
-    full = [cause for cause in chain if isinstance(cause, OutOfMemory | torch.OutOfMemoryError)]
-    cause = full[0] if full else error
-    told = told_of(cause)
-    told["lost_peer"] &= not full
-    for field in ("tier", "what", "asked", "in_use", "budget", "why", "errno"):
-        if hasattr(cause, field):
-            told[field] = getattr(cause, field)
-    return told
-
-
-def _tell(path: Path, what: dict[str, Any]) -> None:
-    """Whole, or not at all."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(what))
-    temporary.rename(path)
+        self._board.begin(self._board.rank, self._board.steps)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ The process of the run (runs/worker.py) starts the ranks in its own process grou
 memory itself. It alone reports: rank 0 writes what happens to a file, which is followed here. The
 ranks meet through a file and talk over the loopback interface (`rank_main`). When one fails or is
 killed, its peers notice moments later and fail too, or wait for ever in a collective: so the causes
-are gathered for a moment, the first one is raised, and whoever is left is killed.
+are gathered for a moment, the first one is raised, and whoever is left is killed. All tell a board
+of their steps, so that one that hangs is found as with all methods on ranks (workbench/ranks/).
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from baselines import stuck
-from workbench.methods.harmony.causes import NOTICE_S, first_cause
-from workbench.methods.harmony.crew import RankFailed
 from workbench.methods.train import check_data, resolve_device
+from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
+from workbench.ranks.watch import Limits, Watch
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.board import Board
+from workbench.runtime.shared import make_shared
+from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.schedule import Schedule
 from workbench.units import format_bytes
 
 PROCESS = (sys.executable, "-m", "baselines.rank_main")
@@ -36,12 +39,11 @@ ORDER, EVENTS, MEETING = "order.json", "events.jsonl", "meeting"
 POLL_S = 0.01
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
-START_S = 1800.0
-"""Before the first step has ended, in which weights are drawn, memory is page-locked and layers and
-operators are compiled, nothing may be said for so long."""
-HANG_S, HANG_STEPS = 300.0, 20
-"""After the first step nothing may take longer than that, nor than so many times as long as what
-took longest before."""
+LIMITS = Limits(start_s=1800.0)
+"""Until the first step has ended weights are drawn, memory is page-locked, and layers and operators
+are compiled, here in the ranks. To save a checkpoint may take as long."""
+HANG_STEPS = 5
+"""A step may take so many times as long as the longest before: ranks tell of nothing in between."""
 
 
 def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -97,14 +99,22 @@ class _Crew:
     def __init__(self, work: str, spec: RunSpec, folder: Path) -> None:
         self._spec, self._folder = spec, folder
         self._ranks: list[subprocess.Popen] = []
-        self._told = 0
-        self._heard_s, self._longest_s = time.monotonic(), 0.0
-        """When rank 0 told something last, and the longest that it was silent after a step."""
-        self._stepped = False
+        self._told, self._saving = 0, False
+        self._longest_s = 0.0
+        """Duration of the longest step so far. The first counts too, although layers are compiled
+        in it: the second may take as long where a disk or a slow link bounds both."""
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():  # of an attempt before
             old.unlink()
-        (folder / ORDER).write_text(json.dumps({"work": work, "spec": spec.to_dict()}))
+        steps = _steps_of(spec)
+        (self._memory,) = make_shared(0, "the board")
+        path = Path(f"/proc/{os.getpid()}/fd/{self._memory}")
+        Board.make(path, **Board.sizes(steps))
+        self._board = Board(path, rank=0, **Board.sizes(steps))
+        ask = partial(stuck.where, folder, self._ranks)
+        self._watch = Watch(steps, self._board, LIMITS, 0, self._ranks, ask)
+        order = {"work": work, "spec": spec.to_dict(), "board": [str(path), Board.sizes(steps)]}
+        (folder / ORDER).write_text(json.dumps(order))
 
     def run(self, report: Reporter) -> None:
         """Start all ranks and wait for them, telling what rank 0 tells."""
@@ -133,6 +143,7 @@ class _Crew:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        os.close(self._memory)
 
     def _results(self) -> list[Path]:
         paths = [self._folder / f"result-{rank}.json" for rank in range(self._spec.ranks)]
@@ -152,48 +163,33 @@ class _Crew:
             self._told += len(line)
             event = json.loads(line)
             kind = event.pop("kind")
-            self._heard(kind)
+            self._heard(kind, event)
             say = {"phase": report.phase, "step": report.step}.get(kind)
             say(**event) if say else report.event(kind, **event)
 
-    def _heard(self, kind: str) -> None:
-        now = time.monotonic()
-        if self._stepped:
-            self._longest_s = max(self._longest_s, now - self._heard_s)
-        self._stepped |= kind == "step"
-        self._heard_s = now
+    def _heard(self, kind: str, event: dict[str, Any]) -> None:
+        every = self._spec.save_every
+        if kind == "step":
+            self._board.report(event["step"] + 1)
+            self._longest_s = max(self._longest_s, event["seconds"])
+        self._saving = kind == "step" and every > 0 and (event["step"] + 1) % every == 0
 
     def _check(self) -> None:
         """Raise the first cause where a rank has failed, was killed, or hangs."""
         if not any(process.poll() for process in self._ranks):
-            silent = time.monotonic() - self._heard_s
-            later = max(HANG_S, HANG_STEPS * self._longest_s)
-            if silent > (later if self._stepped else START_S):
-                running = [process.pid for process in self._ranks if process.poll() is None]
-                if len(running) == len(self._ranks):
-                    where = stuck.where(self._folder, running)
-                    raise RankFailed(f"no step has ended for {silent:.0f} s: {where}")
+            long_s = LIMITS.start_s if self._saving else HANG_STEPS * self._longest_s
+            if late := self._watch.late(self._spec.steps, long_s):
+                raise RankFailed(late)
             return
         time.sleep(NOTICE_S)
         statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
-        failed = {rank: status for rank, status in statuses.items() if status}
-        _raise(*first_cause(self._folder, failed))
+        raise_cause(*first_cause(self._folder, {r: s for r, s in statuses.items() if s}))
 
 
-def _raise(rank: int, told: dict[str, Any]) -> None:
-    message = f"rank {rank}: {told['message'] or told['type']}"
-    match told["type"]:
-        case None:
-            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
-        case "OutOfMemory":
-            raise OutOfMemory(
-                tier=told["tier"], what=f"rank {rank}'s {told['what']}", asked=told["asked"],
-                in_use=told["in_use"], budget=told["budget"], why=told["why"],
-            )  # fmt: skip
-        case "OutOfMemoryError":
-            raise torch.OutOfMemoryError(message)
-        case "ValueError":
-            raise ValueError(message)
-    if told.get("errno"):
-        raise OSError(told["errno"], f"{message} ({os.strerror(told['errno'])})")
-    raise RankFailed(f"{message} ({told['type']})")
+def _steps_of(spec: RunSpec) -> Schedule:
+    """A rank's step is all that it tells the board of: one action, whose number is the rank's."""
+    step = {"kind": Kind.UPDATE, "unit": 0, "lane": COMPUTE}
+    actions = tuple(Action(**step, rank=rank) for rank in range(spec.ranks))
+    return Schedule(
+        name=spec.method, num_units=1, num_microbatches=1, num_ranks=spec.ranks, actions=actions
+    )

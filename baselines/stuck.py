@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 
 FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+) in (?P<name>\S+)')
 LOOKED_AT = 8
@@ -46,15 +47,15 @@ def answer_from(folder: Path, rank: int) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def where(folder: Path, processes: Sequence[int]) -> str:
-    """A sentence on all ranks, by their process ids: the one that hangs rather than waits first."""
-    asked = [_path(folder, rank).exists() for rank in range(len(processes))]
-    for process, listens in zip(processes, asked, strict=True):
-        if listens:  # the signal would end one that has not come so far
-            os.kill(process, signal.SIGUSR1)
-    answers = _answers(folder, [rank for rank, listens in enumerate(asked) if listens])
-    places = [place_of(answers[rank]) if listens else UNBORN for rank, listens in enumerate(asked)]
-    order = sorted(range(len(places)), key=lambda rank: -places[rank].suspicion)
+def where(folder: Path, ranks: Sequence[Popen]) -> str:
+    """A sentence on all that still run: the one that hangs rather than waits first."""
+    running = [rank for rank, process in enumerate(ranks) if process.poll() is None]
+    asked = [rank for rank in running if _path(folder, rank).exists()]
+    for rank in asked:  # the signal would end one that has not come so far
+        ranks[rank].send_signal(signal.SIGUSR1)
+    answers = _answers(folder, asked)
+    places = {rank: place_of(answers[rank]) if rank in asked else UNBORN for rank in running}
+    order = sorted(places, key=lambda rank: -places[rank].suspicion)
     hangs, *others = order
     told = [f"rank {hangs} hangs: it {places[hangs].words}"]
     return "; ".join([*told, *(f"rank {rank} {places[rank].words}" for rank in others)])

@@ -214,7 +214,7 @@ def conduct(
         conductor.run()
     except (ValueError, OSError) as error:
         sentence = " ".join(str(error).split())
-        campaign.say(Status(state="failed", text=sentence, started=time.time()))
+        campaign.say(Status(state="failed", text=sentence, started=time.time(), pid=os.getpid()))
         print(f"conductor: {sentence}", file=sys.stderr)
         return FAILED
     finally:

@@ -16,12 +16,12 @@ from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.methods.harmony import crew as crews
-from workbench.methods.harmony import watch as watching
 from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.packs import packs_of
-from workbench.methods.harmony.watch import LIMITS, Watch
 from workbench.methods.history import History
 from workbench.model.spec import ModelSpec
+from workbench.ranks import watch as watching
+from workbench.ranks.watch import LIMITS, Watch
 from workbench.runtime import board as boards
 from workbench.runtime import checkpoint
 from workbench.runtime.board import AHEAD, KEPT, Board, Stage
@@ -35,9 +35,9 @@ folder, rank = sys.argv[1:]
 if rank == "0":
     while not os.path.exists(f"{folder}/here"):
         time.sleep(0.01)
-    told = {"type": "RuntimeError", "message": "Connection closed by peer", "time": time.time()}
+    told = {"type": "RuntimeError", "message": "Connection closed by peer"}
     with open(f"{folder}/failure-0.json", "w") as file:
-        json.dump({**told, "lost_peer": True}, file)
+        json.dump({**told, "time": time.monotonic(), "lost_peer": True}, file)
     sys.exit(1)
 open(f"{folder}/here", "w").close()
 time.sleep(0.4)

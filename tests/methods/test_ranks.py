@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -86,6 +87,12 @@ def trained(packs, spec, folder, what=""):
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         return crew, parameters
+
+
+def test_no_step_takes_less_than_nothing_where_the_systems_time_is_set_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 4e9)  # before; the ranks have the time after it
+    crew, _ = trained(PACKS, spec_for(steps=3), tmp_path)
+    assert min(crew.history.step_seconds) > 0
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
-from workbench.methods.harmony import watch as watching
-from workbench.methods.harmony.watch import Limits, Watch
+from workbench.ranks import watch as watching
+from workbench.ranks.watch import Limits, Watch
 from workbench.runtime import board as boards
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
@@ -134,6 +134,32 @@ def test_while_nobody_looked_nobody_was_idle(ranks, passing):
         passing(0.5)
         found.append(watch.late(4) is not None)
     assert found == [False] * 2 + [True] * 4
+
+
+def test_a_stopped_rank_is_named_whatever_it_is_at(ranks, passing, monkeypatch):
+    """In its first step too, which may take longer; but not for a pause of the whole job."""
+    stopped = set()
+    monkeypatch.setattr(watching, "is_stopped", stopped.__contains__)
+    ready(ranks, steps=2)
+    processes = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+    watch = Watch(ranks.schedule, ranks.run, Limits(hang_s=2.0), 2, processes, lambda: "asked")
+
+    def told(**how: float) -> str | None:
+        for _ in range(4):
+            passing(0.9)
+            found = watch.late(4, **how)
+        return found
+
+    assert told() is None
+    stopped.add(8)
+    assert told() == "rank 1 hangs: it is stopped, and has been for 2 s"
+    passing(60.0)
+    assert watch.late(4) is None
+    ready(ranks, steps=3)
+    assert told() == "rank 1 hangs: it is stopped, and nobody has begun anything for 2 s"
+    stopped.clear()
+    assert told(at_least_s=60.0) is None
+    assert told() == "asked; nobody has begun anything for 2 s"
 
 
 def test_what_waits_for_a_report_is_not_idle(ranks, passing):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -53,8 +54,10 @@ def state(campaign: Campaign) -> str:
     return campaign.status().state
 
 
-def test_it_runs_to_its_end_in_a_process_of_its_own(make: Make, store: Store) -> None:
+def test_it_runs_to_its_end_in_a_process_of_its_own(make: Make, store: Store, monkeypatch) -> None:
+    """Also where the system's time is set back meanwhile."""
     campaign = make(text="steps 0.02")
+    monkeypatch.setattr(time, "time", lambda: 4e9)
     assert state(campaign) == "new"
     assert campaign.start()
     status = campaign.status()
@@ -149,6 +152,31 @@ def test_failed_points_run_again_when_asked(make: Make, store: Store) -> None:
 
 def _started(store: Store) -> set[str]:
     return {record.started for record in store.records()}
+
+
+def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypatch) -> None:
+    """Which comes between reading and replacing, and waits for that, or overtakes it."""
+    campaign, came = make(), threading.Event()
+    other = threading.Thread(target=lambda: (Campaign(store, "mine").retry(), came.set()))
+    replace, lock = campaigns._replace, campaigns.fcntl.flock
+
+    def replacing(path: Path, text: str) -> None:
+        monkeypatch.setattr(campaigns, "_replace", replace)
+        other.start()
+        assert came.wait(60)
+        replace(path, text)
+
+    def locking(*how: object) -> None:
+        if threading.current_thread() is other:
+            came.set()
+        lock(*how)
+
+    monkeypatch.setattr(Campaign, "start", lambda self, **how: None)
+    monkeypatch.setattr(campaigns, "_replace", replacing)
+    monkeypatch.setattr(campaigns.fcntl, "flock", locking)
+    campaign.pause()
+    other.join()
+    assert campaign.orders() == {"want": "pause", "retry": 1}
 
 
 STARTER = """

@@ -1,6 +1,6 @@
 """A sweep with a name, a folder, and a process of its own that notebooks and pages watch.
 
-    RESULTS/sweeps/<name>/   sweep.json order.json state.json events.jsonl log.txt lock
+    RESULTS/sweeps/<name>/   sweep.json order.json state.json events.jsonl log.txt lock order.lock
 
 Nothing of a sweep runs in a notebook's kernel, so the kernel stays usable, may be restarted, and
 may look at a sweep that somebody else started. The process (conductor.py) holds the folder's lock:
@@ -129,7 +129,6 @@ class Campaign:
         self.go_on()
         if self.alive:
             return False
-        started = time.time()
         words = [*COMMAND, str(self.folder)]
         # The end that is ours is never closed: it closes when this process ends, however it does.
         reading, _ours = os.pipe()
@@ -147,8 +146,9 @@ class Campaign:
             raise self.store.unusable(error) from error
         finally:
             os.close(reading)
-        while time.time() < started + START_S and self._process.poll() is None:
-            if _state_of(self.folder).started >= started:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if _state_of(self.folder).pid == self._process.pid:
                 break
             time.sleep(0.02)
         return True
@@ -167,8 +167,7 @@ class Campaign:
 
     def retry(self, *, detached: bool = False) -> None:
         """Run what failed once more, and whatever else is left."""
-        asked = self.orders().get("retry", 0)
-        self._order(retry=asked + 1 if isinstance(asked, int) else 1)
+        self._order(again=True)
         self.start(detached=detached)
 
     def orders(self) -> dict[str, Any]:
@@ -179,9 +178,16 @@ class Campaign:
                 return found
         return {}
 
-    def _order(self, **changes: Any) -> None:
+    def _order(self, *, again: bool = False, **changes: Any) -> None:
+        """Change what people want, one page at a time. The system ends the turn of one killed."""
         try:
-            _replace(self.folder / "order.json", json.dumps({**self.orders(), **changes}) + "\n")
+            with (self.folder / "order.lock").open("a") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                orders = self.orders() | changes
+                if again:
+                    asked = orders.get("retry", 0)
+                    orders["retry"] = asked + 1 if isinstance(asked, int) else 1
+                _replace(self.folder / "order.json", json.dumps(orders) + "\n")
         except OSError as error:
             raise self.store.unusable(error) from error
 

@@ -29,17 +29,16 @@ class EventLog:
     """Appends events to a file, each in one write, so that several processes may share it."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file; what an earlier attempt left stays, its torn last line closed."""
+        """Opens the file; what an earlier attempt left stays."""
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
 
     def write(self, kind: str, **values: Any) -> None:
         line = json.dumps(strict(make_event(kind, **values)), allow_nan=False, default=str) + "\n"
-        data = line.encode()
-        while data:  # a disk that fills up may take a part
-            data = data[os.write(self._file, data) :]
+        size = os.fstat(self._file).st_size
+        torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # by a death, a full disk
+        data = b"\n" * torn + line.encode()
+        if os.write(self._file, data) < len(data):  # the disk fills up: again, or an error
+            self.write(kind, **values)
 
     def close(self) -> None:
         os.close(self._file)

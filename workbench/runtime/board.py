@@ -15,28 +15,20 @@ only, so a rank whose step would take the place of an unreported one waits.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 import mmap
 import os
 import time
-from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from workbench import native
+from workbench.runtime.counts import NOBODY, Counts
 from workbench.schedule.schedule import Schedule
 
-SOURCE = Path(__file__).with_name("board_wait.cpp")
-NAP_S = 2e-5
-"""Sleep between two looks at the board."""
-PATIENCE_S = 0.05
-"""Until a wait asks whether this rank has itself failed."""
-NOBODY, EVERYBODY = -1, -2
+EVERYBODY = -2
 NOTHING = -1
 """Instead of an action: none has begun."""
 KEPT = 64
@@ -73,13 +65,15 @@ class Board:
         finally:
             os.close(file)
         counts = np.frombuffer(self._map, np.int64, _counts(actions, ranks))
-        self._failed, self._allowed, self._reported = counts[:1], counts[1:2], counts[2:3]
+        self._failed, self._allowed, self._reported = map(Counts, counts[:3].reshape(3, 1))
         rest = counts[3:]
-        self._done, self._begun, self._left = rest[: 3 * actions].reshape(3, actions)
-        of_ranks = rest[3 * actions :]
-        self._await = _waiter()
-        self._steps, self._drained, self._stages = of_ranks[: 3 * ranks].reshape(3, ranks)
-        self._doing = of_ranks[3 * ranks :].reshape(ranks, 2)
+        done, self._begun, self._left = rest[: 3 * actions].reshape(3, actions)
+        self._done = Counts(done)
+        rest = rest[3 * actions :]
+        self._steps, self._drained, self._stages = map(Counts, rest[: 3 * ranks].reshape(3, ranks))
+        self._doing = rest[3 * ranks : 5 * ranks].reshape(ranks, 2)
+        self._decided = Counts(rest[5 * ranks :])
+        """Of the last steps that have a norm: which step, and 1."""
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 3 * KEPT * ranks].reshape(KEPT, ranks, 3)
@@ -90,8 +84,8 @@ class Board:
         taken next."""
         self.total = floats[ranks * units : ranks * units + 2]
         """The global norm of the last step that has one, and how many updates were made by then."""
-        self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 3)
-        """Of the last steps that have a norm: (which step, its norm, how many updates by then)."""
+        self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 2)
+        """Of the last steps that have a norm: (its norm, how many updates by then)."""
 
     def pin(self) -> None:
         """Let devices write here without anyone waiting: norms of what stays on them."""
@@ -119,7 +113,8 @@ class Board:
     def start_at(self, step: int, updates_done: int, norm: float | None = None) -> None:
         """All that comes before a step is done: the run continues a checkpoint, whose last step had
         this norm."""
-        self._done[:] = self._steps[:] = self._drained[:] = self._reported[:] = step
+        for counts in (self._done, self._steps, self._drained, self._reported):
+            counts.numbers[:] = step
         self.total[1] = updates_done
         if norm is not None:
             self._enter_norm(step - 1, norm)
@@ -130,11 +125,12 @@ class Board:
 
     def wait(self, action: int, step: int) -> None:
         """Until another rank has done an action of a step. Raises Failed when it never will."""
-        if step < 0:
-            return
-        while self._done[action] <= step:
+        if step >= 0:
+            self._until(self._done, action, step)
+
+    def _until(self, counts: Counts, index: int, seen: int) -> None:
+        while not counts.wait(index, seen, self._failed):
             self.check()
-            self._await(self._done[action : action + 1], step, self._failed)
 
     # For whoever looks who hangs.
 
@@ -180,21 +176,19 @@ class Board:
         """This rank's compute lane is done with a step, and with its part of the loss. When it was
         done counts for nothing where it had no work: such a rank may have started late. Waits where
         a step that is not reported yet would be lost; raises Failed when it never will be."""
-        done = time.time() if worked else 0.0
-        while self._reported[0] <= step - AHEAD:
-            self.check()
-            self._await(self._reported, step - AHEAD, self._failed)
+        done = time.monotonic() if worked else 0.0
+        self._until(self._reported, 0, step - AHEAD)
         self._ends[step % KEPT, self.rank] = loss, done, step + 1
         self._steps[self.rank] = step + 1
 
     @property
     def steps(self) -> int:
         """Steps that the compute lanes of all ranks are done with."""
-        return int(self._steps.min())
+        return self._steps.least()
 
     def ended(self, step: int) -> tuple[float, float]:
-        """Loss of one of the last steps, and when the last rank that had work was done, in epoch
-        seconds."""
+        """Loss of one of the last steps, and when the last rank that had work was done, by the
+        monotonic clock, which all processes of a machine share."""
         parts = self._ends[step % KEPT]
         assert (parts[:, 2] == step + 1).all(), f"the end of step {step} is not on the board"
         return float(parts[:, 0].sum()), float(parts[:, 1].max())
@@ -212,9 +206,8 @@ class Board:
         self._enter_norm(step, norm)
 
     def _enter_norm(self, step: int, norm: float) -> None:
-        row = self._norms_of[step % KEPT]
-        row[1:] = norm, self.total[1]
-        row[0] = step + 1  # last: from now on it is known
+        self._norms_of[step % KEPT] = norm, self.total[1]
+        self._decided[step % KEPT] = step + 1  # last: from now on it is known
 
     def norm_of(self, step: int) -> float | None:
         """The global norm of one of the last steps; None while it is not known. Compute lanes may
@@ -225,8 +218,10 @@ class Board:
     def decided(self, step: int) -> tuple[float, int] | None:
         """The global norm of one of the last steps, and how many updates were made by its end; None
         while that is not known."""
-        known, norm, done = self._norms_of[step % KEPT]
-        return (float(norm), int(done)) if known == step + 1 > 0 else None
+        if step < 0 or self._decided[step % KEPT] != step + 1:
+            return None
+        norm, done = self._norms_of[step % KEPT]
+        return float(norm), int(done)
 
     # Between segments, all ranks stand still while the host memory of all is saved.
 
@@ -242,9 +237,7 @@ class Board:
 
     def await_allowed(self, step: int) -> None:
         """Until this rank may begin a segment that ends at a step."""
-        while self._allowed[0] < step:
-            self.check()
-            self._await(self._allowed, step - 1, self._failed)
+        self._until(self._allowed, 0, step - 1)
 
     def drain(self, step: int) -> None:
         """All lanes of this rank have ended their work up to a step."""
@@ -252,12 +245,12 @@ class Board:
 
     def drained_by(self, rank: int) -> int:
         """The step up to which all lanes of a rank have ended their work."""
-        return int(self._drained[rank])
+        return self._drained[rank]
 
     @property
     def drained(self) -> int:
         """The same of all ranks."""
-        return int(self._drained.min())
+        return self._drained.least()
 
     def fail(self) -> None:
         """Tell all that this rank has failed, unless another one has."""
@@ -272,7 +265,7 @@ class Board:
 
     def check(self) -> None:
         """Raise Failed where there is no use in waiting."""
-        failed = int(self._failed[0])
+        failed = self._failed[0]
         if failed == EVERYBODY or self._stopped:
             raise Failed("the run was stopped")
         if failed not in (NOBODY, self.rank):
@@ -280,28 +273,12 @@ class Board:
 
 
 def _floats(ranks: int, units: int) -> int:
-    return ranks + 3 * KEPT * ranks + ranks * units + 2 + 3 * KEPT
+    return ranks + 3 * KEPT * ranks + ranks * units + 2 + 2 * KEPT
 
 
 def _counts(actions: int, ranks: int) -> int:
-    return 3 + 3 * actions + 5 * ranks
+    return 3 + 3 * actions + 5 * ranks + KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:
     return 8 * (_counts(actions, ranks) + _floats(ranks, units))
-
-
-@functools.cache
-def _waiter() -> Callable[[np.ndarray, int, np.ndarray], None]:
-    """Sleeps until a count is above a number, or somebody has failed, or for PATIENCE_S."""
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    takes = (pointer, number, pointer, number, number)
-    function = native.function(SOURCE, "workbench_wait", takes, ctypes.c_int32)
-    if function is None:
-        return lambda count, seen, failed: time.sleep(NAP_S)
-    patience = round(PATIENCE_S * 1e9)
-
-    def wait(count: np.ndarray, seen: int, failed: np.ndarray) -> None:
-        function(count.ctypes.data, seen, failed.ctypes.data, NOBODY, patience)
-
-    return wait

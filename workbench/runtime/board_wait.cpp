@@ -1,5 +1,6 @@
-// Waiting for a count that another process raises, without the interpreter.
+// Counts that processes share: loaded, stored, and waited for without the interpreter.
 //
+// A store is a release and a load an acquire: who sees a count sees what its writer did before.
 // Several lanes of a rank wait on the board at any time. A wait in Python takes the interpreter lock
 // at every look, from the lane that launches kernels: its launches then take twice as long.
 
@@ -48,4 +49,12 @@ extern "C" std::int32_t workbench_wait(const std::int64_t* count, std::int64_t s
         if (there()) return 1;
     }
     return 0;
+}
+
+extern "C" std::int64_t workbench_load(const std::int64_t* count) {
+    return __atomic_load_n(count, __ATOMIC_ACQUIRE);
+}
+
+extern "C" void workbench_store(std::int64_t* count, std::int64_t value) {
+    __atomic_store_n(count, value, __ATOMIC_RELEASE);
 }

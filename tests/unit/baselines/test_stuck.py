@@ -44,7 +44,7 @@ def test_who_does_not_answer_is_most_suspect():
 
 def test_who_cannot_answer_yet_is_not_ended_by_the_question(tmp_path: Path):
     with subprocess.Popen(["sleep", "60"]) as importing:
-        told = stuck.where(tmp_path, [importing.pid])
+        told = stuck.where(tmp_path, [importing])
         assert importing.poll() is None
         importing.kill()
     assert told == "rank 0 hangs: it is still importing"
@@ -61,7 +61,7 @@ def test_processes_answer_where_they_are(tmp_path: Path, root: Path):
     try:
         for rank in ranks:
             assert rank.stdout.readline() == b"ready\n"
-        told = stuck.where(tmp_path, [rank.pid for rank in ranks])
+        told = stuck.where(tmp_path, ranks)
     finally:
         for rank in ranks:
             rank.kill()

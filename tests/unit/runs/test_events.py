@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 from workbench.runs.events import EventLog, EventReader, steps_of
@@ -39,6 +40,22 @@ def test_a_torn_line_is_skipped_and_does_not_spoil_the_next(tmp_path: Path) -> N
 
     assert [event["event"] for event in reader.read()] == ["started"]
     assert [event["event"] for event in EventReader(path).read()] == ["step", "started"]
+
+
+def test_lines_of_two_processes_stay_whole_where_the_disk_fills_up(tmp_path, monkeypatch) -> None:
+    """The system takes a part of a line, and then another process writes its own."""
+    path, write = tmp_path / "events.jsonl", os.write
+    one, other = EventLog(path), EventLog(path)
+
+    def writing(file: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", write)
+        taken = write(file, data[:20])
+        other.write("other")
+        return taken
+
+    monkeypatch.setattr(os, "write", writing)
+    one.write("one")
+    assert [event["event"] for event in EventReader(path).read()] == ["other", "one"]
 
 
 def test_a_reader_may_begin_at_the_end(tmp_path: Path) -> None:

@@ -15,19 +15,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from workbench.methods.harmony.causes import NOTICE_S, Told, first_cause
-from workbench.methods.harmony.watch import LIMITS, Limits, Watch
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
+from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
+from workbench.ranks.watch import LIMITS, Limits, Watch
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
-from workbench.runtime.adam_step import Diverged
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
@@ -35,7 +34,6 @@ from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
-from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
@@ -48,10 +46,6 @@ LED = 2
 """Exit status of a rank that ends because another one failed."""
 TIMELINE_STEPS = 3
 PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
-
-
-class RankFailed(RuntimeError):
-    """A rank ended, or hangs; the message says which one and why."""
 
 
 class Crew:
@@ -124,7 +118,7 @@ class Crew:
         seen = first
         for _, end in segments:
             self.board.allow(end)
-            last = time.time()  # neither starting nor saving is a step's time
+            last = time.monotonic()  # neither starting nor saving is a step's time
             while self.board.drained < end or seen < end:
                 running = self._check(end)
                 if seen < min(self.board.steps, end) and self._known(seen):
@@ -178,7 +172,8 @@ class Crew:
             "origin": time.perf_counter(),
         }
         (self.folder / "order.json").write_text(json.dumps(order))
-        self._watch = Watch(self.schedule, self.board, self._limits, self.board.steps)
+        first = self.board.steps
+        self._watch = Watch(self.schedule, self.board, self._limits, first, self._ranks)
         for rank in range(self.schedule.num_ranks if segments else 0):
             command = [*self._process, str(self.folder), str(rank)]
             self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
@@ -215,30 +210,13 @@ class Crew:
         if not running:
             failed = failed or self._failed(led=True)
         if failed:
-            self._raise(*first_cause(self.folder, failed))
+            raise_cause(*first_cause(self.folder, failed))
         return running
 
     def _failed(self, *, led: bool = False) -> dict[int, int]:
         """Exit statuses of ranks that failed; `led` with those that say another one did."""
         statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
         return {r: status for r, status in statuses.items() if status and (led or status != LED)}
-
-    def _raise(self, rank: int, told: Told) -> NoReturn:
-        if told["type"] is None:
-            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
-        message = f"rank {rank}: {told['message'] or told['type']}"
-        if told["type"] == "OutOfMemory":
-            raise OutOfMemory(
-                tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],
-                in_use=told["in_use"], budget=told["budget"], why=told["why"],
-            )  # fmt: skip
-        if told["type"] == "Diverged":
-            raise Diverged(told["step"], told["unit"])
-        if told["type"] == "OutOfMemoryError":
-            raise torch.OutOfMemoryError(message)
-        if told["type"] == "ValueError":
-            raise ValueError(message)
-        raise RankFailed(f"{message} ({told['type']})")
 
     def close(self) -> None:
         """End what is left, and give the memory back."""

@@ -11,15 +11,15 @@ import os
 import sys
 import threading
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from workbench.methods.harmony.causes import told_of
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
+from workbench.ranks.causes import told_of
+from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
@@ -32,8 +32,6 @@ from workbench.schedule.serialize import from_json
 
 GRACE_S = 2.0
 """After a failure, for lanes to end by themselves."""
-PATIENCE = timedelta(hours=12)
-"""Sums wait as long as compute takes; who hangs is told by the board, not by a timeout."""
 
 
 def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
@@ -102,7 +100,7 @@ def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -
         init_method=f"file://{(folder / 'meeting').resolve()}",
         rank=number,
         world_size=schedule.num_ranks,
-        timeout=PATIENCE,
+        timeout=MEETING_PATIENCE,
         device_id=device if device.type == "cuda" else None,
     )
 
@@ -117,13 +115,8 @@ def _fail(folder: Path, number: int, error: BaseException) -> None:
 def _explain(folder: Path, number: int, error: BaseException) -> None:
     """The first failure of this rank, for crew.py."""
     path = folder / f"failure-{number}.json"
-    if path.exists():
-        return
-    told = told_of(error)
-    for field in ("tier", "what", "asked", "in_use", "budget", "why", "step", "unit"):
-        if hasattr(error, field):
-            told[field] = getattr(error, field)
-    leave(path, told)
+    if not path.exists():
+        leave(path, told_of(error))
 
 
 def _result(rank: Rank) -> dict:

@@ -10,31 +10,46 @@ one that aborts may have lost its peer. Among errors of one kind the earliest co
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
+
+from workbench.runtime.adam_step import Diverged
+from workbench.runtime.tiers import OutOfMemory
 
 NOTICE_S = 1.0
 """How long after a failure the others may still say theirs, which may be the cause."""
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 """In messages of errors that say no more than that a peer is gone."""
+FIELDS = ("tier", "what", "asked", "in_use", "budget", "why", "step", "unit", "errno")
+"""Of errors, which are told."""
 
 Told = dict[str, Any]
-"""What is known of a failure: its type (None where the rank told nothing), message and time,
-whether it is about a lost peer, and fields of the error."""
+"""What is known of a failure: its type (None where the rank told nothing), message, time by the
+monotonic clock, whether it is about a lost peer, and fields of the error."""
+
+
+class RankFailed(RuntimeError):
+    """A rank ended, or hangs; the message says which one and why."""
 
 
 def told_of(error: BaseException) -> Told:
-    """What a rank tells of its own failure."""
+    """What a rank tells of its own failure. Libraries wrap what went wrong in errors of their own:
+    memory that ran out is what counts."""
+    full = [e for e in chain_of(error) if isinstance(e, OutOfMemory | torch.OutOfMemoryError)]
+    error = full[0] if full else error
     return {
         "type": type(error).__name__,
         "message": str(error).strip(),
-        "time": time.time(),
-        "lost_peer": lost_peer(error),
+        "time": time.monotonic(),
+        "lost_peer": not full and lost_peer(error),
+        **{field: getattr(error, field) for field in FIELDS if hasattr(error, field)},
     }
 
 
@@ -75,3 +90,25 @@ def _precedence(told: Told) -> tuple[int, float]:
     if told["type"] is None:
         return (0 if told["status"] == -signal.SIGKILL else 2), 0.0
     return (3 if told["lost_peer"] else 1), told["time"]
+
+
+def raise_cause(rank: int, told: Told) -> NoReturn:
+    """Raise what made a rank fail, as the run's own error that names the rank."""
+    message = f"rank {rank}: {told['message'] or told['type']}"
+    match told["type"]:
+        case None:
+            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
+        case "OutOfMemory":
+            raise OutOfMemory(
+                tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],
+                in_use=told["in_use"], budget=told["budget"], why=told["why"],
+            )  # fmt: skip
+        case "Diverged":
+            raise Diverged(told["step"], told["unit"])
+        case "OutOfMemoryError":
+            raise torch.OutOfMemoryError(message)
+        case "ValueError":
+            raise ValueError(message)
+    if told.get("errno"):
+        raise OSError(told["errno"], f"{message} ({os.strerror(told['errno'])})")
+    raise RankFailed(f"{message} ({told['type']})")

@@ -6,13 +6,20 @@ rank has come, and what it has begun and not ended (runtime/board.py). To blame 
 work on something, rather than one that waits for a message or a sum of another. While the watching
 process itself was stopped, as a whole job may be, nothing is known of anybody, and nobody is blamed
 for it.
+
+A rank that is stopped (SIGSTOP) shows that by itself, however long its work may take. Where ranks
+tell the board no more than their steps (other people's libraries), they are asked where they are.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from subprocess import Popen
 
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
@@ -23,10 +30,11 @@ STILL = {
     Stage.ABSENT: "still importing",
     Stage.HERE: "still meeting the others, or laying out memory",
 }
-
-
+STOPPED = "rank {} hangs: it is stopped"
 LOOK_S = 1.0
 """Between two looks; longer means that the watching process stood still."""
+MEETING_PATIENCE = timedelta(hours=12)
+"""Collectives wait as long as others compute: who hangs is told here, not by their timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +59,21 @@ END_BYTES = 1e9
 class Watch:
     """Looks at the ranks of one run."""
 
-    def __init__(self, schedule: Schedule, board: Board, limits: Limits, first: int) -> None:
-        """They start now, with step `first`."""
+    def __init__(
+        self,
+        schedule: Schedule,
+        board: Board,
+        limits: Limits,
+        first: int,
+        processes: Sequence[Popen] = (),
+        ask: Callable[[], str] | None = None,
+    ) -> None:
+        """They start now, with step `first`. `processes` are, or will be, those of the ranks;
+        `ask` tells who hangs and where, of ranks whose actions are whole steps."""
         self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
+        self._processes, self._ask = processes, ask
+        self._stopped_s: dict[int, float] = {}
+        """Ranks that are stopped, and since when that is seen."""
         self._working = sorted({action.rank for action in schedule.actions})
         """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
@@ -61,17 +81,20 @@ class Watch:
         self._done_s: float | None = None
         self._looked_s: float | None = None
 
-    def late(self, until: int) -> str | None:
+    def late(self, until: int, at_least_s: float = 0.0) -> str | None:
         """Which rank hangs on its way to the end of a step, and how; None while none does. To be
-        asked all the time."""
+        asked all the time. What goes on may take `at_least_s`."""
         self._look()
+        for rank, since_s in self._stopped_s.items():
+            if time.monotonic() - since_s > self._limits.hang_s:
+                return f"{STOPPED.format(rank)}, and has been for {self._limits.hang_s:.0f} s"
         stages = [self._board.stage(rank) for rank in range(self._schedule.num_ranks)]
         if min(stages) is not Stage.READY:
             return self._not_started(stages)
         at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
         idle_s = min(map(self._board.idle_s, at_work), default=0.0)
         begun = self._board.steps > self._first
-        limit_s = self._limits.hang_s if begun else self._limits.start_s
+        limit_s = max(at_least_s, self._limits.hang_s if begun else self._limits.start_s)
         return self._blamed(at_work, limit_s) if idle_s > limit_s else None
 
     def _look(self) -> None:
@@ -83,19 +106,31 @@ class Watch:
             self._started_s += still_s
             if self._done_s is not None:
                 self._done_s += still_s
+            self._stopped_s.clear()
             self._board.excuse(still_s)
+        self._stopped_s = {
+            rank: self._stopped_s.get(rank, now)
+            for rank, process in enumerate(self._processes)
+            if self._board.idle_s(rank) > LOOK_S and is_stopped(process.pid)
+        }
 
     def _not_started(self, stages: list[Stage]) -> str | None:
         if time.monotonic() - self._started_s < self._limits.start_s:
             return None
         least = min(stages)
         late = [rank for rank, stage in enumerate(stages) if stage is least]
-        return (
+        told = (
             f"{_ranks(late, 'has', 'have')} not started after {self._limits.start_s:.0f} s: "
             f"{STILL[least]}"
         )
+        return told if self._ask is None else f"{told}; {self._ask()}"
 
     def _blamed(self, at_work: list[int], limit_s: float) -> str:
+        since = f"nobody has begun anything for {limit_s:.0f} s"
+        if stopped := set(at_work) & self._stopped_s.keys():
+            return f"{STOPPED.format(min(stopped))}, and {since}"
+        if self._ask is not None:
+            return f"{self._ask()}; {since}"
         actions = self._schedule.actions
         unfinished = {
             actions[action].rank: (action, step)
@@ -103,7 +138,6 @@ class Watch:
             if actions[action].kind not in MEETING
         }
         rank = min(set(at_work) & set(unfinished) or at_work, key=self._board.turned_s)
-        since = f"nobody has begun anything for {limit_s:.0f} s"
         if rank in unfinished:
             action, step = unfinished[rank]
             return f"rank {rank} hangs: it began {actions[action].name} of step {step}, and {since}"
@@ -125,6 +159,13 @@ class Watch:
         if not running or now - self._done_s < self._end_s:
             return None
         return f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last action"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; False where the system does not tell."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    return False
 
 
 def _ranks(ranks: Collection[int], one: str, several: str) -> str:
