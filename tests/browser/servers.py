@@ -22,6 +22,8 @@ from tests.runs.helpers import HANG_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "token-of-a-test"
+GRACE_S = 5.0
+"""Before a server that was asked to end is killed."""
 PAGE = """
 from pathlib import Path
 from workbench.page import serve
@@ -104,7 +106,7 @@ def _ended(server: Server) -> Iterator[Server]:
         family = server.family() if server.process.poll() is None else []
         server.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.process.wait(5)
+            server.process.wait(GRACE_S)
         server.process.kill()
         server.process.wait()
         for process in family:

@@ -42,5 +42,5 @@ def test_no_test_asks() -> None:
         assert [*asked(code)], "else this test could not fail"
     assert [*asked("a = monotonic() - b\nassert a < 2")]
     files = {*TESTS.rglob("*.py")} - {TESTS / "runs" / "helpers.py"}  # which ends what hangs
-    found = {path.name: [*asked(path.read_text())] for path in files}
-    assert not {name: lines for name, lines in found.items() if lines}
+    found = {path: [*asked(path.read_text())] for path in files}
+    assert not {path: lines for path, lines in found.items() if lines}
