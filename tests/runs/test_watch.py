@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import psutil
@@ -16,9 +17,10 @@ from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import watch as watching
 from workbench.ui.log_tail import last_lines, printable, without_tracebacks
-from workbench.ui.watch import SweepWatch, Watch, WatchedPoint
+from workbench.ui.watch import SweepWatch, Watch
 
 Make = Callable[..., Campaign]
+facts = attrgetter("where", "step", "steps", "loss", "seconds_left")
 
 
 @pytest.fixture
@@ -54,10 +56,6 @@ def until(watch: Watch, state: str, name: str = "mine") -> SweepWatch:
     wait_for(lambda: watch.look() is not None and watch.sweeps[name].status.state == state)
     watch.look()
     return watch.sweeps[name]
-
-
-def facts(point: WatchedPoint) -> tuple[object, ...]:
-    return point.where, point.step, point.steps, point.loss, point.seconds_left
 
 
 def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_path: Path) -> None:
