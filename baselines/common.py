@@ -6,13 +6,8 @@ same samples in the same micro-batches, the same decay groups and learning rates
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,9 +17,6 @@ from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel, Whole
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
-
-MANIFEST = "manifest.json"
-KEEP_CHECKPOINTS = 2
 
 
 class MicroBatch(NamedTuple):
@@ -85,52 +77,3 @@ def now_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-@dataclass
-class Progress:
-    """How far a run has come: what a checkpoint remembers besides the library's own state."""
-
-    next_step: int = 0
-    losses: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    grad_norms: list[float | None] = field(default_factory=list)
-    skipped: list[int] = field(default_factory=list)
-
-    def done(self, loss: float, seconds: float, grad_norm: float | None, *, skipped: bool) -> None:
-        """Enter a step."""
-        self.losses.append(loss)
-        self.step_seconds.append(seconds)
-        self.grad_norms.append(grad_norm)
-        if skipped:
-            self.skipped.append(self.next_step)
-        self.next_step += 1
-
-    def save(self, checkpoint: Path) -> None:
-        """Write the manifest, the last file of a checkpoint: it says that the others are whole.
-
-        Older checkpoints than the last but one are removed.
-        """
-        partial = checkpoint / "manifest.partial"
-        partial.write_text(json.dumps(asdict(self)) + "\n")
-        os.replace(partial, checkpoint / MANIFEST)
-        for old in sorted(checkpoint.parent.glob("step-*"))[:-KEEP_CHECKPOINTS]:
-            shutil.rmtree(old, ignore_errors=True)
-
-    @classmethod
-    def load(cls, checkpoint: Path) -> Progress:
-        return cls(**json.loads((checkpoint / MANIFEST).read_text()))
-
-
-def new_checkpoint(folder: Path, next_step: int) -> Path:
-    """An empty folder for a checkpoint of the run in `folder`."""
-    path = folder / "checkpoints" / f"step-{next_step:08d}"
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of the run in `folder`."""
-    whole = sorted((folder / "checkpoints").glob(f"step-*/{MANIFEST}"))
-    return whole[-1].parent if whole else None

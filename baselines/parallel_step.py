@@ -22,15 +22,13 @@ from workbench.methods.script import Script
 from workbench.profile.profile import Profile, UnitCost
 from workbench.runs.spec import RunSpec
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
+from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, SENDS, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 STATE_BYTES = 16
 """Of a parameter: weight, gradient, master where it is not the weight itself, two moments."""
-GRADIENT = 1
-"""Turn of messages that carry gradients."""
 BORROWED = 2
 """Turn of a tied weight on its way back."""
 SQUARES, COEFFICIENT = 1, 2
@@ -144,7 +142,7 @@ class Step(Script):
         came = []
         if stage.stop <= self.head:
             came = [act(Kind.SEND, stage.stop, micro, rank=rank)]  # its output was still needed
-            came.append(self._message(Kind.RECV, stage.stop, rank, micro, [], turn=GRADIENT))
+            came.append(self._message(Kind.RECV_GRAD, stage.stop, rank, micro, []))
         for unit in reversed(stage):
             if unit == self.head:
                 self._forward_unit(unit, rank, micro)
@@ -159,7 +157,7 @@ class Step(Script):
                 )  # fmt: skip
         if stage.start:
             label = self._label(rank, name.input_gradient(stage.start, micro))
-            self._message(Kind.SEND, stage.start, rank, micro, came, turn=GRADIENT, frees=[label])
+            self._message(Kind.SEND_GRAD, stage.start, rank, micro, came, frees=[label])
 
     def _recompute(self, unit: int, rank: int, micro: int, after: list[str]) -> None:
         cost, me = self._cost(unit, rank), act(R, unit, micro, rank=rank)
@@ -224,8 +222,8 @@ class Step(Script):
     def _norm_of_all(self, rank: int, ready: str) -> str:
         """The owner of a tied weight gets the other stage's gradients; then norms are added up."""
         if self.tied and rank in (0, len(self.stages) - 1):
-            kind = Kind.RECV if rank == 0 else Kind.SEND
-            ready = self._message(kind, 0, rank, None, [ready], turn=GRADIENT, nbytes=self.borrowed)
+            kind = Kind.RECV_GRAD if rank == 0 else Kind.SEND_GRAD
+            ready = self._message(kind, 0, rank, None, [ready], nbytes=self.borrowed)
         for turn in (SQUARES, COEFFICIENT):
             ready = self.add(
                 Kind.REDUCE, 0, NET_OUT, rank=rank, turn=turn, after=[ready], nbytes=NORM_BYTES
@@ -251,7 +249,7 @@ class Step(Script):
     ) -> str:
         """Send or receive the input of a unit, or its gradient."""
         return self.add(
-            kind, unit, NET_OUT if kind is Kind.SEND else NET_IN, micro, rank=rank, turn=turn,
+            kind, unit, NET_OUT if kind in SENDS else NET_IN, micro, rank=rank, turn=turn,
             after=after, nbytes=self._input_bytes(unit, rank) if nbytes is None else nbytes,
             uses=uses or [], frees=frees or [],
             samples=None if micro is None else self._span(rank, micro),

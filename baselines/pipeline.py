@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -251,10 +252,7 @@ class Training(plain.Training):
 
     def _save(self, next_step: int) -> None:
         """A file of each unit, by the rank that has it."""
-        if self.rank == 0:
-            super()._save(next_step)
-        else:
-            self.holder.follow()
+        self.holder.save(partial(super()._save, next_step))
 
     def _resume(self) -> int:
         first = super()._resume()

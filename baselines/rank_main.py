@@ -22,6 +22,7 @@ import torch.distributed as dist
 from baselines.ranks import EVENTS, MEETING, ORDER
 from baselines.stuck import answer_from
 from workbench.methods.train import resolve_device
+from workbench.model.custom import look_here
 from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
@@ -31,6 +32,7 @@ from workbench.runtime.notes import leave
 
 def main(folder: Path, rank: int) -> int:
     """Exit status: 0 done, 1 failed. `folder` is the ranks' own, in the run's."""
+    look_here()
     answer_from(folder, rank)
     try:
         order = json.loads((folder / ORDER).read_text())

@@ -1,14 +1,10 @@
-"""What the ranks of a run divide among them, and do together: the samples, a checkpoint."""
+"""What the ranks of a run divide among them: the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import torch.distributed as dist
 
-from baselines.common import MicroBatch, Progress, new_checkpoint
+from baselines.common import MicroBatch
 from baselines.stages import share_of
 
 
@@ -18,16 +14,3 @@ def share(batch: MicroBatch) -> MicroBatch:
     part, tokens = slice(rows.start, rows.stop), batch.tokens
     mine = tuple(each[part] for each in tokens) if isinstance(tokens, tuple) else tokens[part]
     return MicroBatch(mine, batch.targets[part], batch.samples[part])
-
-
-@contextmanager
-def checkpoint(folder: Path, progress: Progress) -> Iterator[Path]:
-    """A new checkpoint of the run in `folder`, for every rank to write into; it is whole, and gets
-    its manifest, when all have."""
-    first = dist.get_rank() == 0
-    place = [str(new_checkpoint(folder, progress.next_step)) if first else None]
-    dist.broadcast_object_list(place, src=0)
-    yield Path(place[0])
-    dist.barrier()
-    if first:
-        progress.save(Path(place[0]))

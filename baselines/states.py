@@ -6,9 +6,10 @@ under another method, and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch import Tensor
 from baselines.common import named_units
 from workbench.model.base import LayeredModel, Whole
 from workbench.runtime.checkpoint import KINDS, label_of, reader, write_unit
+from workbench.runtime.manifest import Saved
 
 
 class AdamW(Protocol):
@@ -41,16 +43,16 @@ class ModuleHolder:
         self._model, self._masters, self._optimizer = model, masters, optimizer
 
     @torch.no_grad()
-    def write(self, folder: Path) -> dict[str, int]:
+    def write(self, folder: Path) -> None:
         """As `Holder.write`."""
-        folder.mkdir(parents=True)
-        return self._write(folder) | self._write_empty(folder)
+        for unit in self._masters:
+            write_unit(folder, unit, self._tensors(unit))
 
     @torch.no_grad()
-    def restore(self, folder: Path) -> None:
+    def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
         for unit in self._masters:
-            with reader(folder, unit) as read:
+            with reader(saved, unit) as read:
                 for label, tensor in self._tensors(unit):
                     read(label, tensor)
 
@@ -60,15 +62,6 @@ class ModuleHolder:
             for master in masters.values():
                 state = self._optimizer.inner.state[master]
                 state["step"] = self._optimizer.counted(steps, master)
-
-    def _write(self, folder: Path) -> dict[str, int]:
-        return dict(write_unit(folder, unit, self._tensors(unit)) for unit in self._masters)
-
-    def _write_empty(self, folder: Path) -> dict[str, int]:
-        """Files of units that own nothing, and have no masters anywhere."""
-        units = range(self._model.num_units)
-        empty = (unit for unit in units if not self._model.unit_parameters(unit))
-        return dict(write_unit(folder, unit, ()) for unit in empty)
 
     def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():
@@ -84,58 +77,47 @@ class ModuleHolder:
         return state.setdefault(kind, torch.zeros_like(master))
 
 
-class StageHolder(ModuleHolder):
-    """Has the units of one rank, of which every rank has some. What the first one writes, all do;
-    where one cannot, it is told to all."""
+class Together:
+    """Mixed into a holder of which every rank has a part: what the first rank is asked for, all do,
+    and where one cannot, all are told."""
 
-    def write(self, folder: Path) -> dict[str, int]:
-        """As `Holder.write`, on the first rank, while the others `follow`."""
-        return self._together(folder)
-
-    def follow(self) -> None:
-        """Write what this rank has; the first one says where, and what went wrong."""
-        try:
-            self._together(None)
-        except OSError:
+    def save(self, save: Callable[[], None]) -> None:
+        """Call `save` on the first rank. All write whenever it does, twice where a disk is full."""
+        if dist.get_rank() == 0:
+            save()
+            dist.broadcast_object_list([None], src=0)
             return
+        told: list[str | None] = [""]
+        while True:
+            dist.broadcast_object_list(told, src=0)
+            if told[0] is None:
+                return
+            with suppress(OSError):
+                self._together(super().write, Path(told[0]))
 
-    def restore(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`, on the first rank, inside its `save`."""
+        dist.broadcast_object_list([str(folder)], src=0)
+        self._together(super().write, folder)
+
+    def restore(self, saved: Saved) -> None:
         """As `Holder.restore`, on every rank."""
-        trouble = None
+        self._together(super().restore, saved)
+
+    def _together(self, do: Callable[[Any], None], what: Any) -> None:
+        """Raises the trouble of any rank, as its kind."""
+        mine, told = None, [None] * dist.get_world_size()
         try:
-            super().restore(folder)
-        except (OSError, ValueError) as error:
-            trouble = error
-        self._agree(trouble)
+            do(what)
+        except (OSError, ValueError, SafetensorError) as error:
+            mine = (ValueError if isinstance(error, ValueError) else OSError)(str(error))
+        dist.all_gather_object(told, mine)
+        for error in filter(None, told):
+            raise error
 
-    @torch.no_grad()
-    def _together(self, folder: Path | None) -> dict[str, int]:
-        trouble, files = None, {}
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True)
-            except OSError as error:
-                trouble = error
-        told = [None if folder is None else str(folder)]
-        dist.broadcast_object_list(told, src=0)
-        if trouble is None:
-            try:
-                files = self._write(Path(told[0]))
-                if folder is not None:
-                    files |= self._write_empty(folder)
-            except (OSError, SafetensorError) as error:
-                trouble = OSError(str(error))
-        return {name: size for part in self._agree(trouble, files) for name, size in part.items()}
 
-    def _agree(self, trouble: Exception | None, files: dict[str, int] | None = None) -> list[dict]:
-        """What all ranks have written. Raises the trouble of any, as its kind."""
-        told: list = [None] * dist.get_world_size()
-        mine = None if trouble is None else (isinstance(trouble, OSError), str(trouble))
-        dist.all_gather_object(told, (mine, files or {}))
-        for of_rank, _ in told:
-            if of_rank is not None:
-                raise (OSError if of_rank[0] else ValueError)(of_rank[1])
-        return [part for _, part in told]
+class StageHolder(Together, ModuleHolder):
+    """Has the units of one rank, of which every rank has some."""
 
 
 def masters_by_unit(whole: Whole, masters: Mapping[Tensor, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -29,23 +29,24 @@ from torch import Tensor
 from baselines import deepspeed_ops, ranks
 from baselines.blocks import compile_blocks, why_eager
 from baselines.common import (
-    Progress,
     cap_device,
     decay_groups,
-    latest_checkpoint,
     micro_batches,
     named_units,
     now_s,
 )
 from baselines.host_adam import torchs_is_faster
-from baselines.rank_parts import checkpoint, share
+from baselines.rank_parts import share
+from baselines.states import Together
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from baselines.zero_weights import build, set_masters
+from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
 from workbench.units import format_bytes
 
@@ -171,7 +172,8 @@ class Training:
         self.account = Account(
             spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
         )
-        self.progress = Progress()
+        self.holder = _FilesOfRanks(self.engine)
+        self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
     def _host_adam(self) -> dict[str, bool]:
         """DeepSpeed's word for torch's fused AdamW, where that is faster on this machine; the ranks
@@ -186,22 +188,20 @@ class Training:
 
     def run(self) -> None:
         """All steps that are left."""
-        self._resume()
-        spec, progress = self.spec, self.progress
-        self.account.counted_step = min(progress.next_step + 1, spec.steps - 1)
-        for step in range(progress.next_step, spec.steps):
+        spec = self.spec
+        first = self.history.resume(self.holder, self.report)
+        self.account.counted_step = min(first + 1, spec.steps - 1)
+        for step in range(first, spec.steps):
             begun_s = now_s(self.device)
             with self.account.watching(step):
                 loss = self._step(step)
             seconds = now_s(self.device) - begun_s
             skipped, norm = self.optimizer.overflow, self.engine.get_global_grad_norm()
-            progress.done(loss, seconds, None if norm is None else float(norm), skipped=skipped)
-            if skipped:
-                self.report.event("skipped", step=step)
-            self.report.step(step, loss, seconds)
+            norm = None if norm is None else float(norm)
+            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
             self.account.close_step(step)
-            if spec.save_every and progress.next_step % spec.save_every == 0:
-                self._save()
+            if spec.save_every and (step + 1) % spec.save_every == 0:
+                self._save(step + 1)
 
     def _step(self, step: int) -> float:
         """One optimizer step; returns its mean loss."""
@@ -232,18 +232,19 @@ class Training:
         """The measured half of the record."""
         import deepspeed
 
-        progress, rss = self.progress, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Outcome(
-            losses=progress.losses,
-            step_seconds=progress.step_seconds,
+            losses=history.losses,
+            step_seconds=history.step_seconds,
             peak_bytes=self.account.peak_bytes,
             moved_bytes=self.account.moved_bytes,
             parameters=self.model.parameters_count(),
-            skipped_steps=progress.skipped,
-            grad_norms=progress.grad_norms,
+            skipped_steps=history.skipped,
+            grad_norms=history.grad_norms,
             engine=f"deepspeed {deepspeed.__version__}",
             notes=[
                 *self.adapter.notes,
+                *history.notes,
                 *self.account.notes,
                 self.blocks,
                 f"host update by {type(self.optimizer.optimizer).__name__} ({self.update})",
@@ -253,19 +254,30 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self) -> None:
-        """DeepSpeed's own checkpoint, with our manifest."""
-        with checkpoint(self.folder, self.progress) as path:
-            self.engine.save_checkpoint(str(path.parent), tag=path.name)
-        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+    def _save(self, next_step: int) -> None:
+        done = next_step - len(self.history.skipped)
+        save = self.history.save
+        self.holder.save(lambda: save(next_step, done, self.holder, self.report))
 
-    def _resume(self) -> None:
-        """Continue from the newest whole checkpoint of the run's folder."""
-        path = latest_checkpoint(self.folder) if self.spec.save_every else None
-        if path is not None:
-            self.engine.load_checkpoint(str(path.parent), tag=path.name)
-            self.progress = Progress.load(path)
-            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+
+class _Files:
+    """DeepSpeed's own, beside our manifest. A `Holder`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`."""
+        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        saved.check(saved.manifest.files)
+        self._engine.load_checkpoint(str(saved.path.parent), tag=saved.path.name)
+
+
+class _FilesOfRanks(Together, _Files):
+    """Of which every rank has some."""
 
 
 def _refuse(spec: RunSpec, adapter: Adapter) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_spec import Parser, add_spec_flags, specs_from
+from workbench.core.jsonfile import parse_json
 from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -111,6 +112,10 @@ def make_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry-run", action="store_true", help="say what would run")
     sweep.set_defaults(handler=_sweep)
 
+    trust = verbs.add_parser("trust", help="seal checkpoints that no run reads, if they are sound")
+    trust.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint, or its run")
+    trust.set_defaults(handler=_trust)
+
     # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
     verbs.add_parser("page", help="the dashboard in a browser on this machine")
@@ -141,6 +146,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -149,6 +155,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
+    check_inputs(specs, store)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
     records = []
@@ -226,17 +233,37 @@ def _layers(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _trust(arguments: argparse.Namespace) -> int:
+    from workbench.cli_trust import trust
+
+    for path in trust(arguments.folder):
+        print(f"sealed: {path}")
+    return OK
+
+
 def _sweep(arguments: argparse.Namespace) -> int:
+    from workbench.runs.campaign import Campaign
     from workbench.runs.executor import executor_of
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_spec
     from workbench.runs.sweep import Sweep, SweepFile
 
     file = SweepFile.load(arguments.file)
+    if file.exhibit:
+        from workbench.figures.exhibit import find, name_of
+
+        name = name_of(find(file.exhibit).FIGURE)
+        raise ValueError(
+            f"the sweep {arguments.file} is the exhibit {name}, which is run by "
+            f"workbench figure {name} --size {file.size}"
+        )
     store = Store(arguments.results or file.results)
+    Campaign(store, file.name)  # raises for a name that no sweep can have
+    check_inputs(file.specs, store)
     sweep = Sweep(
         file.specs,
         store,
-        timeout=arguments.timeout or file.timeout_s,
+        timeout=file.timeout_s if arguments.timeout is None else arguments.timeout,
         retry_failed=arguments.retry_failed,
         force=arguments.force,
         executor=executor_of(file.executor, store, f"the sweep {file.name}"),
@@ -310,7 +337,7 @@ def _parameter(text: str) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"{text!r} is not a parameter; write KEY=VALUE")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value, name)
     except ValueError:
         return name, value
 

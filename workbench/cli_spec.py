@@ -7,9 +7,12 @@ there and are said in ``--help``. Fields too rare for a flag are set by name.
 from __future__ import annotations
 
 import argparse
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from workbench.model.spec import ModelSpec
 from workbench.runs import methods
 from workbench.runs.overrides import (
     describe,
@@ -88,6 +91,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        # No flag begins so: -5GiB is a value, to be refused as one, as -5 is for argparse itself.
+        self._negative_number_matcher = re.compile(r"-[\d.]")
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
@@ -146,8 +151,14 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     }
     changes |= parse_settings(arguments.set)
     if arguments.hf_config:
+        if said := sorted(changes.keys() & {field.name for field in fields(ModelSpec)} - {"seq"}):
+            raise ValueError(
+                f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
+                "of the model only seq can"
+            )
         changes["model"] = _hugging_face(arguments.hf_config, changes)
-    asked = arguments.method or changes.pop("method", None) or data.get("method", "all")
+    asked = changes.pop("method", data.get("method", "all"))
+    asked = asked if arguments.method is None else arguments.method
     names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
     specs = [make_spec(data, {**changes, "method": name}) for name in names]
     first = specs[0]
@@ -170,8 +181,6 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
 
 
 def _hugging_face(path: str, changes: dict[str, Any]) -> dict[str, Any]:
-    from workbench.model.spec import ModelSpec
-
     return ModelSpec.hugging_face(path, seq=changes.get("seq")).to_dict()
 
 

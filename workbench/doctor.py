@@ -7,7 +7,6 @@ is within reach, and why not where it is not; and whether figures were measured 
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shutil
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from baselines import deepspeed_ops
+from workbench.cli_spec import Parser
 from workbench.figures.sizes import SIZES, Size, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
 from workbench.runs import machine, methods
-from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.units import format_bytes, parse_bytes
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
@@ -287,9 +287,9 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> int:
-    """The verb; raises ValueError for what a user got wrong."""
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """The verb's flags."""
+    parser = Parser(
         prog="workbench doctor", description="Measure this machine and say what can run on it."
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -299,14 +299,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--stored", action="store_true", help="do not measure again what is stored and holds here"
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb; raises ValueError for what a user got wrong."""
+    options = make_parser().parse_args(argv)
 
     def echo(line: str) -> None:
         if not options.json:
             print(line, file=sys.stderr, flush=True)
 
     report = examine(
-        options.results,
+        Store(options.results).root,
         echo,
         device=options.device,
         stored=options.stored,

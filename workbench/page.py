@@ -8,7 +8,6 @@ started, unless somebody wanted those to go on.
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import socket
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.cli_spec import Parser
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 HOST = "127.0.0.1"
@@ -82,7 +82,10 @@ def notebook(results: Path, size: str) -> Any:
 
 
 def free_port(wanted: int) -> int:
-    """The port, or any free one for 0. Raises ValueError for one that is taken."""
+    """The port, or any free one for 0. Raises ValueError for one that is taken, or is
+    none."""
+    if not 0 <= wanted < 1 << 16:
+        raise ValueError(f"port {wanted} is none; ports are 1 to 65535, and 0 is any that is free")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -112,12 +115,17 @@ def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = prin
         server.start()
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit code 0 when it was interrupted."""
-    parser = argparse.ArgumentParser(prog="workbench page", description=__doc__.split("\n")[0])
+def make_parser() -> Parser:
+    """The verb's flags."""
+    parser = Parser(prog="workbench page", description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
     parser.add_argument("--size", default="smoke", choices=("smoke", "small", "paper"))
     parser.add_argument("--port", type=int, default=0, metavar="N", help="0: any that is free")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 when it was interrupted."""
+    options = make_parser().parse_args(argv)
     serve(Store(options.results).root, size=options.size, port=options.port)
     return 0

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from workbench.figures import sizes
 from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
 from workbench.figures.harmony import own_text
 from workbench.model.corpus import STDLIB
@@ -73,14 +72,12 @@ def reproduce(
     figures = [find(name).FIGURE for name in only or EXHIBITS]
     store = Store(results)
     values = {"size": size, "results": str(store.root), **(parameters or {})}
-    sizes.named(values["size"])
     notebooks = {figure: read_notebook(figure) for figure in figures}
     for figure, notebook in notebooks.items():
         check_parameters(notebook, values, figure)
         if "text" in values:
             values["text"] = own_text.found(figure, values["size"], values["text"], Path.cwd())
-        if "machine" in values:  # refused before anything runs
-            open_exhibit(figure, values["size"], store.root, machine=values["machine"])
+        open_exhibit(figure, values["size"], store.root, machine=values.get("machine", ""))
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     ran = {}

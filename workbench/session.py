@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from workbench.core.paths import user_path
 from workbench.figures import measured_here, sizes
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import HARMONY, HERE, Exhibit, find, name_of
@@ -69,7 +70,7 @@ def open_exhibit(
     ValueError for an unknown exhibit, size, text or machine, and for ``small`` without a GPU.
     """
     repository = REPOSITORY_RESULTS.parent
-    folder = repository / Path(results).expanduser()
+    folder = repository / user_path(results)
     exhibit = find(figure)
     if text != STDLIB:
         from workbench.figures.harmony import own_text

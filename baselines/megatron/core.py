@@ -16,20 +16,15 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
-from baselines.common import (
-    Progress,
-    cap_device,
-    latest_checkpoint,
-    micro_batches,
-    new_checkpoint,
-    now_s,
-)
+from baselines.common import cap_device, micro_batches, now_s
 from baselines.megatron import gpt
+from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
+from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_device_threads
 
 STATE_FILE = "state.pt"
@@ -62,7 +57,7 @@ class Training:
         )
         self.optimizer = _MasterAdamW(self.model, self._groups(), spec)
         self.positions = torch.arange(spec.model.seq, device=self.device)
-        self.progress = Progress()
+        self.history = History(spec, folder, self.batches, form="megatron-core")
 
     def _groups(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Initial weights by megatron-core's names: those that decay, and the others."""
@@ -75,20 +70,15 @@ class Training:
 
     def run(self) -> None:
         """All steps that are left."""
-        self._resume()
-        spec, progress = self.spec, self.progress
-        for step in range(progress.next_step, spec.steps):
+        spec, history = self.spec, self.history
+        for step in range(history.resume(self, self.report), spec.steps):
             begun_s = now_s(self.device)
             loss = self._gradients(step)
             norm = self.optimizer.step(spec.learning_rate(step), spec.clip)
             seconds = now_s(self.device) - begun_s
-            skipped = norm is None
-            progress.done(loss, seconds, norm, skipped=skipped)
-            if skipped:
-                self.report.event("skipped", step=step)
-            self.report.step(step, loss, seconds)
-            if spec.save_every and progress.next_step % spec.save_every == 0:
-                self._save()
+            history.ended(step, loss, seconds, norm, skipped=norm is None, report=self.report)
+            if spec.save_every and (step + 1) % spec.save_every == 0:
+                history.save(step + 1, step + 1 - len(history.skipped), self, self.report)
 
     def _gradients(self, step: int) -> float:
         """Accumulate a step's gradients; returns its mean loss."""
@@ -113,37 +103,34 @@ class Training:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        progress, on_gpu = self.progress, self.device.type == "cuda"
+        history, on_gpu = self.history, self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
         return Outcome(
-            losses=progress.losses,
-            step_seconds=progress.step_seconds,
+            losses=history.losses,
+            step_seconds=history.step_seconds,
             peak_bytes={"device": peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
             parameters=self.ours.parameters_count(),
-            skipped_steps=progress.skipped,
-            grad_norms=progress.grad_norms,
+            skipped_steps=history.skipped,
+            grad_norms=history.grad_norms,
             engine=f"megatron-core {importlib.metadata.version('megatron-core')}",
             notes=[
                 "device peak: torch's allocator"
                 if on_gpu
                 else "device peak: not measured on a CPU",
                 "nothing of size is on the host or crosses the link: tokens and losses only",
+                *history.notes,
             ],
         )
 
-    def _save(self) -> None:
-        path = new_checkpoint(self.folder, self.progress.next_step)
-        torch.save(self.optimizer.state_dict(), path / STATE_FILE)
-        self.progress.save(path)
-        self.report.event("saved", path=path.name, next_step=self.progress.next_step)
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`."""
+        torch.save(self.optimizer.state_dict(), folder / STATE_FILE)
 
-    def _resume(self) -> None:
-        path = latest_checkpoint(self.folder) if self.spec.save_every else None
-        if path is not None:
-            self.optimizer.load_state_dict(torch.load(path / STATE_FILE, weights_only=True))
-            self.progress = Progress.load(path)
-            self.report.event("resumed", path=path.name, next_step=self.progress.next_step)
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        saved.check([STATE_FILE])
+        self.optimizer.load_state_dict(torch.load(saved.path / STATE_FILE, weights_only=True))
 
 
 class _MasterAdamW:

@@ -22,7 +22,7 @@ from baselines.swapping.sheet import RankSheet, Sheet
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import Samples
 from workbench.methods.harmony.program import RETURNS
-from workbench.methods.harmony.sheet import FETCHES, GRADIENT
+from workbench.methods.harmony.sheet import FETCHES
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, NET_OUT, Kind
 from workbench.schedule.schedule import Schedule
@@ -124,7 +124,7 @@ class RankProgram(RankSheet):
         if unit > self.stage.start:
             return [self.act(F, unit - 1, micro)]
         ends = self.act(B if unit == self.division.head else Kind.STASH, unit, micro)
-        return [self._receive(unit, micro, span, name.activation(unit, micro), ends)]
+        return [self._receive(Kind.RECV, unit, micro, span, name.activation(unit, micro), ends)]
 
     # -- a backward pass --------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class RankProgram(RankSheet):
                 below = [self.lay(name.output_gradient(unit - 1, micro), nbytes)]
             elif unit:
                 below = [self.lay(name.input_gradient(unit, micro), nbytes)]
-                after += self._sent(RETURNS, self.act(Kind.SEND, unit, micro, turn=GRADIENT))
+                after += self._sent(RETURNS, self.act(Kind.SEND_GRAD, unit, micro))
             visit = self.visits.gradients((number, unit))
             uses, gradients = [], self.label(name.gradients(unit, visit.turn))
             if visit.first == (number, unit) and not visit.turn:
@@ -159,7 +159,7 @@ class RankProgram(RankSheet):
             )  # fmt: skip
             if unit and unit == self.stage.start:
                 self.add(
-                    Kind.SEND, unit, RETURNS, micro, turn=GRADIENT, after=[me], samples=span,
+                    Kind.SEND_GRAD, unit, RETURNS, micro, after=[me], samples=span,
                     nbytes=nbytes, frees=[self.label(name.input_gradient(unit, micro))],
                 )  # fmt: skip
             if visit.last == (number, unit):
@@ -204,4 +204,5 @@ class RankProgram(RankSheet):
         if unit + 1 < self.stage.stop:
             return [self.act(B, unit + 1, micro)]
         text = name.output_gradient(unit, micro)
-        return [self._receive(unit + 1, micro, span, text, self.act(B, unit, micro), GRADIENT)]
+        ends = self.act(B, unit, micro)
+        return [self._receive(Kind.RECV_GRAD, unit + 1, micro, span, text, ends)]

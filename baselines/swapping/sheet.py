@@ -106,7 +106,7 @@ class RankSheet:
         self.queues: dict[str, list[str]] = defaultdict(list)
         """What frees each thing of a kind of which a device holds a few (`held`)."""
         self.received: list[int] = []
-        """RECV actions, by their places among all actions."""
+        """Receiving actions, by their places among all actions."""
 
     # -- what comes and goes --------------------------------------------------------------------
 
@@ -172,13 +172,13 @@ class RankSheet:
         return self.act(Kind.SUM_OUT, visit.unit, turn=visit.turn)
 
     def _receive(
-        self, unit: int, micro: int, span: Samples, text: str, ends: str, turn: int = 0
+        self, kind: Kind, unit: int, micro: int, span: Samples, text: str, ends: str
     ) -> str:
         """Have a message come into the inbox, where `ends` will free its place."""
         nbytes = self._input_bytes(unit, span)
         self.received.append(len(self.sheet.actions))
         return self.add(
-            Kind.RECV, unit, NET_IN, micro, turn=turn, nbytes=nbytes, samples=span,
+            kind, unit, NET_IN, micro, nbytes=nbytes, samples=span,
             after=self._behind(NET_IN, ends), takes=[self.lay(text, nbytes, slot=INBOX)],
         )  # fmt: skip
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import Silent, assert_equals_plain, run, start
+from tests.methods.harness import Silent, assert_equals_plain, run, start, unseal
 from tests.methods.plain import MODEL
+from workbench import cli
 from workbench.methods import resident, stronghold
 from workbench.runtime import checkpoint
+from workbench.runtime.manifest import MANIFEST
 
 
 def saved(folder) -> list[str]:
@@ -74,8 +75,8 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(spec, tmp_path, monke
     assert [kind for kind, _ in report.events if "saved" in kind] == [
         "saved", "not_saved", "not_saved",
     ]  # fmt: skip
-    notes = training.outcome("test").notes
-    assert "the checkpoint step-00000004 was not written" in notes[-2]
+    (note,) = [note for note in training.outcome("test").notes if "not written" in note]
+    assert "2 checkpoints were not written; the first: the checkpoint step-00000004" in note
     monkeypatch.undo()
     again, _ = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers[0] == 2
@@ -89,6 +90,11 @@ def damage(path, how: str) -> None:
         file.write_bytes(data[: len(data) // 2])
     elif how == "gone":
         file.unlink()
+    elif how == "without manifest":
+        (path / MANIFEST).unlink()
+    elif how == "one update more":
+        told = (path / MANIFEST).read_text()
+        (path / MANIFEST).write_text(told.replace('"updates_done": 6', '"updates_done": 7'))
     elif how == "flipped":
         data[-5] ^= 1  # a bit of a weight
         file.write_bytes(data)
@@ -97,16 +103,21 @@ def damage(path, how: str) -> None:
         file.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["cut", "gone", "garbled", "flipped"])
-def test_a_damaged_checkpoint_is_passed_over(spec, tmp_path, how):
+@pytest.mark.parametrize(
+    "how", ["cut", "gone", "garbled", "flipped", "without manifest", "one update more"]
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(spec, tmp_path, how):
     whole, _ = run(stronghold, spec, tmp_path)
-    folder = tmp_path / "checkpoints"
-    damage(folder / "step-00000006", how)
+    damage(tmp_path / "checkpoints" / "step-00000006", how)
     again, parameters = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers == [4, 5]
     assert again.history.losses == whole.history.losses
     assert_equals_plain(spec, again, parameters)
     assert saved(tmp_path) == ["step-00000004", "step-00000006"]
+    (note,) = again.history.notes
+    named = "manifest.json" if how in ("without manifest", "one update more") else "unit-00003"
+    assert note.startswith(f"the checkpoint step-00000006 cannot be read: {named}")
+    assert note.endswith("; the run went on from step-00000004")
 
 
 def test_garbled_checkpoints_only_are_not_a_new_beginning(spec, tmp_path):
@@ -163,20 +174,14 @@ def test_a_run_that_has_all_its_steps_claims_no_bytes(spec, tmp_path):
     assert "no bytes were counted" in outcome.notes[-1]
 
 
-def test_a_checkpoint_of_before_there_were_checksums_is_read(spec, tmp_path):
-    run(stronghold, spec, tmp_path)
-    manifest = tmp_path / "checkpoints" / "step-00000006" / checkpoint.MANIFEST
-    told = json.loads(manifest.read_text())
-    assert told.pop("crc32").keys() == told["files"].keys()
-    manifest.write_text(json.dumps(told))
+def test_a_checkpoint_of_before_manifests_were_sealed_is_read_once_it_is_trusted(spec, tmp_path):
+    whole, _ = run(stronghold, spec, tmp_path)
+    older, newer = sorted((tmp_path / "checkpoints").iterdir())
+    unseal(older, sums=False)  # as written before there were any checksums
+    unseal(newer)
+    with pytest.raises(ValueError, match=f"`workbench trust {newer}` rewrites one that you trust"):
+        run(stronghold, spec, tmp_path)
+    assert cli.main(["trust", str(tmp_path)]) == 0
     again, _ = run(stronghold, spec, tmp_path)
     assert again.executor.step_numbers == []
-
-
-def test_damaged_statistics_are_a_sentence(tmp_path):
-    folder = tmp_path / "step-00000002"
-    folder.mkdir()
-    assert checkpoint.statistics(folder) == {}
-    (folder / checkpoint.STATISTICS).write_bytes(b"no tensors")
-    with pytest.raises(OSError, match="the checkpoint step-00000002 cannot be read"):
-        checkpoint.statistics(folder)
+    assert again.history.losses == whole.history.losses

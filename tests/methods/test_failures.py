@@ -25,7 +25,7 @@ from workbench.model.gpt import GPT
 from workbench.runtime.executor import Stopped
 from workbench.runtime.memory import Memory
 from workbench.runtime.tiers import OutOfMemory
-from workbench.schedule.action import Kind
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import DEVICE
 
 LANES = ("compute", "h2d", "d2h", "host", "host.1", "disk-in", "disk-out")
@@ -366,6 +366,16 @@ def test_a_plan_for_another_run_is_refused(tmp_path, changes, sentence):
     plan = stronghold.plan(spec, made_up_profile(spec))
     with pytest.raises(ValueError, match=sentence):
         Training(spec.with_(**changes), plan, tmp_path)
+
+
+def test_a_plan_with_an_action_that_nothing_performs_is_refused(tmp_path):
+    spec = plain.spec_for(window=2, resident=0)
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    evict = Action(kind=Kind.EVICT, unit=3, lane="d2h", after=("U3",))
+    plan = replace(plan, schedule=replace(plan.schedule, actions=(*plan.schedule.actions, evict)))
+    with pytest.raises(ValueError, match=r"nothing performs E3, a EVICT, on one device; it can be"):
+        Training(spec, plan, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_plan_that_recomputes_holds_for_a_run_that_would_keep(tmp_path):

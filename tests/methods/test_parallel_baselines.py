@@ -62,11 +62,11 @@ def assert_losses(spec: RunSpec, outcome: Outcome, tolerance: float = LOSS_TOLER
 def assert_masters(spec: RunSpec, folder: Path) -> None:
     """Those of the newest checkpoint of a run."""
     _, expected = plain.judge(spec.with_(ranks=1, method="plain"))
-    newest, manifest = next(checkpoint.whole(folder / "checkpoints"))
-    assert manifest["next_step"] == spec.steps
+    newest = next(checkpoint.whole(folder / "checkpoints"))
+    assert newest.manifest.next_step == spec.steps
     found = {
         label.removeprefix("weight/"): value
-        for file in newest.glob("unit-*.safetensors")
+        for file in newest.path.glob("unit-*.safetensors")
         for label, value in load_file(file).items()
         if label.startswith("weight/")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -10,7 +11,11 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import resident, stronghold
 from workbench.methods.evaluate import Budgets, evaluate
 from workbench.methods.stronghold.planner import Choice, layout_of
+from workbench.methods.stronghold.search import EQUAL, Search, objective
+from workbench.methods.stronghold.trials import Trials
+from workbench.model.spec import ModelSpec
 from workbench.profile.profile import Profile, ProfileCosts
+from workbench.published.hardware import published_profile
 from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
 
@@ -23,12 +28,15 @@ def scaled(profile: Profile, **changes) -> Profile:
 
 
 def test_everything_resident_where_it_fits():
-    plan = stronghold.plan(SPEC, made_up_profile(SPEC))
+    """But where states that visit the device are updated beside compute, which is faster."""
+    profile = made_up_profile(SPEC)
+    plan = stronghold.plan(SPEC, scaled(profile, d2h_bytes_per_s=2e6))
     assert plan.fits
     assert plan.resident == MODEL.layers
     assert plan.moved_bytes == {"load": 0, "store": 0, "read": 0, "write": 0}
-    plain = resident.plan(SPEC, made_up_profile(SPEC))
+    plain = resident.plan(SPEC, profile)
     assert plan.step_seconds == pytest.approx(plain.step_seconds, rel=0.01)
+    assert stronghold.plan(SPEC, profile).step_seconds <= plain.step_seconds
 
 
 def scarce(spec, profile, share: float) -> int:
@@ -116,7 +124,33 @@ def test_a_small_host_keeps_more_on_the_device():
     needed = stronghold.plan(SPEC.with_(resident=2, window=2), profile).peak_bytes["host"]
     plan = stronghold.plan(SPEC.with_(host_memory=needed), profile)
     assert plan.fits
-    assert plan.resident >= 2
+    assert plan.resident + plan.settings["pulled_layers"] >= 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"activations": "recompute"}, {"clip": None, "batch": 8}])
+def test_more_device_memory_is_never_slower(changes):
+    """Of what a search makes small, in its own simulations of a real machine's costs."""
+    model = ModelSpec(layers=12, hidden=1024)
+    spec = spec_for(window="auto", model=model, host_memory=200 << 30, **changes)
+    profile, before = published_profile(spec, "v100-32gb"), inf
+    trials = Trials(spec, profile)
+    for budget in range(1 << 30, 16 << 30, 1 << 29):
+        choice = Search(spec, profile, Budgets(device=budget, host=200 << 30), trials).run()
+        if trials.device_bytes(choice) <= budget:
+            seconds = objective(spec, *trials.step_seconds(choice))
+            assert seconds <= before * (1 + EQUAL), budget
+            before = min(before, seconds)
+    assert before < inf
+
+
+def test_a_search_of_a_deep_model_ends(monkeypatch):
+    """With the best that it tried, which is as many schedules as it may simulate."""
+    spec = spec_for(window="auto", device_memory=scarce(SPEC, made_up_profile(SPEC), 0.6))
+    search = Search(spec, made_up_profile(spec), Budgets.of(spec, made_up_profile(spec)))
+    monkeypatch.setattr(search, "_tries", 5)
+    choice = search.run()
+    assert len(search.tried) == 5
+    assert search.tried[choice].rank == min(trial.rank for trial in search.tried.values())
 
 
 def test_device_memory_does_not_grow_with_depth():

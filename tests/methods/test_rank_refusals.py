@@ -9,6 +9,7 @@ import pytest
 
 from tests.methods.test_ranks import MODEL, PACKS, schedule_for, spec_for
 from workbench.methods.harmony.crew import Crew
+from workbench.schedule.action import Kind
 
 
 def refused(schedule, spec, folder, message):
@@ -75,8 +76,12 @@ def changed(schedule, name, **values):
         ),
         (lambda made: changed(made, "F0.0", samples=None), "F0.0 .* names no samples"),
         (lambda made: replace(made, actions=()), "computes nothing"),
+        (
+            lambda made: changed(made, "B0.0", kind=Kind.WEIGHT_GRAD),
+            "cannot run: nothing performs W0.0, a WEIGHT_GRAD, on several ranks",
+        ),
     ],
-    ids=["deadlock", "no stash", "stale weights", "no samples", "nothing"],
+    ids=["deadlock", "no stash", "stale weights", "no samples", "nothing", "half a pass"],
 )
 def test_a_schedule_that_breaks_a_rule_is_refused(change, message, tmp_path):
     refused(change(schedule_for(PACKS, spec_for())), spec_for(), tmp_path, message)

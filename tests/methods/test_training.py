@@ -145,16 +145,6 @@ def test_resuming_under_another_plan(spec_for, tmp_path):
     assert_equals_plain(longer, training, parameters)
 
 
-def test_a_torn_checkpoint_is_passed_over(spec_for, tmp_path):
-    spec = spec_for(window=2, save_every=3, steps=6)
-    run(stronghold, spec, tmp_path)
-    newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
-    (newest / "manifest.json").write_text('{"next_st')
-    again, parameters = run(stronghold, spec, tmp_path)
-    assert again.executor.step_numbers[0] == 3
-    assert_equals_plain(spec, again, parameters)
-
-
 def poison(training: Training, at: int) -> None:
     """Let a gradient of one step hold no numbers."""
 

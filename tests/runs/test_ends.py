@@ -1,6 +1,7 @@
 """However a worker ends, its run has one record of the right status, or none and a clear error."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,14 @@ def test_a_full_disk_is_an_error_and_loses_nothing(store: Store) -> None:
     assert store.records() == [kept]
     # The disk has room again: the same folder, half-written events and all, is used.
     assert run(fake_spec("steps", steps=50), store).status == "ok"
+
+
+def test_the_users_folder_and_settings_break_no_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    events = []
+    assert run(fake_spec("steps 0"), store, on_event=events.append).status == "ok"
+    assert "lowered to INFO" in events[1]["text"]

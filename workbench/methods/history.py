@@ -6,7 +6,6 @@ data, batch or clipping.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from torch import Tensor
 
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
-from workbench.runs.report import Reporter
+from workbench.runs.report import Reporter, Untold
 from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.checkpoint import Holder
+from workbench.runtime.manifest import Manifest, Saved, steps_in, take_newest
 
 TEXT = "text of SHA-256"
 
@@ -25,16 +25,21 @@ TEXT = "text of SHA-256"
 class History:
     """The steps of one run, of this attempt and of those it continues."""
 
-    def __init__(self, spec: RunSpec, folder: Path, batches: Batches | Draws) -> None:
-        """`folder` is the run's own."""
+    def __init__(
+        self, spec: RunSpec, folder: Path, batches: Batches | Draws, form: str = ""
+    ) -> None:
+        """`folder` is the run's own; `form` that of a library's own files, ours without a name."""
         self._spec, self._folder = spec, folder / "checkpoints"
         wanted = spec.save_every or spec.start_from
         self._continues = continued_by(spec, batches) if wanted else {}
+        self._continues |= {"form": form} if form else {}
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
         self.grad_norms: list[float | None] = []
         self.skipped: list[int] = []
         self.notes: list[str] = []
+        self._unsaved: list[tuple[int, str]] = []
+        """Checkpoints that were not written: where the note is, and the reason."""
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -67,98 +72,91 @@ class History:
         statistics: dict[str, Tensor] | None = None,
     ) -> None:
         """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
-        manifest = {
-            "next_step": next_step,
-            "updates_done": updates_done,
-            "losses": [repr(loss) for loss in self.losses],
-            "step_seconds": self.step_seconds,
-            "grad_norms": [repr(norm) for norm in self.grad_norms],
-            "skipped": self.skipped,
-            "continues": self._continues,
-        }
+        manifest = Manifest(
+            next_step=next_step,
+            updates_done=updates_done,
+            losses=self.losses,
+            step_seconds=self.step_seconds,
+            grad_norms=self.grad_norms,
+            skipped=self.skipped,
+            continues=self._continues,
+        )
         try:
-            path = checkpoint.save(self._folder, holder, manifest, statistics)
+            path = checkpoint.save(self._folder, holder, manifest, statistics, self.notes)
         except OSError as error:
-            self.notes.append(str(error))
+            self._unsaved.append((len(self.notes), str(error)))
+            at, first = self._unsaved[0]
+            count = len(self._unsaved)
+            many = f"{count} checkpoints were not written; the first: {first}"
+            self.notes[at : at + 1] = [first if count == 1 else many]
             report.event("not_saved", next_step=next_step, reason=str(error))
         else:
             report.event("saved", path=path.name, next_step=next_step)
 
     def resume(self, holder: Holder, report: Reporter) -> int:
-        """Continue from the newest checkpoint in the run's folder, else in that of the run it is to
-        start from; returns the first step to do.
+        """Continue from the newest sound checkpoint in the run's folder, else in that of the run it
+        is to start from; returns the first step to do. Those that are damaged are noted.
 
         Raises ValueError where there are checkpoints of another training, unreadable ones only, or
         none of the run to start from.
         """
-        damage = None
-        for path, manifest in _whole(self._spec, self._folder):
-            own = path.parent == self._folder
-            _check_continues(path, manifest["continues"], self._continues, own=own)
-            try:
-                holder.restore(path)
-                self.statistics = checkpoint.statistics(path)
-            except OSError as error:
-                damage, damaged = error, path.parent
-                report.event("damaged", path=path.name, reason=str(error))
-                continue
-            self.losses = [float(loss) for loss in manifest["losses"]]
-            # Another run's steps took another method's time.
-            self.step_seconds = list(manifest["step_seconds"]) if own else []
-            self.grad_norms = [None if n == "None" else float(n) for n in manifest["grad_norms"]]
-            self.skipped = list(manifest["skipped"])
-            self.updates_done = manifest["updates_done"]
-            report.event("resumed", path=path.name, next_step=manifest["next_step"])
-            return manifest["next_step"]
-        if damage is not None:  # memory is half written by now; and nobody asked to begin anew
-            raise ValueError(f"{damage}; remove {damaged} to begin anew") from damage
-        _check_start(self._spec, self._folder)
-        return 0
+
+        def take(saved: Saved) -> None:
+            _check_continues(saved, self._continues, self._folder)
+            holder.restore(saved)
+            self.statistics = checkpoint.statistics(saved)
+
+        saved, notes = take_newest(_paths(self._spec, self._folder), take, report)
+        self.notes += notes
+        if saved is None:
+            return 0
+        manifest = saved.manifest
+        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
+        # Another run's steps took another method's time.
+        self.step_seconds = manifest.step_seconds if saved.path.parent == self._folder else []
+        self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
+        report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
+        return manifest.next_step
 
 
 def check_start(spec: RunSpec, folder: Path) -> None:
     """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
     start from, or the newest is of another training, as far as that shows without the text.
     `folder` is the run's own, as for `History`."""
-    own = folder / "checkpoints"
-    _check_start(spec, own)
-    for path, manifest in _whole(spec, own):
-        _check_continues(path, manifest["continues"], decided_by(spec), own=path.parent == own)
-        return
+    own, ours = folder / "checkpoints", decided_by(spec)
+    take_newest(_paths(spec, own), lambda saved: _check_continues(saved, ours, own), Untold())
 
 
-def _check_start(spec: RunSpec, folder: Path) -> None:
-    if not spec.start_from or any(_whole(spec, folder)):
-        return
-    source = _source(spec, folder)
-    if not source.parent.is_dir():
-        raise ValueError(
-            f"start_from is {spec.start_from!r}; there is no such folder, and no run of that key "
-            f"in {folder.parents[1]}"
-        )
-    sound = {path for path, _ in checkpoint.whole(source)}
-    damaged = sorted(path.name for path in {*source.glob("step-*")} - sound)
-    raise ValueError(
-        f"start_from is {spec.start_from!r}; there is no whole checkpoint of at most "
-        f"{spec.steps} steps in {source}" + (f"; damaged: {', '.join(damaged)}" if damaged else "")
-    )
+def _check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
+    """`folder` is that of the run's own checkpoints. A field that either side lacks has its default
+    there; one that this version does not know may mean anything."""
+    begins, own = f"the checkpoint {saved.path} was made", saved.path.parent == folder
+    otherwise = "remove the checkpoint" if own else "begin without start_from"
+    theirs, ours = _flat(saved.manifest.continues), _flat(ours)
+    for label in theirs:
+        if label not in DEFAULTS | ours and label != TEXT:
+            raise ValueError(
+                f"{begins} with {label} {theirs[label]!r}, which is unknown to this method and "
+                f"version; go on with those that made it, or {otherwise}"
+            )
+    for label in {**ours, **theirs}:
+        here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
+        there = theirs.get(label, DEFAULTS.get(label))
+        if there != here:
+            restore = "train on that text" if label == TEXT else f"set {label} to {there}"
+            raise ValueError(
+                f"{begins} with {label} {there}, this run has {here}: it would not be the same "
+                f"training; {restore}, or {otherwise}"
+            )
 
 
-def _check_continues(path: Path, saved: dict, ours: dict, *, own: bool) -> None:
-    """`own`: it is this run's, and not of the one that it starts from."""
-    for label, here in ours.items():
-        there = saved.get(label)
-        if there == here:
-            continue
-        if isinstance(here, dict) and isinstance(there, dict):
-            label = next(name for name in here if here[name] != there.get(name))
-            here, there = here[label], there.get(label)
-        restore = "train on that text" if label == TEXT else f"set {label} to {there}"
-        raise ValueError(
-            f"the checkpoint {path} was made with {label} {there}, this run has {here}: it would "
-            f"not be the same training; {restore}, or "
-            + ("remove the checkpoint" if own else "begin without start_from")
-        )
+def _flat(shared: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the model, and of the run beside them."""
+    model = shared.get("model", {})
+    return {**model, **{k: v for k, v in shared.items() if k != "model"}}
+
+
+DEFAULTS = _flat(RunSpec(method="").to_dict())
 
 
 def _source(spec: RunSpec, folder: Path) -> Path:
@@ -168,14 +166,18 @@ def _source(spec: RunSpec, folder: Path) -> Path:
     return run / "checkpoints"
 
 
-def _whole(spec: RunSpec, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Checkpoints of no more steps than a run has, its own first, newest first."""
+def _paths(spec: RunSpec, folder: Path) -> list[Path]:
+    """Checkpoints of no more steps than a run has, its own first, newest first. Raises ValueError
+    where a run that is to start from another one has none at all."""
     folders = [folder] if spec.save_every else []
     folders += [_source(spec, folder)] if spec.start_from else []
-    for each in folders:
-        for path, manifest in checkpoint.whole(each):
-            if manifest["next_step"] <= spec.steps:
-                yield path, manifest
+    paths = [path for each in folders for path, n in steps_in(each).items() if n <= spec.steps]
+    if spec.start_from and not paths:
+        lacking = f"no such folder, and no run of that key in {folder.parents[1]}"
+        if folders[-1].parent.is_dir():
+            lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
+        raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
+    return paths
 
 
 def continued_by(spec: RunSpec, batches: Batches | Draws) -> dict[str, Any]:

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from workbench.core.paths import user_path
+
 STDLIB = "stdlib"
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark in UTF-8: no text, but editors of some systems write it."""
 STDLIB_BYTES = 8 << 20
 """Enough for thousands of samples, little enough to tokenize in seconds."""
 STDLIB_WITHOUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__",
@@ -30,7 +34,7 @@ class Corpus:
 
     name: str
     data: bytes
-    """UTF-8 without NUL bytes."""
+    """UTF-8 without NUL bytes and without the mark that some editors begin a file with."""
     digest: str
     """SHA-256 of `data`, in hexadecimal."""
 
@@ -43,7 +47,7 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
     if source == STDLIB:
         name, data = f"standard library of Python {platform.python_version()}", _read_stdlib()
     else:
-        path = Path(source)
+        path = user_path(source)
         name, data = path.name, b"".join(_read_text(file) for file in _files(path))
     return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
 
@@ -69,7 +73,7 @@ def _read_text(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read the text {str(path)!r}: {error.strerror}") from None
-    if not data.strip():
+    if not data.removeprefix(BOM).strip():
         raise ValueError(f"the text {str(path)!r} is empty ({len(data)} bytes)")
     if (nul := data.find(b"\0")) >= 0:
         raise ValueError(f"{str(path)!r} is not text: byte {nul} is NUL")
@@ -79,7 +83,7 @@ def _read_text(path: Path) -> bytes:
         raise ValueError(
             f"{str(path)!r} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from None
-    return data
+    return data.removeprefix(BOM)
 
 
 def _read_stdlib() -> bytes:

@@ -21,7 +21,8 @@ clipped by.
 Buffers are what they are after seed 0, whatever the seed of the run. Modules that write theirs in
 forward passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
 
-Modules are looked for in the current folder, then where Python looks. Imports no torch.
+Modules are looked for in Python's own library, in the current folder, then in what is installed.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,13 +91,25 @@ def function_of(family: str, digest: str = "") -> Callable[..., Any]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """With the current folder first where Python looks, whatever started this process."""
+    """With the current folder where Python looks, whatever started this process."""
     here = str(Path.cwd())
-    sys.path.insert(0, here)
+    added = look_here()
     try:
         yield
     finally:
-        sys.path.remove(here)
+        if added:
+            sys.path.remove(here)
+
+
+def look_here() -> bool:
+    """Have Python look in the current folder after its own library, before what is installed, so
+    that a file there stands for none of its modules; False where it looks there already."""
+    here, library = str(Path.cwd()), sysconfig.get_path("stdlib")
+    if here in sys.path:
+        return False
+    own = [n for n, path in enumerate(sys.path, 1) if path in (library, f"{library}/lib-dynload")]
+    sys.path.insert(max(own, default=len(sys.path)), here)
+    return True
 
 
 def _parts(family: str) -> tuple[str, str]:

@@ -20,8 +20,8 @@ with dropout another split of the batch sees other ones (our GPT does not have t
 from __future__ import annotations
 
 import copy
-import json
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
+from workbench.core.jsonfile import parse_json
+from workbench.core.paths import user_path
 from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
 from workbench.model.dropout import seeded
 from workbench.model.keys import key
@@ -70,7 +72,7 @@ class HFModel(LayeredModel):
     def from_config(cls, config: Any) -> HFModel:
         """From a configuration object; weights are drawn by their rules, keyed per unit."""
         transformers = _transformers()
-        with torch.device("meta"):
+        with torch.device("meta"), understood(config.model_type):
             source = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
@@ -81,7 +83,8 @@ class HFModel(LayeredModel):
         """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
         the spec was made without it."""
         config, digest = _read_config(spec.family)
-        there = config.num_hidden_layers, config.hidden_size
+        with understood(spec.family):
+            there = config.num_hidden_layers, config.hidden_size
         if there != (spec.layers, spec.hidden):
             raise ValueError(
                 f"{spec.family} has {there[0]} layers of hidden size {there[1]}, and the spec says "
@@ -230,7 +233,7 @@ class HFModel(LayeredModel):
                 shape = torch.Size([0]) if p in unread else p.shape
                 set_parameter(decoder, name, x.new_zeros(shape))
             move_buffers(decoder, x.device)
-            with torch.no_grad():
+            with torch.no_grad(), understood(self.config.model_type):
                 decoder(inputs_embeds=torch.zeros_like(x), use_cache=False)
             calls = [r.call for r in decoder.get_submodule(self._layers_name)]
             self._recorded = (asked, calls)
@@ -265,47 +268,55 @@ class FinalNorm(nn.Module):
 def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
     """See `ModelSpec.hugging_face`."""
     config, digest = _read_config(path)
-    positions = config.max_position_embeddings
+    with understood(path):
+        positions = config.max_position_embeddings
+        usual = min(1024, positions)
+        sizes = {
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "vocab": config.vocab_size,
+            "dropout": _dropout(config),
+            "tied": bool(config.tie_word_embeddings),
+        }
     if seq is not None and seq > positions:
         raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
-    return ModelSpec(
-        family=str(path),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        seq=seq or min(1024, positions),
-        vocab=config.vocab_size,
-        dropout=_dropout(config),
-        tied=bool(config.tie_word_embeddings),
-        config_digest=digest,
-    )
+    return ModelSpec(family=str(path), seq=seq or usual, config_digest=digest, **sizes)
 
 
 def _read_config(path: str | Path) -> tuple[Any, str]:
     """The configuration in a local JSON file (or in a folder's config.json), and its SHA-256."""
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    file = user_path(path)
+    file = file / "config.json" if file.is_dir() else file
     try:
         data = file.read_bytes()
-        numbers = json.loads(data)
     except OSError as error:
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
             "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
             f"read there: {error.strerror}"
         ) from None
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(numbers, dict) or "model_type" not in numbers:
+    numbers = parse_json(data, str(file))
+    if not isinstance(numbers, dict) or not isinstance(numbers.get("model_type"), str):
         raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
     transformers = _transformers()
     model_type = numbers.pop("model_type")
     if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
         raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
-    try:
+    with understood(file):
         return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
+
+
+@contextmanager
+def understood(path: str | Path) -> Iterator[None]:
+    """Whatever a library raises of a configuration's values is a ValueError that names its file."""
+    try:
+        yield
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{file} describes no model that transformers knows: {reason}") from None
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"{path} describes no model that transformers makes: {type(error).__name__}: {reason}"
+        ) from None
 
 
 def _transformers() -> Any:

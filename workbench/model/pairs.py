@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.model.corpus import STDLIB, Corpus, read_corpus
+from workbench.model.corpus import BOM, STDLIB, Corpus, read_corpus
 from workbench.model.keys import permuted
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
@@ -249,7 +249,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     Only a line feed ends a line: sentences may hold the other characters that Python splits at.
     """
     try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        data = path.read_bytes().removeprefix(BOM)
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
     for number, line in enumerate(data.split(b"\n"), start=1):

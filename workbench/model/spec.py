@@ -10,6 +10,8 @@ for 100.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 HEADLESS = ("vgg", "resnet")
 """Those to which the number of heads means nothing."""
+MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
+"""Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
+parameters. What takes time in proportion to one of these ends in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +62,13 @@ class ModelSpec:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+            if value > MOST[name]:
+                raise ValueError(
+                    f"{name} is {value}; it must be at most {MOST[name]}, more than any machine "
+                    "has trained"
+                )
         if self.hidden % self.heads and self.family not in HEADLESS:
-            divisors = [d for d in range(1, self.hidden + 1) if self.hidden % d == 0]
-            nearest = min(divisors, key=lambda d: abs(d - self.heads))
+            nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
                 f"{nearest} heads would"
@@ -136,3 +145,9 @@ class ModelSpec:
             if name not in known:
                 raise ValueError(f"unknown field {name!r} in a model; known: {', '.join(known)}")
         return cls(**data)
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of a number that is nearest to another, the smaller one of two."""
+    pairs = ((d, number // d) for d in range(1, isqrt(number) + 1) if number % d == 0)
+    return min(chain.from_iterable(pairs), key=lambda d: (abs(d - wanted), d))

@@ -19,7 +19,7 @@ import numpy as np
 
 from workbench.model.corpus import STDLIB, read_corpus
 from workbench.model.keys import permuted
-from workbench.model.tokenize import Tokenizer, tokenize
+from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,11 +56,7 @@ def load_text(
     """
     corpus = read_corpus(source)
     made, tokens = tokenize(corpus, tokenizer, cache)
-    if made.vocab > vocab:
-        raise ValueError(
-            f"the model's vocabulary of {vocab} is smaller than the {made.vocab} tokens of "
-            f"{tokenizer!r}; use a vocabulary of at least {made.vocab}"
-        )
+    _check_room(made.vocab, tokenizer, vocab)
     _windows(len(tokens), seq)
     return Text(
         name=corpus.name,
@@ -69,6 +65,23 @@ def load_text(
         tokenizer=made,
         tokens=tokens,
     )
+
+
+def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> None:
+    """Raise ValueError for all that `load_text` refuses and that shows without tokenizing."""
+    if tokenizer != Bytes.name:
+        bpe_size(tokenizer)
+    _check_room(BYTES, tokenizer, vocab)
+    if source != STDLIB:
+        _windows(len(read_corpus(source).data), seq)
+
+
+def _check_room(tokens: int, tokenizer: str, vocab: int) -> None:
+    if tokens > vocab:
+        raise ValueError(
+            f"the model's vocabulary of {vocab} is smaller than the {tokens} tokens of "
+            f"{tokenizer!r}; use a vocabulary of at least {tokens}"
+        )
 
 
 class Batches:

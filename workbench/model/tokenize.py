@@ -29,6 +29,13 @@ TRAINING_PIECES = 512
 """Merges are learnt from the first 32 MiB; more text hardly changes the frequent pairs."""
 
 
+LONGEST_WORD = 1024
+"""Characters. Merges are learnt from words no longer than this: a text without white space is one
+word, and longer ones have no other frequent pairs than their parts."""
+MOST_TOKENS = 1 << 20
+"""No tokenizer in use has half as many; the library takes memory for all of them at once."""
+
+
 class Tokenizer(ABC):
     """Text and its tokens."""
 
@@ -73,7 +80,11 @@ class BPE(Tokenizer):
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
         inner = Inner(models.BPE())
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        # The trainer's time grows with the square of a word's length.
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.FixedLength(LONGEST_WORD)]
+        )
         inner.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab,
@@ -81,6 +92,7 @@ class BPE(Tokenizer):
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
         inner.train_from_iterator(islice(_pieces(text), TRAINING_PIECES), trainer)
+        inner.pre_tokenizer = words
         return cls(name, inner)
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -104,7 +116,7 @@ def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokeni
     """
     if tokenizer == Bytes.name:
         return Bytes(), Bytes().encode(corpus.data)
-    size = _bpe_size(tokenizer)
+    size = bpe_size(tokenizer)
     try:
         import tokenizers
     except ImportError:
@@ -131,13 +143,16 @@ def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokeni
     return bpe, encoded
 
 
-def _bpe_size(tokenizer: str) -> int:
+def bpe_size(tokenizer: str) -> int:
+    """N of ``bpe:N``; raises ValueError for another name, and for an N below 257 or too large."""
     kind, _, number = tokenizer.partition(":")
     if kind != "bpe" or not number.isdecimal():
         raise ValueError(
             f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', or "
             "of pairs 'wordpiece'"
         )
+    if len(number) > 7 or int(number) > MOST_TOKENS:
+        raise ValueError(f"{tokenizer} has too many tokens; use an N of at most {MOST_TOKENS}")
     if int(number) <= BYTES:
         raise ValueError(
             f"{tokenizer} has no room for merges beside {BYTES} bytes; use N above {BYTES}"

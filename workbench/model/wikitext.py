@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from workbench.model.corpus import read_corpus
+from workbench.model.corpus import BOM, read_corpus
 from workbench.model.text import Text, load_text
 
 PARTS = ("train", "valid", "test")
@@ -81,7 +81,8 @@ def _check_title(path: Path) -> None:
             number, line = next((pair for pair in lines if pair[1].strip()), (0, b""))
     except OSError as error:
         raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    if number and not TITLE.fullmatch(line.strip(b" \r\n")):  # reading an empty file says so
+    title = line.removeprefix(BOM).strip(b" \r\n")
+    if number and not TITLE.fullmatch(title):  # reading an empty file says so
         raise ValueError(
             f"{path.name} line {number} is not WikiText: its first text must be a title "
             "as in ' = Title = '"

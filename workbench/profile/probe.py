@@ -51,6 +51,7 @@ PLENTY = 0.5
 SMALL_FLOPS, SMALL_PARAMETERS = 2e9, 1 << 24
 """Of all layers' forward passes, a quarter of a second there and back on a processor at most; and
 of what is really made for them, 128 MiB with gradients. Embeddings count no operations."""
+PROCESS = "workbench.profile.probe"
 LONGEST_S = 180.0
 """Until a process must have answered."""
 
@@ -260,7 +261,7 @@ class Processes:
         try:
             with log.open("w") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "workbench.profile.probe", str(order), str(answers)],
+                    [sys.executable, "-P", "-m", PROCESS, str(order), str(answers)],
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,

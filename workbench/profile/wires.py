@@ -56,7 +56,8 @@ def measure(ranks: int, device: str) -> Wires:
             Board.make(folder / "board", actions=ranks, ranks=ranks, units=0)
             for rank in range(ranks):
                 with (folder / f"log-{rank}.txt").open("w") as log:
-                    command = [sys.executable, "-m", __name__, name, str(rank), str(ranks), device]
+                    words = [__name__, name, str(rank), str(ranks), device]
+                    command = [sys.executable, "-P", "-m", *words]
                     started.append(subprocess.Popen(command, stdout=log, stderr=log))
             deadline = monotonic() + LONGEST_S
             while any(process.poll() is None for process in started):

@@ -60,6 +60,7 @@ VOLUMES = {
     Kind.FETCH: "activations_in",
     Kind.STASH: "activations_out",
     Kind.SEND: "p2p",
+    Kind.SEND_GRAD: "p2p",
     Kind.REDUCE: "all_reduced",
 }
 

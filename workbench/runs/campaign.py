@@ -140,7 +140,7 @@ class Campaign:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": import_path()},
+                    env={**os.environ, **import_path()},
                 )
         except OSError as error:
             raise self.store.unusable(error) from error

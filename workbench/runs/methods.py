@@ -193,7 +193,7 @@ def known() -> dict[str, Method]:
 
 def find(name: str) -> Method:
     """The method of that name; raises ValueError naming the known ones."""
-    if name not in known():
+    if not isinstance(name, str) or name not in known():
         raise ValueError(f"unknown method {name!r}; known: {', '.join(known())}")
     return known()[name]
 

@@ -8,7 +8,6 @@ model go by their own names (``layers``) or dotted (``model.layers``).
 
 from __future__ import annotations
 
-import json
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from workbench.core import jsonfile, schema
+from workbench.core.paths import user_path
 from workbench.model.spec import ModelSpec
 from workbench.runs.spec import RunSpec
 from workbench.units import parse_bytes
@@ -47,20 +48,28 @@ def make_spec(data: Mapping[str, Any], *changes: Mapping[str, Any]) -> RunSpec:
                     _put(merged, part, inner, inside_model=True)
             else:
                 _put(merged, name, value)
-    return RunSpec.from_dict(merged)
+    return _meant(RunSpec.from_dict(merged))
+
+
+def _meant(spec: RunSpec) -> RunSpec:
+    """The spec. Raises ValueError for learning rates that nobody means; records may have them."""
+    of = "steps" if spec.lr_decay_steps is None else "lr_decay_steps"
+    if (end := getattr(spec, of)) < 1:
+        raise ValueError(f"{of} is {end}; it must be at least 1, or none")
+    if spec.warmup_steps > end:
+        raise ValueError(f"warmup_steps is {spec.warmup_steps}; it must be at most {of}, {end}")
+    if spec.lr_schedule != "constant" and spec.min_lr > spec.lr:
+        raise ValueError(f"min_lr is {spec.min_lr}; it must be at most lr, which is {spec.lr}")
+    return spec
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
     """A JSON file that holds one object; raises ValueError naming `what` it was to be."""
+    where = f"the {what} {path}"
     try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"the {what} {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"the {what} {path} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"the {what} {path} is not a JSON object")
-    return data
+        return jsonfile.read_object(user_path(path), where)
+    except FileNotFoundError as error:
+        raise ValueError(f"{where} cannot be read: {error.strerror}") from None
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -86,12 +95,9 @@ def parse_value(name: str, text: str) -> Any:
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if kind is int and name.endswith("_memory") and text.lower() != "none":
-            return parse_bytes(text)
-        if kind in (int, float):
-            with suppress(ValueError):
-                value = kind(text)
-                if math.isfinite(value):
-                    return value
+            return _checked(name, parse_bytes(text))
+        if kind in (int, float) and (value := _number(kind, text)) is not None:
+            return _checked(name, value)
         if kind is str:
             return text
     raise ValueError(f"{name} is {text!r}; it must be {describe(name)}")
@@ -99,22 +105,7 @@ def parse_value(name: str, text: str) -> Any:
 
 def describe(name: str) -> str:
     """What the field takes, in words: ``a whole number or auto``."""
-    words: list[str] = []
-    for kind in _alternatives(_hint(name)):
-        if get_origin(kind) is Literal:
-            words += [str(choice) for choice in get_args(kind)]
-        else:
-            words.append(_WORDS[kind])
-    return " or ".join(words)
-
-
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    types.NoneType: "none",
-}
+    return schema.describe(_hint(name)).replace("null", "none")
 
 
 def _put(merged: dict[str, Any], name: str, value: Any, *, inside_model: bool = False) -> None:
@@ -124,22 +115,26 @@ def _put(merged: dict[str, Any], name: str, value: Any, *, inside_model: bool = 
         raise ValueError(f"unknown field {name!r} in a model; known: {', '.join(sorted(owner))}")
     if name.endswith("_memory") and isinstance(value, str):
         value = parse_bytes(value)
-    kinds = _alternatives(_hint(name))
-    if not any(_is(value, kind) for kind in kinds):
-        raise ValueError(f"{name} is {value!r}; it must be {describe(name)}")
-    if float in kinds and isinstance(value, int):
-        value = float(value)  # 1 and 1.0 are one key
-    (merged["model"] if name in owner else merged)[name] = value
+    (merged["model"] if name in owner else merged)[name] = _checked(name, value)
 
 
-def _is(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, kind)
+def _checked(name: str, value: Any) -> Any:
+    """The value as the field holds it: where any number is meant, 1 is 1.0, so both are one key."""
+    try:
+        return schema.read_as(_hint(name), value, name)
+    except ValueError:
+        if type(value) is int and abs(value) >= schema.WHOLE and int in _alternatives(_hint(name)):
+            digits = int(math.log10(abs(value))) + 1
+            raise ValueError(f"{name} has {digits} digits; it must have 64 bits at most") from None
+        raise
+
+
+def _number(kind: type, text: str) -> int | float | None:
+    """None where the text is no finite number of the kind."""
+    with suppress(ValueError):
+        value = kind(text)
+        return value if kind is int or math.isfinite(value) else None
+    return None
 
 
 def _plain(name: str) -> str:

@@ -95,6 +95,8 @@ class Progress:
         self._sweep, self._spec = sweep, spec
         self.saved: int | None = None
         """Step of the newest checkpoint that was told of."""
+        self._unsaved = False
+        """Whether it was told that later ones are not written, which may be so at every step."""
         self._seconds: list[float] = []
         self._spoke = 0.0
         self._live = False
@@ -116,13 +118,14 @@ class Progress:
         elif kind == "plan":
             for text in describe_packs(event["settings"]):
                 self.line(text)
-        elif kind in ("not_saved", "damaged"):
+        elif kind == "damaged" or (kind == "not_saved" and not self._unsaved):
             self.line(event["reason"])
+            self._unsaved = kind == "not_saved"
         elif kind == "resumed" and event["next_step"]:
             self.saved = event["next_step"]
             self.line(f"going on from step {self.saved}, where a checkpoint was left")
         elif kind == "saved":
-            self.saved = event["next_step"]
+            self.saved, self._unsaved = event["next_step"], False
         elif kind == "step":
             self._step(event)
 

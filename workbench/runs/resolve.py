@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
+from workbench.core.paths import user_path
 from workbench.model.custom import source_digest
 from workbench.runs import machine, methods
 from workbench.runs.spec import RunSpec
@@ -37,10 +37,10 @@ def resolve(spec: RunSpec) -> RunSpec:
         )
     if spec.model.custom and not spec.model.config_digest:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
-    text = Path(spec.text).expanduser()
+    text = user_path(spec.text)
     if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())
-    if spec.start_from and (run := Path(spec.start_from).expanduser()).is_dir():
+    if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
     return spec.with_(**changes)
 

@@ -13,6 +13,7 @@ user interface polls it from a timer. Three rules keep the store true:
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -65,6 +66,12 @@ def run(
         return record
 
 
+def check_timeout(seconds: float | None) -> None:
+    """Raise ValueError for a time limit that is none."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"the time limit is {seconds} seconds; it must be positive and finite")
+
+
 def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
     for event in job.new_events():
         if on_event is not None:
@@ -91,8 +98,7 @@ class Job:
 
         Raises ValueError for an unknown method, or a device that is not here.
         """
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"the time limit is {timeout} seconds; it must be positive")
+        check_timeout(timeout)
         self.spec = resolve(spec)
         self.key = key_of(self.spec)
         self.record: RunRecord | None = None
@@ -245,7 +251,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=held,
-                env={**ALLOCATOR, **os.environ, **there, MARK: mark, "PYTHONPATH": import_path()},
+                env={**ALLOCATOR, **os.environ, **there, MARK: mark, **import_path()},
             )
 
     def _follow(self) -> None:
@@ -332,9 +338,11 @@ def _shell_status(returncode: int) -> int:
     return 128 - returncode if returncode > 128 else returncode
 
 
-def import_path() -> str:
-    """What this process can import beyond its installation, for the worker to do so too."""
+def import_path() -> dict[str, str]:
+    """Variables by which a process of ours can import what this one can beyond its installation,
+    but for the current folder: that stands after the library there (`custom.look_here`)."""
     own = (sys.prefix, sys.base_prefix)
     root = str(Path(__file__).resolve().parents[2])
-    extra = [path for path in sys.path if path and not path.startswith(own)]
-    return os.pathsep.join(dict.fromkeys([root, *extra]))
+    extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]
+    path = os.pathsep.join(dict.fromkeys([root, *extra]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

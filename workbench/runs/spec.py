@@ -121,6 +121,17 @@ class RunSpec:
         for name in ("batch", "microbatches", "steps", "host_workers", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            if name in MOST and getattr(self, name) > MOST[name]:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be at most {MOST[name]}, more than "
+                    "one host has use for"
+                )
+        if (passes := layers * max(self.microbatches, self.ranks)) > MOST_PASSES:
+            raise ValueError(
+                f"{layers} layers in {self.microbatches} micro-batches on {self.ranks} ranks are "
+                f"{passes} forward passes a step; at most {MOST_PASSES} can be planned: use fewer "
+                "layers, micro-batches or ranks"
+            )
         if self.batch % self.microbatches:
             raise ValueError(
                 f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
@@ -231,6 +242,12 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+MOST = {"batch": 1 << 20, "host_workers": 256, "ranks": 64}
+"""Of what a host has: processors and devices. Each sample, worker and rank takes time to plan for.
+"""
+MOST_PASSES = 20_000
+"""Passes of a layer in a forward pass of all micro-batches: planning takes time and memory for each
+of them, and a run starts each from Python."""
 NO_PACKS = "none"
 """What people write for no forward packs."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}

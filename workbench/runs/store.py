@@ -13,12 +13,14 @@ in `Store.problems`. It is never deleted: the record that replaces it moves it a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.paths import user_path
 from workbench.runs.record import RunRecord, steady_step_seconds
 
 if TYPE_CHECKING:
@@ -41,7 +43,10 @@ class Store:
     """A results folder. Making one touches nothing; folders appear with the first run."""
 
     def __init__(self, root: str | Path = REPOSITORY_RESULTS) -> None:
-        self.root = Path(root).expanduser().resolve()
+        """Raises StoreError where something else than a folder is there."""
+        self.root = user_path(root).resolve()
+        if os.path.exists(self.root) and not self.root.is_dir():
+            raise _unusable(self.root, NotADirectoryError(errno.ENOTDIR, "it is not a folder"))
         self.runs = self.root / "runs"
         self.problems: dict[Path, str] = {}
         """Records that cannot be used, and why, as of the last look at them."""

@@ -18,21 +18,46 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic, sleep
 from typing import Any, Literal
 
+from workbench.core.paths import user_path
+from workbench.core.schema import read_as
 from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import make_spec, read_object
 from workbench.runs.record import RESULTS, STATUSES, RunRecord
 from workbench.runs.resolve import key_of
-from workbench.runs.runner import POLL_S
+from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
-FIELDS = ("name", "base", "grid", "runs", "results", "timeout", "executor", "exhibit", "size")
+MOST_POINTS = 4000
+"""Of a sweep: hours of runs that take a few seconds each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A sweep file's fields."""
+
+    base: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, Any] = field(default_factory=dict)
+    runs: list[Any] = field(default_factory=lambda: [{}])
+    name: str | None = None
+    results: str | None = None
+    timeout: float | None = None
+    executor: str = "local"
+    exhibit: str = ""
+    size: str = "smoke"
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout:g}; it must be positive, in seconds")
+        if not self.runs:
+            raise ValueError("runs is []; it must be a list of at least one object")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,37 +84,19 @@ class SweepFile:
     @classmethod
     def parse(cls, data: dict[str, Any], source: Path | str) -> SweepFile:
         """`source` is what errors name, and if it is a file, what `results` is relative to."""
-        for name in data:
-            if name not in FIELDS:
-                raise ValueError(f"unknown field {name!r} in {source}; known: {', '.join(FIELDS)}")
-        timeout = data.get("timeout")
-        if timeout is not None and (not isinstance(timeout, int | float) or timeout <= 0):
-            raise ValueError(
-                f"timeout is {timeout!r} in {source}; it must be a positive number of seconds"
-            )
-        results = data.get("results")
-        if not isinstance(results, str | None):
-            raise ValueError(f"results is {results!r} in {source}; it must be the path of a folder")
-        told = {"executor": "local", "exhibit": "", "size": "smoke"}
-        told = {name: data.get(name, default) for name, default in told.items()}
-        for name, value in told.items():
-            if not isinstance(value, str):
-                raise ValueError(f"{name} is {value!r} in {source}; it must be a text")
-        grid, runs = data.get("grid", {}), data.get("runs", [{}])
+        told = read_as(Written, data, str(source))
+        name = told.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
+        results = REPOSITORY_RESULTS if told.results is None else told.results
         return cls(
-            specs=[] if told["exhibit"] else expand(data.get("base", {}), grid=grid, runs=runs),
+            specs=[] if told.exhibit else expand(told.base, grid=told.grid, runs=told.runs),
             data=data,
-            name=_name(data.get("name"), source),
-            results=REPOSITORY_RESULTS if results is None else Path(source).parent / results,
-            timeout_s=timeout,
-            **told,
+            name=name or "sweep",
+            results=Path(source).parent / user_path(results),
+            timeout_s=told.timeout,
+            executor=told.executor,
+            exhibit=told.exhibit,
+            size=told.size,
         )
-
-
-def _name(name: Any, source: Path | str) -> str:
-    if not isinstance(name, str | None):
-        raise ValueError(f"name is {name!r} in {source}; it must be a text")
-    return name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.") or "sweep"
 
 
 def expand(
@@ -100,13 +107,17 @@ def expand(
 ) -> list[RunSpec]:
     """Every combination of the grid's values, for every entry of `runs`, laid over `base`."""
     grid = {} if grid is None else grid
-    if not isinstance(grid, dict) or not isinstance(runs, list | tuple):
-        raise ValueError("grid is an object of lists, and runs is a list of objects")
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ValueError(
                 f"the axis {name} is {values!r}; it must be a list of at least one value"
             )
+    points = len(runs) * prod(map(len, grid.values()))
+    if points > MOST_POINTS:
+        raise ValueError(
+            f"the grid and the runs of the sweep make {points} points; at most {MOST_POINTS} can "
+            "be looked after: split it, or leave out values"
+        )
     return [
         make_spec(base, change, dict(zip(grid, values, strict=True)))
         for change in runs
@@ -161,6 +172,7 @@ class Sweep:
         `executor`: by default this machine. Raises ValueError for an unknown method or a device
         that is not here. Starts nothing.
         """
+        check_timeout(timeout)
         unique = {key_of(spec): spec for spec in specs}
         self.points = [Point(spec=spec, key=key) for key, spec in unique.items()]
         self.store = store

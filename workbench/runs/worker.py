@@ -28,6 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
 from workbench.runs.jobfile import JobFile
@@ -87,6 +88,7 @@ def main(folder: Path) -> int:
     _die_with_pipe()
     _open_log()
     job = JobFile.load(folder)
+    look_here()
     spec = RunSpec.from_dict(json.loads((folder / "spec.json").read_text()))
     log = EventLog(folder / "events.jsonl")
     reporter = WorkerReporter(spec, log)
@@ -96,6 +98,9 @@ def main(folder: Path) -> int:
     try:
         reporter.began(job.provenance["command"])
         reporter.event("started", attempt=job.started, pid=os.getpid(), group=os.getpgid(0))
+        if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+            os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+            reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()
         status: Status = "ok"

@@ -17,6 +17,7 @@ from torch import Tensor
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runs.spec import RunSpec
+from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, Step
 from workbench.runtime.replay import Chain, Replays
@@ -85,6 +86,7 @@ class Engine:
             Kind.READ: self._read,
             Kind.SPILL: self._spill,
         }
+        assert self._work.keys() == ON_ONE_DEVICE
         write_initial(model, memory, self._flats, spec.seed)
         for unit, flat in enumerate(self._flats):
             if (slab := self._gradient_slab(unit)) is not None:

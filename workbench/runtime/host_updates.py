@@ -33,8 +33,8 @@ from workbench.schedule import buffers as name
 
 
 class HostUpdates:
-    """The optimizer of one rank. `shares` are the ranks that update each layer together, 1 where a
-    layer is updated by one; `stay` are the layers whose states are on some rank's device."""
+    """The optimizer of one rank. `sharers` are the ranks that update each layer, on the host each
+    its share; `stay` are the layers whose states are on some rank's device."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class HostUpdates:
         layouts: list[VisitLayout],
         *,
         dtype: torch.dtype,
-        shares: int,
+        sharers: Sequence[Sequence[int]],
         guesses: Sequence[int],
         stay: frozenset[int],
         clipped: bool,
@@ -52,7 +52,7 @@ class HostUpdates:
         polite: bool,
     ) -> None:
         self._spec, self._host, self._board, self._layouts = spec, host, board, layouts
-        self._dtype, self._shares, self._clipped = dtype, shares, clipped
+        self._dtype, self._sharers, self._clipped = dtype, sharers, clipped
         self._threads, self._niceness = threads, POLITENESS if polite else 0
         self._guesses = tuple(guesses)
         """Layers that are updated before the norm is known, in the order their gradients come."""
@@ -65,11 +65,17 @@ class HostUpdates:
 
     def share(self, unit: int) -> int:
         """Elements of a rank's share of a layer's gradients, padding included."""
-        nbytes = len(self._host.view(self._gradients(unit, 0)))
+        nbytes = len(self._host.view(self._gradients(unit, self._sharers[unit][0])))
         return nbytes // self._dtype.itemsize
 
     def _gradients(self, unit: int, rank: int) -> str:
-        return name.on_rank(rank if self._shares > 1 else 0, name.host_gradients(unit))
+        shared = len(self._sharers[unit]) > 1
+        return name.on_rank(rank if shared else 0, name.host_gradients(unit))
+
+    def part_number(self, unit: int) -> int:
+        """Which part of a layer this rank updates, of those that its sharers do."""
+        sharers = self._sharers[unit]
+        return sharers.index(self._board.rank) if len(sharers) > 1 else 0
 
     def gradients(self, unit: int, rank: int) -> Tensor:
         """Where a rank's gradients of a layer arrive: its share, or all of them."""
@@ -80,7 +86,7 @@ class HostUpdates:
         the borrowers' part, are taken when they are together."""
         if self._clipped and unit in self._lenders:
             return
-        start = self._board.rank * len(gradients) if self._shares > 1 else 0
+        start = self.part_number(unit) * len(gradients)
         self.see_here(unit, gradients[: max(0, self._layouts[unit].flat.numel - start)])
 
     def norm(self, step: int) -> None:
@@ -96,9 +102,9 @@ class HostUpdates:
         """Elements of a layer's gradients where they lie: with the ranks that have shares of it."""
         share = self.share(unit)
         while first < end:
-            rank, at = divmod(first, share)
+            number, at = divmod(first, share)
             length = min(end - first, share - at)
-            yield self.gradients(unit, rank)[at : at + length]
+            yield self.gradients(unit, self._sharers[unit][number])[at : at + length]
             first += length
 
     def _add_borrowed(self, unit: int, first: int, end: int) -> None:
@@ -149,10 +155,10 @@ class HostUpdates:
     def _part(self, unit: int) -> tuple[int, int]:
         """The elements of a layer that this rank updates."""
         end = self._layouts[unit].flat.numel
-        if self._shares == 1:
+        if len(self._sharers[unit]) == 1:
             return 0, end
-        share, rank = self.share(unit), self._board.rank
-        return min(end, rank * share), min(end, (rank + 1) * share)
+        share, number = self.share(unit), self.part_number(unit)
+        return min(end, number * share), min(end, (number + 1) * share)
 
     def _apply(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None) -> None:
         """Take an update of this rank's part back, and make another one, as far as there are."""
@@ -160,12 +166,11 @@ class HostUpdates:
         if first == end:
             return
         states, part = self.states(unit), slice(first, end)
-        rank = self._board.rank if self._shares > 1 else 0
         slabs = (
             states.weights[part],
             states.exp_avg[part],
             states.exp_avg_sq[part],
-            self.gradients(unit, rank)[: end - first],
+            self.gradients(unit, self._board.rank)[: end - first],
         )
         apply(
             host_adam,

@@ -6,7 +6,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import RECEIVES, SENDS, Action, Kind
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
 LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
@@ -46,9 +46,9 @@ def links_of(action: Action, schedule: Schedule) -> Links:
         elif what in PLACED:
             if unit == action.unit:  # not what it shares with another one
                 known[PLACED[what]] = label
-        elif action.kind in (Kind.RECV, Kind.FETCH):
+        elif action.kind in (*RECEIVES, Kind.FETCH):
             known["target"] = label
-        elif action.kind in (Kind.SEND, Kind.STASH):
+        elif action.kind in (*SENDS, Kind.STASH):
             known["source"] = label
         elif what in GRADIENTS_OUT and backward and (what == "e" or unit == below):
             known["input_gradient"] = label

@@ -20,7 +20,7 @@ from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links
 from workbench.runtime.signals import Signals
 from workbench.runtime.traffic import Traffic
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import RECEIVES, Action
 from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
@@ -94,7 +94,7 @@ class Mail:
         self._inbox.close()
 
     def _moment(self, action: Action) -> str:
-        if action.kind is Kind.RECV:
+        if action.kind in RECEIVES:
             return f"free {self._offset(action)}"
         partner = self._partner[action.name]
         return f"filled {partner.rank} {self._offset(partner)}"

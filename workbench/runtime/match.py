@@ -6,6 +6,8 @@ model. Laid out for another one it would train something else, or fail far from 
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 
 from workbench.runs.spec import RunSpec
@@ -13,12 +15,21 @@ from workbench.runtime.links import placed
 from workbench.runtime.storage import Flat
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
+from workbench.schedule.action import RECEIVES, SENDS, Kind
 from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 
+_NOWHERE = {Kind.EVICT, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
+_BY_RANKS = {*SENDS, *RECEIVES, Kind.REDUCE, Kind.SUM_OUT, Kind.SUM_IN}
+ON_ONE_DEVICE = {*Kind} - _NOWHERE - _BY_RANKS
+ON_RANKS = {*Kind} - _NOWHERE - {Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
+"""Kinds that the engines perform (engine.py, pack_engine.py)."""
+
 
 def check_match(schedule: Schedule, flats: list[Flat], dtype: torch.dtype, spec: RunSpec) -> None:
-    """Raise ValueError unless units, weights, micro-batches and tokens are those of the run."""
+    """Raise ValueError unless units, weights, micro-batches and tokens are those of the run, and
+    every action is one that runs."""
+    _check_kinds(schedule, ON_ONE_DEVICE, "one device")
     _check_units(schedule, len(flats))
     for unit, flat in enumerate(flats):
         _check_weights(schedule, name.weights(unit), unit, flat.numel, dtype)
@@ -35,6 +46,7 @@ def check_ranks_match(
 ) -> None:
     """The same of a schedule of several ranks, whose passes name samples. What visits a device
     brings along what it borrows."""
+    _check_kinds(schedule, ON_RANKS, "several ranks")
     _check_units(schedule, len(layouts))
     _check_samples(schedule, spec)
     for unit, layout in enumerate(layouts):
@@ -44,6 +56,15 @@ def check_ranks_match(
         if what in ("weights", "gradients"):
             numel = layouts[unit].numel if unit < len(layouts) else 0
             _check_weights(schedule, label, unit, numel, dtype, what)
+
+
+def _check_kinds(schedule: Schedule, kinds: Set[Kind], where: str) -> None:
+    for action in schedule.actions:
+        if action.kind not in kinds:
+            raise ValueError(
+                f"the schedule {schedule.name!r} cannot run: nothing performs {action.name}, a "
+                f"{action.kind.name}, on {where}; it can be drawn and simulated"
+            )
 
 
 def _check_units(schedule: Schedule, units: int) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from workbench.model.base import Context, LayeredModel
@@ -24,10 +23,12 @@ from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, copy_i
 from workbench.runtime.chains import Place, places
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
+from workbench.runtime.groups import Groups
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, links_of
 from workbench.runtime.mail import Mail
+from workbench.runtime.match import ON_RANKS
 from workbench.runtime.pack_memory import PackMemory
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.residents import Residents
@@ -80,6 +81,7 @@ class PackEngine:
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
         self.traffic = Traffic(device)
         self._host, self._layouts, self._updates = host, layouts, updates
+        self._groups = Groups(schedule)
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._views: dict[str, Bundle] = {}
@@ -118,6 +120,8 @@ class PackEngine:
             Kind.FETCH: self._fetch,
             Kind.SEND: self.mail.send,
             Kind.RECV: self.mail.receive,
+            Kind.SEND_GRAD: self.mail.send,
+            Kind.RECV_GRAD: self.mail.receive,
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
             Kind.SUM_OUT: self._sum,
@@ -126,6 +130,7 @@ class PackEngine:
             Kind.UPDATE: self._update,
             Kind.SETTLE: lambda action, links, step: updates.settle(action.unit, step),
         }
+        assert self._work.keys() == ON_RANKS
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -318,7 +323,8 @@ class PackEngine:
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
         target = self._updates.gradients(action.unit, self.board.rank)
-        source = self._memory.share(links.gradients, layout, len(target))
+        number = self._updates.part_number(action.unit)
+        source = self._memory.share(links.gradients, layout, number, len(target))
         self._updates.see(action.unit, source)
         target[: len(source)].copy_(source, non_blocking=True)
         self.traffic.count("store", target.nbytes, action.kind)
@@ -355,5 +361,7 @@ class PackEngine:
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)
-        dist.all_reduce(gradients)
+        first = self._groups.add_up(gradients, action)
         self.traffic.between(gradients.nbytes, action.kind)
+        if action.unit in self._residents:
+            self._residents.complete(action.unit, counts=first == self.board.rank)

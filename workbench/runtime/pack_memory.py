@@ -31,7 +31,7 @@ class PackMemory:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._schedule, self._layouts, self._rank, self._dtype = schedule, layouts, rank, dtype
+        self._schedule, self._layouts, self._dtype = schedule, layouts, dtype
         sizes = schedule.slot_bytes(DEVICE, rank)
         sizes.pop("inbox", None)  # which others map (inbox.py)
         for label, buffer in schedule.buffers.items():
@@ -73,12 +73,12 @@ class PackMemory:
         end = buffer.offset + numel * self._dtype.itemsize
         return whole[buffer.offset : end].view(self._dtype)
 
-    def share(self, label: str, layout: VisitLayout, share: int) -> Tensor:
-        """This rank's part of a layer's gradients: all of them, or from its share's first on."""
+    def share(self, label: str, layout: VisitLayout, number: int, share: int) -> Tensor:
+        """A part of a layer's gradients: all of them, or the share of that number."""
         whole = self.place(label, layout.numel)
         if share >= layout.numel:
             return whole
-        return whole[self._rank * share : (self._rank + 1) * share]
+        return whole[number * share : (number + 1) * share]
 
     def clear(self) -> None:
         """Let go of all memory."""

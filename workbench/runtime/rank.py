@@ -49,13 +49,14 @@ def host_updates(
     """The optimizer of a rank under a schedule."""
     updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
     mine = [action for action in updates if action.rank == board.rank]
+    sharers = [sorted({a.rank for a in updates if a.unit == u}) for u in range(len(layouts))]
     return HostUpdates(
         spec,
         host,
         board,
         layouts,
         dtype=dtype,
-        shares=max(1, sum(action.unit == 0 for action in updates)),
+        sharers=sharers,
         guesses=[action.unit for action in mine if action.turn == GUESS],
         stay=residents(schedule),
         clipped=any(action.kind is Kind.NORM for action in schedule.actions),

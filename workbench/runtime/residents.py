@@ -7,7 +7,7 @@ updated. All of that is enqueued on the current stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class Residents:
         self,
         memory: PackMemory,
         layouts: Sequence[VisitLayout],
-        actions: Iterable[Action],
+        actions: Sequence[Action],
         updates: HostUpdates,
         rank: int,
     ) -> None:
@@ -36,7 +36,8 @@ class Residents:
             for action in actions
             if action.kind is Kind.BACKWARD and action.unit in self
         }
-        self._last = set(last.values())
+        summed = {action.unit for action in actions if action.kind is Kind.REDUCE}
+        self._last = {name for unit, name in last.items() if unit not in summed}
         self._loans = [
             (borrower, loan)
             for borrower in sorted(memory.resident)
@@ -59,15 +60,20 @@ class Residents:
             self._updates.states(unit).copy_(here)
 
     def passed(self, action: Action) -> None:
-        """After a backward pass: where it completes the gradients of a layer that stays, add those
-        of layers that share its weights, whose passes came before, and take their norm."""
-        if action.name not in self._last:
-            return
-        own = self._gradients(action.unit)
+        """After a backward pass, which may complete the gradients of a layer that stays; where
+        several ranks have a part of them, their sum does."""
+        if action.name in self._last:
+            self.complete(action.unit)
+
+    def complete(self, unit: int, *, counts: bool = True) -> None:
+        """Add to a layer's gradients those of layers that share its weights, which were complete
+        before, and take their norm; of replicas it `counts` on one."""
+        own = self._gradients(unit)
         for borrower, loan in self._loans:
-            if loan.owner == action.unit:
+            if loan.owner == unit:
                 own[loan.lent].add_(self._here(name.gradients, borrower)[loan.place])
-        self._updates.see_here(action.unit, own)
+        if counts:
+            self._updates.see_here(unit, own)
 
     def update(self, unit: int, step: int) -> None:
         """On the device, unless the step is skipped."""

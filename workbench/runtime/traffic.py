@@ -26,6 +26,7 @@ _PARTS = {
     Kind.SUM_IN: "sums_in",
     Kind.SUM_OUT: "sums_out",
     Kind.SEND: "p2p",
+    Kind.SEND_GRAD: "p2p",
     Kind.REDUCE: "all_reduced",
 }
 """What each action moves over the link, or to other devices."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, MEETING, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, NET_IN, NET_OUT, Kind, lane_kind
 from workbench.schedule.issue import ANNOUNCED, Issue
 from workbench.schedule.schedule import Schedule
 
@@ -25,7 +25,6 @@ TOLD = ".told"
 """Ends the name of the lane that tells other ranks what has ended on another."""
 ISSUED = (H2D, D2H, NET_IN, NET_OUT)
 """Kinds of lanes that the compute lane's thread may walk, too."""
-MESSAGES = (Kind.SEND, Kind.RECV)
 
 Walk = list[tuple[str, int]]
 """(lane, action) in their order."""
@@ -88,8 +87,7 @@ def _joined(
 
     def may(lane: str) -> bool:
         return lane_kind(lane) in ISSUED and not any(
-            remote[i] or (actions[i].kind in MEETING and actions[i].kind not in MESSAGES)
-            for i in lanes[lane]
+            remote[i] or actions[i].kind is Kind.REDUCE for i in lanes[lane]
         )
 
     joined = {COMPUTE, *filter(may, lanes)}

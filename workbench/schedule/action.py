@@ -51,10 +51,14 @@ class Kind(StrEnum):
     """Verdict on an update that did not wait for the global norm: it stands, or is taken back and
     done again with the clip coefficient."""
     SEND = "SEND"
+    """The input of a unit to the rank that computes it. Without a micro-batch: weights of it."""
     RECV = "RECV"
+    SEND_GRAD = "SEND_GRAD"
+    """The gradient of a unit's input to the rank of the unit before. Without a micro-batch: of
+    weights of it."""
+    RECV_GRAD = "RECV_GRAD"
     REDUCE = "REDUCE"
-    GATHER = "GATHER"
-    RESHARD = "RESHARD"
+    """Sum over the ranks that name it."""
     PULL = "PULL"
     """Optimizer states from the host to the device, to be updated there."""
     PUSH = "PUSH"
@@ -65,10 +69,11 @@ class Kind(StrEnum):
     """Optimizer states from the host to the disk."""
 
 
+SENDS, RECEIVES = (Kind.SEND, Kind.SEND_GRAD), (Kind.RECV, Kind.RECV_GRAD)
 MEETING = {
-    Kind.SEND: "message",
-    Kind.RECV: "message",
-    **{kind: kind.value for kind in (Kind.REDUCE, Kind.GATHER, Kind.RESHARD)},
+    **dict.fromkeys((Kind.SEND, Kind.RECV), "message"),
+    **dict.fromkeys((Kind.SEND_GRAD, Kind.RECV_GRAD), "gradient message"),
+    Kind.REDUCE: "sum",
 }
 """Kinds that several ranks do together -> what they meet for. All who take part begin at once."""
 
@@ -199,6 +204,11 @@ class Action:
             )
         if self.samples is not None and not 0 <= self.samples[0] < self.samples[1]:
             raise ValueError(f"{self.name}: samples {self.samples} are none; give first and end")
+
+    @property
+    def meeting(self) -> tuple[str | None, int, int | None, int]:
+        """Names what it takes part in with other ranks, where its kind is one of `MEETING`."""
+        return MEETING.get(self.kind), self.unit, self.microbatch, self.turn
 
     @property
     def span(self) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 One row an action, lists separated by spaces: what spreadsheets read, and the quickest way to write
 a schedule by hand. Lost in CSV: the schedule's name, budgets and settings, which the reader passes
-in; the numbers of units, micro-batches and ranks are those that the actions mention.
+in; the numbers of units, micro-batches and ranks are those that the actions mention. A row without
+a version is read as one of version 1, whose messages of turn 1 are those of gradients.
 
     >>> steps = '''name,lane,after
     ... F0.0,compute,U0@-1
@@ -20,9 +21,9 @@ import io
 from collections.abc import Iterable
 
 from workbench.schedule.schedule import Buffer, Schedule
-from workbench.schedule.serialize import LISTS, action_from, made
+from workbench.schedule.serialize import LISTS, OLD, VERSION, action_from, made
 
-ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees", "samples")
+ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees", "samples", "version")
 BUFFER_COLUMNS = ("name", "tier", "nbytes", "rank", "slot", "offset", "permanent")
 
 
@@ -44,6 +45,7 @@ def to_csv(schedule: Schedule) -> tuple[str, str]:
             a.nbytes or "",
             *(" ".join(n) for n in (a.takes, a.uses, a.frees)),
             " ".join(map(str, a.samples or ())),
+            VERSION,
         ]
         for a in schedule.actions
     ]
@@ -86,7 +88,10 @@ def from_csv(
         fields |= {key: row.get(key, "").split() for key in LISTS}
         if samples := row.get("samples", "").split():
             fields["samples"] = [_whole(where, "samples", number) for number in samples]
-        read.append(action_from(where, fields))
+        version = _int(where, row, "version") or OLD
+        if version not in (OLD, VERSION):
+            raise ValueError(f"{where}: version is {version}; known are {OLD} and {VERSION}")
+        read.append(action_from(where, fields, version))
     memory: dict[str, Buffer] = {}
     for where, row in _rows(buffers, BUFFER_COLUMNS, required=("name", "tier", "nbytes")):
         if row["name"] in memory:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
-from workbench.schedule.action import MEETING, Action, Kind, format_name, parse_name
+from workbench.schedule.action import MEETING, RECEIVES, SENDS, Action, format_name, parse_name
 from workbench.schedule.schedule import Schedule
 
 
@@ -173,8 +173,7 @@ def _meet(
     groups: dict[tuple, list[int]] = {}
     for i, action in enumerate(schedule.actions):
         if action.kind in MEETING:
-            key = (MEETING[action.kind], action.unit, action.microbatch, action.turn)
-            groups.setdefault(key, []).append(i)
+            groups.setdefault(action.meeting, []).append(i)
     predecessor = {
         i: (0, before) if before is not None else (-1, actions[-1])
         for actions in lane_actions
@@ -190,11 +189,10 @@ def _meet(
 
 def partners(schedule: Schedule) -> dict[str, Action]:
     """The other side of each message."""
-    sides: dict[tuple[int, int | None, int], list[Action]] = {}
+    sides: dict[tuple, list[Action]] = {}
     for action in schedule.actions:
-        if action.kind in (Kind.SEND, Kind.RECV):
-            key = (action.unit, action.microbatch, action.turn)
-            sides.setdefault(key, []).append(action)
+        if action.kind in (*SENDS, *RECEIVES):
+            sides.setdefault(action.meeting, []).append(action)
     return {one.name: other for a, b in sides.values() for one, other in ((a, b), (b, a))}
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
-from workbench.schedule.action import COMPUTE, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, RECEIVES, lane_kind
 from workbench.schedule.graph import partners, resolve
 from workbench.schedule.schedule import Schedule
 
@@ -38,7 +38,7 @@ class Issue:
         self.announcements = {
             i: len(self._actions) + number
             for number, i in enumerate(
-                i for i, action in enumerate(self._actions) if action.kind is Kind.RECV
+                i for i, action in enumerate(self._actions) if action.kind in RECEIVES
             )
         }
         """RECV -> the node that announces it."""

@@ -26,6 +26,7 @@ _ACTIVATIONS = Look("activations", "#9ADBC5", "black")
 _GRADIENTS = Look("gradients", "#CC79A7", "black")
 _STATES = Look("states", "#C9B98A", "black")
 _MESSAGES = Look("messages", "#999999", "black")
+_GRADIENT_MESSAGES = Look("messages of gradients", "#C9A0B4", "black")
 _COLLECTIVES = Look("collectives", "#555555")
 LOOKS: dict[str, Look] = {
     Kind.FORWARD: Look("forward", "#0072B2"),
@@ -49,8 +50,8 @@ LOOKS: dict[str, Look] = {
     Kind.SPILL: _STATES,
     Kind.SEND: _MESSAGES,
     Kind.RECV: _MESSAGES,
+    Kind.SEND_GRAD: _GRADIENT_MESSAGES,
+    Kind.RECV_GRAD: _GRADIENT_MESSAGES,
     Kind.REDUCE: _COLLECTIVES,
-    Kind.GATHER: _COLLECTIVES,
-    Kind.RESHARD: _COLLECTIVES,
 }
 """Code of a kind -> its look; the order is that of legends."""

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from operator import itemgetter
 
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import RECEIVES, Action
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.proof import Proof
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
@@ -125,7 +125,7 @@ def _require_free(
     begins, once all has ended that the RECV itself waits for: it does not wait for those before."""
     proof.require(freed, taken, why, next_step=next_step)
     receive, since = proof.schedule.actions[taken], -int(next_step)
-    if receive.kind is Kind.RECV and not any(
+    if receive.kind in RECEIVES and not any(
         (back, last) == (since, freed)
         or (back >= since and proof.before(freed, last, next_step=back > since))
         for back, last in proof.waits(receive)

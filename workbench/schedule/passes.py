@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 
 from workbench.schedule.action import Kind
@@ -35,7 +34,6 @@ class Passes:
         self._what = "samples" if sampled else "micro-batches"
         for found in self._done.values():
             found.sort(key=self._span)
-        self._ends = {key: [self._span(i)[1] for i in found] for key, found in self._done.items()}
         for unit in range(proof.schedule.num_units):
             self._check_unit(unit)
 
@@ -87,13 +85,7 @@ class Passes:
 
     def _sharing(self, kind: Kind, unit: int, span: tuple[int, int]) -> list[int]:
         """The passes of a kind on a unit that share samples with a span."""
-        found = self._done[kind, unit]
-        at = bisect_right(self._ends.get((kind, unit), []), span[0])
-        shared = []
-        while at < len(found) and self._span(found[at])[0] < span[1]:
-            shared.append(found[at])
-            at += 1
-        return shared
+        return self.proof.spans(kind, unit).sharing(span)
 
     def forward(self, unit: int, like: int) -> list[int]:
         """The forward passes of a unit on samples of the action `like`."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.graph import ScheduleError, resolve
@@ -11,11 +14,30 @@ from workbench.schedule.order import Order
 from workbench.schedule.schedule import Schedule
 
 
+class Spans:
+    """Actions by what they work on, of which those that share samples with a span are found."""
+
+    def __init__(self, actions: Sequence[Action], among: Iterable[int]) -> None:
+        self._all = sorted([(*actions[i].span, i) for i in among])
+        self._ends = [*accumulate((end for _, end, _ in self._all), max)]
+
+    def sharing(self, span: tuple[int, int]) -> list[int]:
+        """Those of them, by their first samples."""
+        first, end = span
+        at, found = bisect_right(self._ends, first), []
+        while at < len(self._all) and self._all[at][0] < end:
+            if self._all[at][1] > first:
+                found.append(self._all[at][2])
+            at += 1
+        return found
+
+
 class Proof:
     """A schedule, and questions about the order of its actions. Actions are given by index."""
 
     def __init__(self, schedule: Schedule, order: Order) -> None:
         self.schedule, self.order = schedule, order
+        self._spans: dict[tuple[Kind, int], Spans] = {}
         self._found: dict[tuple[Kind, int], list[int]] = defaultdict(list)
         for i, action in enumerate(schedule.actions):
             self._found[action.kind, action.unit].append(i)
@@ -23,6 +45,16 @@ class Proof:
     def find(self, kind: Kind, unit: int) -> list[int]:
         """All actions of a kind on a unit, in the schedule's order."""
         return self._found.get((kind, unit), [])
+
+    def spans(self, kind: Kind, unit: int) -> Spans:
+        """The same by what they work on."""
+        if (kind, unit) not in self._spans:
+            self._spans[kind, unit] = Spans(self.schedule.actions, self.find(kind, unit))
+        return self._spans[kind, unit]
+
+    def sharing(self, kind: Kind, unit: int, like: int) -> list[int]:
+        """Those that share samples with the action `like`."""
+        return self.spans(kind, unit).sharing(self.schedule.actions[like].span)
 
     def name(self, i: int) -> str:
         return self.schedule.actions[i].name

@@ -1,16 +1,17 @@
 """What a schedule must keep to be training, rule by rule.
 
-Each rule is a statement on the order of actions, proved for every execution (order.py). Together
-they say that one step of the schedule computes what plain training computes: every forward and
-backward pass once and on its input, gradients complete before they are used, weights updated before
-they are read.
+Each rule is a statement on the order of actions, proved for every execution (order.py): every
+forward and backward pass is made once and in the model's order, gradients are complete before they
+are used, weights are updated before they are read. That what one rank makes comes to the rank that
+reads it, and that copies of weights stay equal, is proved in sources.py and replicas.py; together
+they say that one step of the schedule computes what plain training computes.
 """
 
 from __future__ import annotations
 
 from workbench.schedule.action import COMPUTE, GUESS, HOST, VERDICT, VISIT, Kind, lane_kind
 from workbench.schedule.graph import ScheduleError
-from workbench.schedule.passes import COMPUTING, Passes, R
+from workbench.schedule.passes import COMPUTING, B, Passes, R, W
 from workbench.schedule.proof import Proof
 
 
@@ -37,7 +38,7 @@ def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> No
     """What is recomputed has been computed. Another rank may be at it still: then it is enough that
     the input is there, from a recomputation too."""
     rank = proof.schedule.actions[again].rank
-    repeated = _sharing(proof, proof.find(R, unit - 1), again) if unit else []
+    repeated = proof.sharing(R, unit - 1, again) if unit else []
     for forward in passes.forward(unit, again):
         if proof.schedule.actions[forward].rank == rank:
             proof.require(forward, again, "there is nothing to recompute yet")
@@ -49,28 +50,21 @@ def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> No
 def check_stashes(proof: Proof, passes: Passes) -> None:
     """A stashed input comes back before the unit's backward visit."""
     for unit in range(proof.schedule.num_units):
-        stashes, fetches = proof.find(Kind.STASH, unit), proof.find(Kind.FETCH, unit)
-        for stash in stashes:
+        for stash in proof.find(Kind.STASH, unit):
             if unit and proof.schedule.actions[stash].microbatch is not None:
                 for previous in passes.forward(unit - 1, stash):
                     proof.require(previous, stash, "there is no activation yet")
-            if not _sharing(proof, fetches, stash):
+            if not proof.sharing(Kind.FETCH, unit, stash):
                 raise ScheduleError(f"what {proof.name(stash)} stashes never comes back")
-        for fetch in fetches:
-            sources = _sharing(proof, stashes, fetch)
+        for fetch in proof.find(Kind.FETCH, unit):
+            sources = proof.sharing(Kind.STASH, unit, fetch)
             if not sources:
                 raise ScheduleError(f"{proof.name(fetch)} fetches what nobody stashes")
             for stash in sources:
                 proof.require(stash, fetch, "the activation may not be there yet")
-            visits = _sharing(proof, proof.find(R, unit), fetch)
+            visits = proof.sharing(R, unit, fetch)
             for visit in visits or passes.backward(unit, fetch):
                 proof.require(fetch, visit, "its input may be missing")
-
-
-def _sharing(proof: Proof, among: list[int], like: int) -> list[int]:
-    """The actions that share samples with the action `like`."""
-    first, end = proof.schedule.actions[like].span
-    return [i for i in among for a, b in [proof.schedule.actions[i].span] if a < end and first < b]
 
 
 def check_updates(proof: Proof, passes: Passes) -> None:
@@ -103,7 +97,7 @@ def check_gradients_out(proof: Proof, passes: Passes) -> None:
         for leaving in proof.find(Kind.GRAD_OUT, unit):
             wanted = passes.weight_gradients(unit)
             if proof.schedule.actions[leaving].microbatch is not None:
-                wanted = _sharing(proof, wanted, leaving)
+                wanted = [i for kind in (B, W) for i in proof.sharing(kind, unit, leaving)]
             for weight_gradient in wanted:
                 proof.require(weight_gradient, leaving, "the gradients may be incomplete")
 
@@ -175,31 +169,13 @@ def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why
             proof.require(i, reader, why)
 
 
-def check_reduced(proof: Proof, passes: Passes) -> None:
-    """Gradients that several ranks have a part of leave a device, or update it, after they have
-    been added up."""
-    actions = proof.schedule.actions
-    for unit in range(proof.schedule.num_units):
-        if len({actions[i].rank for i in passes.weight_gradients(unit)}) < 2:
-            continue
-        on_device = [i for i in proof.find(Kind.UPDATE, unit) if actions[i].lane == COMPUTE]
-        for reader in [*proof.find(Kind.GRAD_OUT, unit), *on_device]:
-            sums = [
-                i for i in proof.find(Kind.REDUCE, unit) if actions[i].rank == actions[reader].rank
-            ]
-            if not any(proof.before(i, reader) for i in sums):
-                raise ScheduleError(
-                    f"{proof.name(reader)} may start before the gradients of all ranks are added up"
-                )
-            for i in sums:
-                for weight_gradient in passes.weight_gradients(unit):
-                    proof.require(weight_gradient, i, "it adds up gradients that may be incomplete")
-
-
 def updates_for(proof: Proof, unit: int, rank: int) -> list[int]:
     """The updates a rank depends on: its own, or all where it has none of its own, and all on the
     host, whose memory is one: several of them update a share each."""
-    updates = proof.find(Kind.UPDATE, unit)
+    return _of_rank(proof, proof.find(Kind.UPDATE, unit), rank)
+
+
+def _of_rank(proof: Proof, updates: list[int], rank: int) -> list[int]:
     own = [i for i in updates if proof.schedule.actions[i].rank == rank]
     shares = all(lane_kind(proof.schedule.actions[i].lane) == HOST for i in updates)
     return updates if shares else own or updates
@@ -210,8 +186,7 @@ def final_updates(proof: Proof, unit: int, rank: int) -> list[int]:
     updates are settled, else its updates.
     """
     settles = proof.find(Kind.SETTLE, unit)
-    own = [i for i in settles if proof.schedule.actions[i].rank == rank]
-    return own or settles or updates_for(proof, unit, rank)
+    return _of_rank(proof, settles, rank) or updates_for(proof, unit, rank)
 
 
 def check_weights(proof: Proof) -> None:
@@ -224,15 +199,15 @@ def check_weights(proof: Proof) -> None:
             if not actions[load].takes:
                 raise ScheduleError(f"{proof.name(load)} takes no buffer to load into")
             for update in final_updates(proof, unit, actions[load].rank):
-                if lane_kind(actions[update].lane) == COMPUTE:
+                if _stays(proof, update):
                     _require_write_back(proof, update, evicts, load)
                 else:
                     proof.require(update, load, "it may load stale weights", next_step=True)
             for update in updates_for(proof, unit, actions[load].rank):
-                if lane_kind(actions[update].lane) != COMPUTE:
+                if not _stays(proof, update):
                     proof.require(load, update, "it changes the weights being loaded")
         for update in proof.find(Kind.UPDATE, unit):
-            if evicts and lane_kind(actions[update].lane) != COMPUTE:
+            if evicts and not _stays(proof, update):
                 raise ScheduleError(
                     f"{proof.name(evicts[0])} overwrites the weights {proof.name(update)} updates"
                 )
@@ -244,6 +219,15 @@ def check_weights(proof: Proof) -> None:
                 touched = (*action.takes, *action.uses, *action.frees)
                 if action.rank in ranks and not any((action.rank, t) in brought for t in touched):
                     raise ScheduleError(f"{action.name} uses no weights that a load of it brings")
+
+
+def _stays(proof: Proof, update: int) -> bool:
+    """Whether an update changes weights on the device only: no states go back to the host with
+    it."""
+    action = proof.schedule.actions[update]
+    return lane_kind(action.lane) == COMPUTE or (
+        lane_kind(action.lane) == VISIT and not proof.find(Kind.PUSH, action.unit)
+    )
 
 
 def _require_write_back(proof: Proof, update: int, evicts: list[int], load: int) -> None:
@@ -289,28 +273,3 @@ def _check_states_of(proof: Proof, unit: int, reads: list[int], spills: list[int
         for spill in spills:
             later = turn[spill] >= turn[read]
             proof.require(spill, read, "it may read old states", next_step=later)
-
-
-def check_transport(proof: Proof) -> None:
-    """Sends and receives match. So does their order, for what meets in another order deadlocks."""
-    actions = proof.schedule.actions
-    sends: dict[tuple, int] = {}
-    receives: dict[tuple, int] = {}
-    for i, action in enumerate(actions):
-        if action.kind in (Kind.SEND, Kind.RECV):
-            table = sends if action.kind is Kind.SEND else receives
-            key = (action.unit, action.microbatch, action.turn)
-            if key in table:
-                raise ScheduleError(f"{action.name} and {proof.name(table[key])} are one message")
-            table[key] = i
-    for key, i in [*sends.items(), *receives.items()]:
-        if key not in sends or key not in receives:
-            raise ScheduleError(f"{proof.name(i)} has no partner")
-    for key, i in sends.items():
-        send, receive = actions[i], actions[receives[key]]
-        if send.rank == receive.rank:
-            raise ScheduleError(f"{send.name} sends to its own rank")
-        if send.nbytes != receive.nbytes:
-            raise ScheduleError(
-                f"{send.name} sends {send.nbytes} bytes, {receive.name} receives {receive.nbytes}"
-            )

@@ -21,10 +21,13 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from workbench.schedule.action import Action, parse_name
+from workbench.schedule.action import Action, Kind, format_name, parse_name
 from workbench.schedule.schedule import Buffer, Schedule
 
-FORMAT, VERSION = "workbench schedule", 1
+FORMAT, VERSION = "workbench schedule", 2
+OLD = 1
+"""Version in which a message of turn 1 was one of gradients."""
+OLD_GRADIENTS = {Kind.SEND: Kind.SEND_GRAD, Kind.RECV: Kind.RECV_GRAD}
 LISTS = ("after", "takes", "uses", "frees")
 ACTION_FIELDS: dict[str, type] = {
     "name": str,
@@ -123,8 +126,9 @@ def from_json(text: str) -> Schedule:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'not a schedule: it does not say "format": "{FORMAT}"')
     version = data.get("version")
-    if version != VERSION or isinstance(version, bool):
-        raise ValueError(f"the schedule has version {version!r}, this program reads {VERSION}")
+    if version not in (OLD, VERSION) or isinstance(version, bool):
+        known = f"{OLD} and {VERSION}"
+        raise ValueError(f"the schedule has version {version!r}, this program reads {known}")
     _check_fields(data, SCHEDULE_FIELDS, "the schedule", required=tuple(SCHEDULE_FIELDS))
     for name, limit in data["budgets"].items():
         _check_fields({"budget": limit}, {"budget": int}, f"tier {name!r}")
@@ -136,7 +140,8 @@ def from_json(text: str) -> Schedule:
         where = f"buffer {name!r}"
         _check_fields(fields, BUFFER_FIELDS, where, required=("tier", "nbytes"))
         buffers[name] = made(where, Buffer, **fields)
-    actions = (action_from(f"action {i}", row) for i, row in enumerate(data["actions"], start=1))
+    rows = enumerate(data["actions"], start=1)
+    actions = (action_from(f"action {i}", row, version) for i, row in rows)
     return Schedule(
         name=data["name"],
         num_units=data["num_units"],
@@ -188,14 +193,23 @@ def made(where: str, make: type, **fields: Any) -> Any:
         raise ValueError(f"{where}: {error}") from None
 
 
-def action_from(where: str, fields: Any) -> Action:
-    """An action from its fields as they are written; errors begin with `where`."""
+def _of_today(name: str, version: int) -> str:
+    """A name as this version writes it. Raises ValueError for what is none."""
+    was = parse_name(name)
+    if version != OLD or was.turn != 1 or was.kind not in OLD_GRADIENTS:
+        return name
+    kind = OLD_GRADIENTS[was.kind]
+    return format_name(kind, was.unit, was.microbatch, rank=was.rank, step=was.step)
+
+
+def action_from(where: str, fields: Any, version: int = VERSION) -> Action:
+    """An action from its fields as a version writes them; errors begin with `where`."""
     _check_fields(fields, ACTION_FIELDS, where, required=("name", "lane"))
-    name = fields["name"]
     try:
+        name = _of_today(fields["name"], version)
         parsed = parse_name(name)
-        for text in fields.get("after", ()):
-            parse_name(text)
+        lists = {key: tuple(fields.get(key, ())) for key in LISTS}
+        lists["after"] = tuple([_of_today(text, version) for text in lists["after"]])
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     samples = fields.get("samples")
@@ -214,7 +228,7 @@ def action_from(where: str, fields: Any) -> Action:
         lane=fields["lane"],
         nbytes=fields.get("nbytes", 0),
         samples=None if samples is None else tuple(samples),
-        **{key: tuple(fields.get(key, ())) for key in LISTS},
+        **lists,
     )
     if action.name != name:
         raise ValueError(f"{where}: {name!r} must be written {action.name}")

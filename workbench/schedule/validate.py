@@ -4,7 +4,9 @@ Everything rests on one relation, *a happens before b* (order.py): a's end prece
 every execution, whatever the durations. With it the following is exact, not a matter of sampling:
 
 * every action stands where it can, every dependency exists, and nothing deadlocks (graph.py);
-* the step computes what plain training computes (rules.py);
+* the step computes what plain training computes (rules.py): what a pass reads came from what made
+  it, to its rank (sources.py), and every copy of a weight is updated with the sum of all its
+  gradients (replicas.py);
 * a buffer is occupied throughout every use, is taken again only after it was freed, and buffers of
   one slot never overlap (occupancy.py);
 * the bytes that can be occupied at one time stay within the budgets (peak.py).
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.schedule import rules
+from workbench.schedule import replicas, rules, sources
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -36,6 +38,8 @@ from workbench.schedule.action import (
     HOST,
     NET_IN,
     NET_OUT,
+    RECEIVES,
+    SENDS,
     VISIT,
     Kind,
     lane_kind,
@@ -59,8 +63,8 @@ LANES_OF = {
     **dict.fromkeys((Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST, VISIT)),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
-    Kind.SEND: (NET_OUT,),
-    Kind.RECV: (NET_IN,),
+    **dict.fromkeys(SENDS, (NET_OUT,)),
+    **dict.fromkeys(RECEIVES, (NET_IN,)),
 }
 """Where a kind may run; collectives run wherever the planner puts them."""
 
@@ -83,13 +87,15 @@ def validate(schedule: Schedule) -> Validation:
     order = Order(graph)
     proof = Proof(schedule, order)
     passes = Passes(proof)
-    rules.check_transport(proof)
+    sources.check_transport(proof)
     rules.check_passes(proof, passes)
     rules.check_stashes(proof, passes)
+    sources.check_sources(proof)
     rules.check_gradients_out(proof, passes)
     rules.check_sums(proof, passes)
+    replicas.check_copies(proof)
     rules.check_updates(proof, passes)
-    rules.check_reduced(proof, passes)
+    replicas.check_reduced(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
     rules.check_weights(proof)

@@ -91,7 +91,7 @@ class Aside:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": import_path()},
+            env={**os.environ, **import_path()},
         )
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 

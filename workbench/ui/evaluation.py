@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.core.paths import user_path
 from workbench.figures.exhibit import EXHIBITS, name_of
 from workbench.figures.sizes import named
 from workbench.runs.campaign import LIVE, Campaign, Status
@@ -56,7 +57,7 @@ class Evaluation:
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Starts nothing but the process beside this one. Raises ValueError for an unknown size."""
         self.size = named(size).name
-        self.store = Store(REPOSITORY_RESULTS.parent / Path(results).expanduser())
+        self.store = Store(REPOSITORY_RESULTS.parent / user_path(results))
         self.aside = Aside()
         self.claims = [
             Claim(

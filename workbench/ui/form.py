@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workbench.core.paths import user_path
 from workbench.runs.campaign import NAME, Campaign
 from workbench.runs.overrides import hints
 from workbench.runs.spec import RunSpec
@@ -199,7 +200,7 @@ class Form:
         Raises ValueError for one that is malformed, and leaves the form as it was.
         """
         if isinstance(source, str | Path):
-            source = SweepFile.load(Path(source).expanduser()).data
+            source = SweepFile.load(user_path(source)).data
         elif isinstance(source, Campaign):
             source = source.data
         made = _from_data(source)

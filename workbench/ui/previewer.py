@@ -15,6 +15,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
+from workbench.core.jsonfile import parse_json
 from workbench.runs.index import Index
 from workbench.runs.planning import answer
 from workbench.runs.planning import fits as fits_quickly
@@ -126,7 +127,7 @@ def _in_time(
 def _specs(text: str) -> list[tuple[str, RunSpec]]:
     """Keys and specs of a sweep, equal ones once."""
     keys = Keys()
-    specs = SweepFile.parse(json.loads(text), "this sweep").specs
+    specs = SweepFile.parse(parse_json(text, "this sweep"), "this sweep").specs
     return list({keys.of(spec): spec for spec in specs}.items())
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from workbench.core.paths import user_path
 from workbench.runs.campaign import Campaign
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
@@ -106,7 +107,7 @@ class SweepControl:
 
     def load(self, path: str | Path) -> None:
         """Fill the form from a sweep file. Raises ValueError, and leaves the form as it was."""
-        path = Path(path).expanduser()
+        path = user_path(path)
         self._inside(path, "the sweep file")
         self.form.load(path)
         self.watch.follow("")
@@ -262,7 +263,7 @@ class SweepControl:
         for spec in self.form.specs():
             for name, value in (("text", spec.text), ("family", spec.model.family)):
                 if value not in ("stdlib", "gpt"):
-                    self._inside(Path(value).expanduser(), name)
+                    self._inside(user_path(value), name)
 
     def _inside(self, path: Path, what: str) -> None:
         if self.confined and not path.resolve().is_relative_to(self.store.root):

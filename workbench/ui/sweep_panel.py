@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from workbench.core.paths import user_path
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html, sweep_html
@@ -284,9 +285,9 @@ def open_panel(results: str | Path = REPOSITORY_RESULTS, sweep: str = "") -> Swe
     first; what the file says of results is not used. Raises ValueError, and StoreError.
     """
     repository = REPOSITORY_RESULTS.parent
-    panel = SweepPanel(Store(repository / Path(results).expanduser()))
+    panel = SweepPanel(Store(repository / user_path(results)))
     if sweep:
-        path = Path(sweep).expanduser()
+        path = user_path(sweep)
         panel.run(path if path.exists() else repository / path)
     return panel
 

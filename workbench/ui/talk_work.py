@@ -26,7 +26,7 @@ from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs import methods
 from workbench.runs.planning import plan_from, stored_sizes
 from workbench.runs.search import at_layers, next_probe
-from workbench.runs.spec import RunSpec
+from workbench.runs.spec import MOST_PASSES, RunSpec
 from workbench.runs.store import Store
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import simulate
@@ -260,7 +260,8 @@ class Thinker:
         row, layers = self._rows[method], self._question.spec.model.layers
         if row.largest_layers is not None or at_depth(self._profile, 1) is None:
             return
-        limit = max(DEEPEST, layers)
+        parts = self._question.spec.microbatches
+        limit = max(min(DEEPEST, MOST_PASSES // parts), layers)
         known = {layers: row.fits}
         past = self._largest.get(method, layers)
         for guess in (past, past + 1):

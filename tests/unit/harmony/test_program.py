@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.harmony.made_up import Layers, Seconds, drawn, largest_pack, mirrored
-from tests.unit.schedule.mutate import edit, forget
+from tests.unit.schedule.mutate import edit, forget, remove
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.sheet import PLACES
 from workbench.schedule import Kind, ScheduleError, simulate, validate
+from workbench.schedule.action import RECEIVES
 
 LAYERS = Layers([700, 300, 300, 300, 300, 900])
 PACKS = Packs(
@@ -178,6 +179,12 @@ def test_gradients_that_nobody_adds_up_are_refused():
         validate(replace(schedule, actions=tuple(kept)))
 
 
+def test_a_share_that_nobody_updates_is_refused():
+    schedule = remove(built(replace(PACKS, mode="dp")), "1:U3")
+    with pytest.raises(ScheduleError, match="1:G3 brings gradients to '1:hg3', which no update"):
+        validate(schedule)
+
+
 def test_a_longer_pipeline_keeps_all_ranks_busy():
     """Many small packs wrap around the ranks: four do nearly four times as much as one."""
     layers = Layers([10] * 32)
@@ -225,7 +232,7 @@ def test_a_message_itself_waits_for_what_frees_its_place():
     """A sender does not wait for the messages before: that one of them does is not enough."""
     packs = replace(PACKS, forward_size=1, backward_size=1)
     schedule = built(packs)
-    receives = [a for a in schedule.actions if a.rank == 1 and a.kind is Kind.RECV]
+    receives = [a for a in schedule.actions if a.rank == 1 and a.kind in RECEIVES]
     before, receive = receives[PLACES - 1 : PLACES + 1]
     (spent,) = receive.after
     late = before.name.replace("1:RECV", "SEND")

@@ -246,6 +246,16 @@ def test_hand_made_graphs_are_refused_with_the_task_that_cannot_run():
             verify(broken)
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_whatever_a_task_does_not_give_is_missed(mode):
+    graph = build(chosen(mode, gpus=3))
+    for task in graph.tasks:
+        for place in range(len(task.outputs)):
+            kept = task.outputs[:place] + task.outputs[place + 1 :]
+            with pytest.raises(ValueError, match=r"does not give"):
+                verify(changed(graph, task.index, outputs=kept))
+
+
 def test_a_stash_missing_at_both_ends_is_missed_by_its_task():
     graph = build(chosen(gpus=3))
     taker = next(task for task in graph.tasks if task.name == "B[4:6]@1")

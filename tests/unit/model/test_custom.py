@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -361,3 +362,10 @@ def test_a_changed_file_is_another_run(folder):
     assert key_of(spec) != key_of(first)
     with pytest.raises(ValueError, match="the file of .* changed"):
         make_model(first.model)
+
+
+def test_a_file_of_the_users_stands_for_no_module_of_pythons(tmp_path, monkeypatch):
+    (tmp_path / "colorsys.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with custom.importing():
+        assert find_spec("colorsys").origin != str(tmp_path / "colorsys.py")

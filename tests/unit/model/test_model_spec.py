@@ -47,6 +47,9 @@ def test_modules_have_the_parameters_of_the_formula(tied):
     [
         ({"heads": 12, "hidden": 64}, "12 heads do not divide a hidden size of 64; (8|16) heads"),
         ({"layers": 0}, "layers is 0; it must be at least 1"),
+        ({"layers": 200_000}, "layers is 200000; it must be at most 2000"),
+        ({"hidden": 10**18}, "hidden is 1000000000000000000; it must be at most 1048576"),
+        ({"heads": 16, "hidden": 1_000_003}, "16 heads do not divide .* 1000003; 1 heads would"),
         ({"seq": 2.5}, "seq is 2.5; it must be a whole number"),
         ({"dropout": 1.0}, r"dropout is 1\.0; it must be at least 0 and below 1"),
         ({"tied": "yes"}, "tied is 'yes'"),

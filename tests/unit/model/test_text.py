@@ -78,6 +78,7 @@ def test_refuses_an_empty_folder_and_an_unreadable_file(tmp_path, story):
         ("words", 300, "unknown tokenizer 'words'"),
         ("bpe:many", 300, "unknown tokenizer 'bpe:many'"),
         ("bpe:256", 300, "no room for merges"),
+        ("bpe:999999999999", 300, "use an N of at most 1048576"),
     ],
 )
 def test_refuses_tokenizers_that_do_not_fit(story, tokenizer, vocab, sentence):
@@ -118,6 +119,18 @@ def test_bpe_is_trained_once_and_mends_a_broken_cache(story, tmp_path, monkeypat
 def test_a_cache_that_cannot_be_written_costs_no_run(story):
     text = load_text(story, "bpe:300", vocab=300, seq=16, cache=story / "not a folder")
     assert text.tokenizer.vocab == 300
+
+
+def test_a_byte_order_mark_is_no_text(story, tmp_path):
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + story.read_bytes())
+    assert read_corpus(marked).digest == read_corpus(story).digest
+
+
+def test_a_text_without_white_space_is_learnt_in_parts():
+    bpe = tokenize.BPE.train("bpe:280", 280, b"a" * 8192)
+    assert max(map(len, bpe.inner.get_vocab())) == tokenize.LONGEST_WORD
+    assert bpe.decode(bpe.encode(b"a" * 5000)) == "a" * 5000
 
 
 def test_targets_are_the_next_tokens():

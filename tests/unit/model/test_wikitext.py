@@ -63,6 +63,7 @@ def test_the_tokens_form_is_preferred(tmp_path):
         (b"\n \nOnce upon a time\n", "wiki.train.raw line 3 is not WikiText: its first text must"),
         (b" = = Section = = \n", "wiki.train.raw line 1 is not WikiText"),
         (b" = Title = \n caf\xe9 \n", "is not UTF-8 text: byte 16 is 0xe9"),
+        (b"\xef\xbb\xbf = A = \n b \n", "has 12 tokens, too few for one sample of 16"),
         (b" = A = \n b \n", "has 12 tokens, too few for one sample of 16"),
     ],
 )

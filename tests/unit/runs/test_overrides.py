@@ -67,6 +67,9 @@ def test_a_spec_survives_json_and_takes_changes() -> None:
         ({"method": "l2l", "model": 3}, "model is 3; it must be a JSON object"),
         ({"method": "l2l", "lr": float("nan")}, "lr is nan; it must be a number"),
         ({"method": "l2l", "text": None}, "text is None; it must be text"),
+        ({"method": "l2l", "batch": 10**12}, "batch is 1000000000000; it must be at most 1048576"),
+        ({"method": "1f1b", "ranks": 4000}, "ranks is 4000; it must be at most 64"),
+        ({"method": "l2l", "layers": 900, "batch": 64, "microbatches": 64}, "are 57600 forward"),
     ],
 )
 def test_malformed_json(data: object, sentence: str) -> None:

@@ -20,6 +20,14 @@ def test_a_grid_is_every_combination() -> None:
     assert all(spec.model.hidden == 64 for spec in specs)
 
 
+def test_a_grid_too_large_is_refused_before_it_is_expanded() -> None:
+    """Its second run alone would be refused in another sentence."""
+    grid = {"seed": list(range(1000)), "layers": [4, -1], "hidden": [64] * 300}
+
+    with pytest.raises(ValueError, match="make 600000 points; at most 4000 can be looked after"):
+        expand(BASE, grid=grid)
+
+
 def test_runs_change_the_base_one_by_one() -> None:
     specs = expand(BASE, runs=[{"method": "l2l"}, {"model": {"layers": 2}, "seed": 1}])
 
@@ -51,8 +59,8 @@ def test_results_lie_beside_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"base": BASE, "grid": []}, "grid is an object of lists"),
-        ({"base": BASE, "runs": {}}, "runs is a list of objects"),
+        ({"base": BASE, "grid": []}, "grid is [^;]*; it must be an object"),
+        ({"base": BASE, "runs": {}}, "runs is {}; it must be a list"),
         ({"base": BASE, "runs": [3]}, "a run spec is a JSON object, this is a int"),
         ({"base": {**BASE, "model": 3}}, "model is 3; it must be a JSON object"),
         ({"base": BASE, "grid": {"window": 2}}, "the axis window is 2; it must be a list"),

@@ -14,14 +14,14 @@ from tests.runs.helpers import HANG_S, wait_for
 from workbench.methods.harmony.sheet import PLACES
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.executor import Executor
-from workbench.schedule.action import Kind
+from workbench.schedule.action import RECEIVES
 
 
 def test_as_many_messages_are_announced_as_there_are_places(tmp_path):
     """While the first does not come; the next one when its place is free again."""
     packs = replace(PACKS, forward_size=1, backward_size=1)
     schedule = schedule_for(packs, spec_for(clip=None))
-    receives = [a.name for a in schedule.actions if a.rank == 1 and a.kind is Kind.RECV]
+    receives = [a.name for a in schedule.actions if a.rank == 1 and a.kind in RECEIVES]
     sizes = Board.sizes(schedule)
     Board.make(tmp_path / "board", **sizes)
     board = Board(tmp_path / "board", rank=1, **sizes)
@@ -34,7 +34,7 @@ def test_as_many_messages_are_announced_as_there_are_places(tmp_path):
             ended[action.name] = {*done}
 
     def work(action, step):
-        if action.kind is Kind.RECV:
+        if action.kind in RECEIVES:
             while not came.acquire(timeout=0.01):
                 board.check()
         with lock:

@@ -14,7 +14,7 @@ LINK = (
     (Kind.SUM_IN, H2D), (Kind.SUM_OUT, D2H),
 )  # fmt: skip
 """What crosses it, in the order of `PARTS`."""
-ACROSS = (Kind.SEND, Kind.REDUCE)
+ACROSS = (Kind.SEND, Kind.SEND_GRAD, Kind.REDUCE)
 """What passes between devices, in the order of `BETWEEN`."""
 
 
@@ -49,7 +49,7 @@ def test_a_schedule_says_how_many_bytes_each_part_has() -> None:
     schedule = Schedule(name="s", num_units=3, num_microbatches=1, actions=(*actions, *more))
     told = planned_parts(schedule)
     link = {part: 10**place for place, part in enumerate(PARTS)}
-    assert told == link | dict(zip(BETWEEN, (7, 8), strict=True))
+    assert told == link | dict(zip(BETWEEN, (7 + 8, 9), strict=True))
     moved = schedule.moved_bytes()
     assert moved["load"] + moved["store"] == sum(link.values())
 

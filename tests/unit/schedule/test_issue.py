@@ -11,7 +11,7 @@ from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
 from workbench.methods.harmony.packs import packs_of
 from workbench.runtime.executor import Executor
 from workbench.runtime.walks import TOLD, walks
-from workbench.schedule.action import COMPUTE, Kind
+from workbench.schedule.action import COMPUTE, RECEIVES, SENDS, Kind
 from workbench.schedule.graph import resolve, unroll
 from workbench.schedule.issue import ANNOUNCED, Issue
 
@@ -43,13 +43,12 @@ def test_nothing_is_issued_before_what_it_waits_for(schedule):
         assert all(place[other] < place[i] for back, other in waits if not back)
     messages = {}
     for i, action in enumerate(schedule.actions):
-        if action.kind in (Kind.SEND, Kind.RECV):
-            key = action.unit, action.microbatch, action.turn
-            messages.setdefault(key, {})[action.kind] = i
+        if action.kind in (*SENDS, *RECEIVES):
+            messages.setdefault(action.meeting, {})[action.kind in RECEIVES] = i
     for sides in messages.values():
-        receive = sides[Kind.RECV]
+        receive = sides[True]
         announced = issue.announcements[receive]
-        assert place[announced] < place[sides[Kind.SEND]] < place[receive]
+        assert place[announced] < place[sides[False]] < place[receive]
         for back, other in named(schedule)[receive]:
             assert back or place[other] < place[announced]
     lanes = {}
@@ -64,8 +63,8 @@ def test_a_message_is_waited_for_when_something_needs_it(schedule):
     for rank in range(schedule.num_ranks):
         mine = [i for i in issue.order() if i in kinds and schedule.actions[i].rank == rank]
         for at, i in enumerate(mine):
-            if kinds[i] is Kind.RECV:
-                then = next(j for j in mine[at + 1 :] if kinds[j] is not Kind.RECV)
+            if kinds[i] in RECEIVES:
+                then = next(j for j in mine[at + 1 :] if kinds[j] not in RECEIVES)
                 passed = {(0, j) for j in mine[at : mine.index(then)]}
                 assert passed & {*issue.waits[then]}, schedule.actions[i]
 

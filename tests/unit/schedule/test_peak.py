@@ -142,7 +142,7 @@ def test_a_buffer_that_may_lag_by_steps_counts_as_permanent():
         num_microbatches=1,
         actions=(
             Action(kind=Kind.REDUCE, unit=0, lane="host", takes=("slow",), frees=("slow",)),
-            Action(kind=Kind.GATHER, unit=0, lane="compute", takes=("fast",), frees=("fast",)),
+            Action(kind=Kind.NORM, unit=0, lane="compute", takes=("fast",), frees=("fast",)),
         ),
         buffers={
             "slow": Buffer(tier=DEVICE, nbytes=3),

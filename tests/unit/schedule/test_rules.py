@@ -16,7 +16,7 @@ from tests.unit.schedule.mutate import (
     swap,
     written_back,
 )
-from tests.unit.schedule.window import WEIGHT, pipeline, window_schedule
+from tests.unit.schedule.window import WEIGHT, pipeline, replicas, window_schedule
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Buffer
@@ -25,6 +25,7 @@ from workbench.schedule.validate import validate
 GOOD = window_schedule(4, 2)
 FULL = window_schedule(4, 2, 2, workers=2, norm=True, stash=True, disk=True)
 PIPELINE = pipeline()
+REPLICAS = replicas()
 
 
 BROKEN = {
@@ -189,32 +190,82 @@ BROKEN = {
     "states never read": (lambda: remove(FULL, "READ1"), "what SPILL1 writes is never read"),
     # ranks
     "a send without a receive": (
-        lambda: edit(remove(PIPELINE, "1:RECV0.1"), "1:F1.1", after=()),
-        "SEND0.1 has no partner",
+        lambda: edit(remove(PIPELINE, "1:RECV1.1"), "1:F1.1", after=()),
+        "SEND1.1 has no partner",
     ),
     "a receive without a send": (
-        lambda: remove(PIPELINE, "1:SEND1.0"),
-        "RECV1.0 has no partner",
+        lambda: remove(PIPELINE, "1:SEND_GRAD1.0"),
+        "RECV_GRAD1.0 has no partner",
     ),
     "a send of what is not computed yet": (
-        lambda: edit(PIPELINE, "SEND0.1", after=()),
+        lambda: edit(PIPELINE, "SEND1.1", after=()),
         "1:F1.1 may start before F0.1 has ended: its input may be missing",
     ),
     "sends and receives in different order": (
-        lambda: swap(PIPELINE, "1:RECV0.0", "1:RECV0.1"),
-        "the schedule deadlocks: SEND0.0 waits for 1:RECV0.1, 1:RECV0.1 waits for SEND0.0",
+        lambda: swap(PIPELINE, "1:RECV1.0", "1:RECV1.1"),
+        "the schedule deadlocks: SEND1.0 waits for 1:RECV1.1, 1:RECV1.1 waits for SEND1.0",
     ),
     "a message sent twice": (
-        lambda: add(PIPELINE, Kind.SEND, 0, "net-out", microbatch=0, rank=1, behind="SEND0.0"),
-        "1:SEND0.0 and SEND0.0 are one message",
+        lambda: add(PIPELINE, Kind.SEND, 1, "net-out", microbatch=0, rank=1, behind="SEND1.0"),
+        "1:SEND1.0 and SEND1.0 are one message",
     ),
     "a message to oneself": (
-        lambda: edit(rename(PIPELINE, "RECV1.0", rank=1), "B0.0", after=()),
-        "1:SEND1.0 sends to its own rank",
+        lambda: edit(rename(PIPELINE, "RECV_GRAD1.0", rank=1), "B0.0", after=()),
+        "1:SEND_GRAD1.0 sends to its own rank",
     ),
     "a message cut short": (
-        lambda: edit(PIPELINE, "RECV1.0", nbytes=7),
-        "1:SEND1.0 sends 8 bytes, RECV1.0 receives 7",
+        lambda: edit(PIPELINE, "RECV_GRAD1.0", nbytes=7),
+        "1:SEND_GRAD1.0 sends 8 bytes, RECV_GRAD1.0 receives 7",
+    ),
+    "a message of another unit": (
+        lambda: rename(rename(PIPELINE, "SEND1.0", unit=0), "1:RECV1.0", unit=0),
+        "1:F1.0 may start before the input of unit 1 is on rank 1: nothing that came from where "
+        "it is made brings micro-batch 0",
+    ),
+    "an input in the place of a gradient": (
+        lambda: rename(
+            rename(PIPELINE, "1:SEND_GRAD1.0", kind=Kind.SEND, turn=1),
+            "RECV_GRAD1.0",
+            kind=Kind.RECV,
+            turn=1,
+        ),
+        "B0.0 may start before the gradient of the input of unit 1 is on rank 0: nothing that came "
+        "from where it is made brings micro-batch 0",
+    ),
+    "a backward pass where nothing was kept": (
+        lambda: edit(
+            edit(
+                forget(rename(PIPELINE, "1:F1.0", rank=0), "F1.0", "1:RECV1.0"),
+                "1:B1.0",
+                after=("1:RECV1.0",),
+            ),
+            "SEND1.0",
+            after=("F1.0",),
+        ),
+        "1:B1.0 may start before the result kept for the backward pass of unit 1 is on rank 1: "
+        "nothing that came from where it is made brings micro-batch 0",
+    ),
+    "a message of other samples": (
+        lambda: edit(PIPELINE, "SEND1.0", samples=(0, 1)),
+        "SEND1.0 sends (0, 1) as samples, 1:RECV1.0 receives None",
+    ),
+    # replicas
+    "a replica that is never updated": (
+        lambda: remove(REPLICAS, "1:U0"),
+        "rank 1 keeps a copy of the weights of unit 0, which no update of that rank changes",
+    ),
+    "an update beside the sum of its gradients": (
+        lambda: edit(REPLICAS, "1:U0", after=("1:B0.0", "B0.0")),
+        "1:U0 may start before the gradients of all ranks are added up",
+    ),
+    "a sum of something else": (
+        lambda: edit(edit(REPLICAS, "REDUCE0", nbytes=16), "1:REDUCE0", nbytes=16),
+        "U0 may start before the gradients of all ranks are added up (REDUCE0 is no sum of all "
+        "of them)",
+    ),
+    "a sum of two sizes": (
+        lambda: edit(REPLICAS, "1:REDUCE0", nbytes=8),
+        "REDUCE0 adds up 100 bytes, 1:REDUCE0 adds up 8",
     ),
     "compute that waits for another rank": (
         lambda: edit(PIPELINE, "1:F1.0", after=("F0.0",)),
@@ -238,6 +289,7 @@ def test_a_broken_schedule_is_refused_by_name(case):
 GOOD_ONES = {
     "all options": lambda: FULL,
     "two ranks": lambda: PIPELINE,
+    "two replicas": lambda: REPLICAS,
     "halves of a backward pass": lambda: split(GOOD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD),
     "an update on the device that is written back": lambda: written_back(GOOD),
     "exact budgets": lambda: replace(

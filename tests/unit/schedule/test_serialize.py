@@ -1,6 +1,7 @@
 """Schedules survive JSON and CSV, and what is not a schedule is refused with the place."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -148,6 +149,21 @@ def test_csv_is_easy_to_write_by_hand():
     assert validate(schedule).num_actions == 3
 
 
+def test_gradients_were_messages_of_turn_1():
+    """In version 1, also in tables, which name no version."""
+    schedule = pipeline()
+
+    def old(text):
+        return re.sub(r"(SEND|RECV)_GRAD(\d+\.\d+)", r"\1\2+1", text)
+
+    text = old(to_json(schedule))
+    assert from_json(text.replace('"version": 2', '"version": 1')) == schedule
+    assert "RECV1.0+1" in from_json(text).by_name
+    work, memory = to_csv(schedule)
+    rows = [row.rpartition(",")[0] for row in old(work).splitlines()]
+    assert from_csv("\n".join(rows), memory, name=schedule.name) == schedule
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
@@ -174,9 +190,9 @@ BAD_JSON = {
     "deep": ("[" * 100_000, "not a schedule: "),
     "a list": ("[]", 'it does not say "format": "workbench schedule"'),
     "another format": (changed("format", to="x"), 'it does not say "format"'),
-    "no version": (changed("version", to=KeyError), "has version None, this program reads 1"),
-    "version": (changed("version", to=2), "the schedule has version 2, this program reads 1"),
-    "true version": (changed("version", to=True), "has version True, this program reads 1"),
+    "no version": (changed("version", to=KeyError), "has version None, this program reads 1 and 2"),
+    "version": (changed("version", to=3), "the schedule has version 3, this program reads 1 and 2"),
+    "true version": (changed("version", to=True), "has version True, this program reads 1 and 2"),
     "unknown field": (changed("colour", to=1), "the schedule has the unknown field 'colour'"),
     "no actions": (changed("actions", to=KeyError), "the schedule has no actions"),
     "no units": (

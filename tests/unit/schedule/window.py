@@ -4,6 +4,8 @@ Every unit is streamed. Unit i uses weight slot i mod window in both passes, so 
 units stay for the backward pass; updates run on the host. Independent of the planners that ship.
 """
 
+from functools import partial
+
 from workbench.schedule import buffers as b
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
@@ -136,11 +138,32 @@ def window_schedule(
     )
 
 
+def replicas():
+    """Two ranks with a copy of one unit add up its gradients, and update it beside compute."""
+    actions, buffers = [], {}
+    for rank in (0, 1):
+        w, g = (b.on_rank(rank, text(0)) for text in (b.weights, b.gradients))
+        for name in (w, g):
+            buffers[name] = Buffer(tier=DEVICE, nbytes=WEIGHT, rank=rank, permanent=True)
+        span, at = (rank, rank + 1), b.on_rank(rank, "")
+        act = partial(Action, unit=0, rank=rank)
+        actions += [
+            act(kind=Kind.FORWARD, lane=COMPUTE, microbatch=0, samples=span, after=(at + "U0@-1",)),
+            act(kind=Kind.BACKWARD, lane=COMPUTE, microbatch=0, samples=span, uses=(w, g)),
+            act(kind=Kind.REDUCE, lane="net-out", after=(at + "B0.0",), nbytes=WEIGHT, uses=(g,)),
+            act(kind=Kind.UPDATE, lane="visit", after=(at + "REDUCE0",), uses=(w, g)),
+        ]
+    return Schedule(
+        name="replicas", num_units=1, num_microbatches=1, num_ranks=2, actions=tuple(actions),
+        buffers=buffers,
+    )  # fmt: skip
+
+
 def pipeline():
     """Two ranks with a unit each; activations go down, gradients come back."""
 
     def act(kind, unit, lane, m=None, after=(), nbytes=0):
-        rank = int(unit == 1) ^ (kind is Kind.RECV)
+        rank = int(unit == 1) ^ (kind in (Kind.SEND, Kind.RECV_GRAD))
         return Action(
             kind=kind, unit=unit, rank=rank, lane=lane, microbatch=m, after=after, nbytes=nbytes
         )
@@ -149,14 +172,14 @@ def pipeline():
     for m in (0, 1):
         actions += [
             act(Kind.FORWARD, 0, "compute", m),
-            act(Kind.SEND, 0, "net-out", m, (f"F0.{m}",), 8),
-            act(Kind.RECV, 0, "net-in", m, (), 8),
-            act(Kind.FORWARD, 1, "compute", m, (f"1:RECV0.{m}",)),
-            act(Kind.BACKWARD, 1, "compute", m),
-            act(Kind.SEND, 1, "net-out", m, (f"1:B1.{m}",), 8),
+            act(Kind.SEND, 1, "net-out", m, (f"F0.{m}",), 8),
             act(Kind.RECV, 1, "net-in", m, (), 8),
+            act(Kind.FORWARD, 1, "compute", m, (f"1:RECV1.{m}",)),
+            act(Kind.BACKWARD, 1, "compute", m),
+            act(Kind.SEND_GRAD, 1, "net-out", m, (f"1:B1.{m}",), 8),
+            act(Kind.RECV_GRAD, 1, "net-in", m, (), 8),
         ]
-    actions += [act(Kind.BACKWARD, 0, "compute", m, (f"RECV1.{m}",)) for m in (0, 1)]
+    actions += [act(Kind.BACKWARD, 0, "compute", m, (f"RECV_GRAD1.{m}",)) for m in (0, 1)]
     actions += [act(Kind.UPDATE, 0, "compute"), act(Kind.UPDATE, 1, "compute")]
     return Schedule(
         name="pipeline", num_units=2, num_microbatches=2, num_ranks=2, actions=tuple(actions)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.core.paths import user_path
 from workbench.figures.exhibit import words_of
 from workbench.figures.harmony.curves import DEFAULT_TEXT
 from workbench.figures.harmony.sizes import HarmonySize, Trained, named
@@ -59,7 +60,7 @@ def found(figure: str, size: str, text: str, base: Path) -> str:
         raise ValueError(
             f"{words_of(figure)} trains on no text of your own; {' and '.join(READS)} do"
         )
-    folder = (base / Path(text).expanduser()).resolve()
+    folder = (base / user_path(text)).resolve()
     wanted = f"{words_of(figure)} reads a folder in the format of {FORMATS[figure]}"
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}; {wanted}")

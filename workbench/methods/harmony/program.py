@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
 from workbench.methods.harmony.packs import DP, Packs, Samples, Task
-from workbench.methods.harmony.sheet import GRADIENT, Sheet
+from workbench.methods.harmony.sheet import Sheet
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
@@ -240,7 +240,7 @@ def _input_gradient(
         takes.append(sheet.lay(rank, name.output_gradient(unit - 1, micro), DEVICE, nbytes))
     elif sheet.following(task).rank != rank:
         takes.append(sheet.lay(rank, name.input_gradient(unit, micro), DEVICE, nbytes))
-        after.append(act(Kind.SEND, unit, micro, turn=GRADIENT, rank=rank, step=-1))
+        after.append(act(Kind.SEND_GRAD, unit, micro, rank=rank, step=-1))
     elif micro == 0:
         whole = sum(sheet.input_bytes(unit, one) for one in task.micros)
         takes.append(sheet.lay(rank, name.output_gradients(unit - 1), DEVICE, whole))
@@ -255,7 +255,7 @@ def _pass_back(sheet: Sheet, task: Task, micro: int, span: Samples) -> None:
     if unit == 0 or sheet.following(task).rank == rank:
         return
     sheet.add(
-        Kind.SEND, unit, RETURNS, micro, rank=rank, turn=GRADIENT,
+        Kind.SEND_GRAD, unit, RETURNS, micro, rank=rank,
         after=[act(B, unit, micro, rank=rank)], nbytes=sheet.input_bytes(unit, span),
         frees=[sheet.label(rank, name.input_gradient(unit, micro))], samples=span,
     )  # fmt: skip

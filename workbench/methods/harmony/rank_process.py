@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
+from workbench.model.custom import look_here
 from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
 from workbench.runs.spec import RunSpec
@@ -36,6 +37,7 @@ GRACE_S = 2.0
 
 def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
     """Exit status: 0 done, 1 this rank failed, 2 another one did."""
+    look_here()
     order = json.loads((folder / "order.json").read_text())
     spec = RunSpec.from_dict(order["spec"])
     schedule = from_json((folder / "schedule.json").read_text())
@@ -89,8 +91,8 @@ def _device(kind: str, number: int, ranks: int) -> torch.device:
 
 
 def _meet(folder: Path, device: torch.device, number: int, schedule: Schedule) -> None:
-    """The process group of sums over all ranks; messages need none (runtime/inbox.py). All
-    addresses are this machine's own."""
+    """The process group of all ranks, where some add up gradients (runtime/groups.py); messages
+    need none (runtime/inbox.py). All addresses are this machine's own."""
     if all(action.kind is not Kind.REDUCE for action in schedule.actions):
         return
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -110,7 +110,7 @@ class ServerCosts:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:
                 return action.nbytes / server.store_bytes_per_s
-            case Kind.SEND | Kind.RECV:
+            case Kind.SEND | Kind.RECV | Kind.SEND_GRAD | Kind.RECV_GRAD:
                 return server.message_seconds(action.nbytes)
             case Kind.REDUCE:
                 return action.nbytes / server.reduce_bytes_per_s

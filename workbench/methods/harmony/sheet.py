@@ -33,8 +33,6 @@ INSIDE = D2H + " inside"
 a whole task are gone only at its end."""
 INBOX = "inbox"
 """Slot of what comes from other ranks."""
-GRADIENT = 1
-"""Turn of messages that carry gradients."""
 
 
 def held(lane: str) -> int:
@@ -44,7 +42,7 @@ def held(lane: str) -> int:
 
 def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> None:
     """Places for a rank's messages, taken in turn: the first ones of a step wait for the last ones
-    of the step before. `received` are their RECV actions, by their places among all actions,
+    of the step before. `received` are its receiving actions, by their places among all actions,
     `spent` what frees each of them."""
     actions, buffers = script.actions, script.buffers
     size = max((aligned(actions[index].nbytes) for index in received), default=0)
@@ -70,7 +68,7 @@ class Sheet(Draft):
         self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)
         """(rank, lane) -> what frees each thing that came on that lane, in order."""
         self._received: dict[int, list[int]] = defaultdict(list)
-        """Rank -> its RECV actions, by their places among all actions."""
+        """Rank -> its receiving actions, by their places among all actions."""
         for task, following in self._neighbours():
             self._next[task] = following
             self._previous[following] = task
@@ -166,7 +164,7 @@ class Sheet(Draft):
         if task.forward and unit in self.stashed:
             ends = Kind.STASH
         if (task.forward or task.fused) and not self.by_host(task):
-            return [self._receive(task, unit, micro, span, label, 0, ends)]
+            return [self._receive(Kind.RECV, task, unit, micro, span, label, ends)]
         after = self._after_spent(rank, FETCHES, act(ends, unit, micro, rank=rank))
         after += [
             action.name
@@ -181,14 +179,14 @@ class Sheet(Draft):
         return [made]
 
     def _receive(
-        self, task: Task, unit: int, micro: int, span: Samples, label: str, turn: int, ends: Kind
+        self, kind: Kind, task: Task, unit: int, micro: int, span: Samples, label: str, ends: Kind
     ) -> str:
         """Have a message of another rank come into the inbox, where `ends` will free its place."""
         rank, nbytes = task.rank, self.input_bytes(unit, span)
-        of = unit - 1 if turn == GRADIENT else unit
+        of = unit - 1 if kind is Kind.RECV_GRAD else unit
         self._received[rank].append(len(self.actions))
         return self.add(
-            Kind.RECV, unit, NET_IN, micro, rank=rank, turn=turn, nbytes=nbytes, samples=span,
+            kind, unit, NET_IN, micro, rank=rank, nbytes=nbytes, samples=span,
             after=self._after_spent(rank, NET_IN, act(ends, of, micro, rank=rank)),
             takes=[self.lay(rank, label, DEVICE, nbytes, slot=INBOX)],
         )  # fmt: skip
@@ -252,4 +250,4 @@ class Sheet(Draft):
         if self.alone(task):
             return self._made(Kind.BACKWARD, unit, self._previous[task], span)
         label = name.output_gradient(unit - 1, micro)
-        return [self._receive(task, unit, micro, span, label, GRADIENT, Kind.BACKWARD)]
+        return [self._receive(Kind.RECV_GRAD, task, unit, micro, span, label, Kind.BACKWARD)]

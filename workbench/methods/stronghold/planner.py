@@ -58,7 +58,7 @@ RECENT = 8
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The fastest choice within the budgets; the smallest window where times are equal."""
     budgets = Budgets.of(spec, profile, allocated=True)
-    choice = Search(spec, profile, budgets).run()
+    choice = _searched(spec, profile, budgets, Trials(spec, profile))
     return _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
 
 
@@ -101,7 +101,7 @@ class Planner:
                 sketch = _sketch(spec, profile, budgets, choice, self._quick.trials)
                 self._sketches[choice] = _plan(sketch, budgets, choice)
             yield self._sketches[choice]
-        choice = self._choose(self._full.run(), spec)
+        choice = self._choose(_searched(spec, profile, budgets, self._quick.trials), spec)
         self._check()
         yield _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
 
@@ -113,7 +113,6 @@ class Planner:
         self._asked = spec, profile
         self._before, self._chosen, self._sketches = self._chosen or self._before, None, {}
         self._quick = QuickSearch(spec, profile, budgets, trials, before=self._before)
-        self._full = Search(spec, profile, budgets, trials)
 
     def fits(self, spec: RunSpec, profile: Profile) -> bool:
         """What the function of that name says, with what is known already."""
@@ -131,6 +130,12 @@ class Planner:
             if known == asked and trials.profile == profile:
                 return trials
         return None
+
+
+def _searched(spec: RunSpec, profile: Profile, budgets: Budgets, trials: Trials) -> Choice:
+    """What the full search finds, which begins with what the quick one does."""
+    start = QuickSearch(spec, profile, budgets, trials, afresh=True).run()
+    return Search(spec, profile, budgets, trials).run(start)
 
 
 def _without_budgets(spec: RunSpec) -> RunSpec:

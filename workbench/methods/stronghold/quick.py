@@ -24,7 +24,7 @@ from math import ceil, exp
 from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.loads import Loads
-from workbench.methods.stronghold.search import ACROSS, ALONG, Search, Trial, objective
+from workbench.methods.stronghold.search import ACROSS, ALONG, Enough, Search, Trial, objective
 from workbench.methods.stronghold.trials import Trials
 from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
@@ -86,10 +86,6 @@ class Place:
         self.weight += weight
 
 
-class Enough(Exception):
-    """All simulations are used up."""
-
-
 class QuickSearch(Search):
     """One spec's quick search."""
 
@@ -103,15 +99,18 @@ class QuickSearch(Search):
         trials: Trials | None = None,
         *,
         before: Before | None = None,
+        afresh: bool = False,
     ) -> None:
-        """Simulations that `trials` knows already are not counted."""
+        """Simulations that `trials` knows already are not counted, unless `afresh`: the answer is
+        then the same whatever was asked before."""
         super().__init__(spec, profile, budgets, trials)
         self.before = before
         self._loads = Loads(spec, profile)
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
         self.simulations = max(3 + WINDOW_TRIALS, WORK // actions)
         """As many at the most."""
-        self._limit, self._free = self.simulations, self.trials.known(self.steps)
+        self._limit = self.simulations
+        self._free = frozenset() if afresh else self.trials.known(self.steps)
         self._counted: dict[Choice, int] = {}
         """Choice -> its place in the order of simulations."""
         self._slopes = {stash: self._slope(stash) for stash in self._stashes()}

@@ -13,7 +13,8 @@ layer takes. So the search
 * ends with small strides in all directions, where room is given to kept layers only: a link that is
   busy has no use for pulled ones;
 * widens the window as long as that helps;
-* asks at last whether updates had better wait for the norm of all gradients.
+* asks at last whether updates had better wait for the norm of all gradients, and whether fewer
+  layers had better stay than could: what is best with less memory is possible with more.
 
 Every choice that is compared is simulated, and known to fit: on the device by memory.py, elsewhere
 by the sum of what could ever be there, or where that is too much by the proof (schedule/peak.py).
@@ -24,6 +25,7 @@ more steps than it takes to tell two choices apart.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from workbench.methods.evaluate import Budgets
@@ -33,8 +35,11 @@ from workbench.profile.profile import Profile
 from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DISK, HOST_TIER
 
-TOLERANCE = 0.01
+EQUAL = 1e-4
 """A smaller window is preferred when it costs no more than this share of the step time."""
+MOST_ACTIONS, FEWEST = 400_000, 4
+"""Actions of all schedules that one search tries, some ten seconds' worth, and schedules that it
+tries at least; the best so far is the answer then. A model of 300 layers takes fewer."""
 FIRST_WINDOW = 2
 """The window with which the other choices are made, before windows are compared: the smallest, for
 what fits with any fits with it."""
@@ -44,6 +49,10 @@ FINE = 2
 ALONG = ((1, 0), (0, 1), (-1, 0), (0, -1))
 ACROSS = ((1, -1), (-1, 1), (1, 1), (-1, -1))
 """Directions of a step, in (pulled, kept) layers."""
+
+
+class Enough(Exception):
+    """A search has tried all that it may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,16 +97,26 @@ class Search:
             "kept": spec.activations == "auto" and spec.kept == "auto",
         }
         """What is searched, besides the resident layers."""
+        actions = self.layers * (4 + 3 * spec.microbatches)  # about
+        self._tries = max(FEWEST, MOST_ACTIONS // actions)
         self.tried: dict[Choice, Trial] = {}
         self._asked: dict[tuple[Choice, tuple[str, ...]], Trial] = {}
 
-    def run(self) -> Choice:
+    def run(self, start: Choice | None = None) -> Choice:
         """The fastest choice within the budgets, with the smallest window where times are equal;
-        where nothing fits, what lacks least.
+        where nothing fits, what lacks least. `start` is one that a quicker search found.
         """
         if (least := self._least()).lacking:
             return least.choice
+        with suppress(Enough):
+            return self._searched(start).choice
+        return min(self.tried.values(), key=lambda trial: trial.rank).choice
+
+    def _searched(self, start: Choice | None) -> Trial:
         best = self._trial(self._start(), fill=("pulled", "kept"))
+        if start is not None:
+            start = replace(start, window=self._start().window)
+            best = min(best, self._exact(start), key=lambda trial: trial.rank)
         for stash in self._stashes():
             # Visits may pay only from some number on: there is a valley on either side.
             for choice, fill in ((best.choice, ("pulled", "kept")), (self._start(), ("kept",))):
@@ -108,7 +127,7 @@ class Search:
         best = self._walk(best, self.layers // 8, least=1, fill=())
         if self.spec.window == "auto":
             best = self._widened(best)
-        return self._patient(best).choice
+        return self._fewer(self._patient(best))
 
     def _patient(self, best: Trial) -> Trial:
         """Where no layer is updated before the norm is known, none is ever updated twice: the
@@ -118,6 +137,19 @@ class Search:
         waiting = self._trial(replace(best.choice, eager="none"), fill=())
         waiting = self._walk(waiting, FINE, least=1, fill=("kept",))
         return min(best, waiting, key=lambda trial: trial.rank)
+
+    def _fewer(self, best: Trial) -> Trial:
+        """Fewer residents than there is room for, which is what less memory would allow: updates of
+        a layer that stays are compute's work."""
+        stride = best.choice.resident if self.spec.resident == "auto" else 0
+        while stride:
+            fewer = replace(best.choice, resident=max(0, best.choice.resident - stride))
+            trial = self._exact(fewer)
+            if trial.rank < best.rank:
+                best = trial
+            else:
+                stride //= 2
+        return best
 
     def fits(self) -> bool:
         """Whether any choice is within the budgets; much quicker than the search."""
@@ -169,7 +201,7 @@ class Search:
         """As far in one direction as it gets better."""
         if (pulled and not self.axes["pulled"]) or (kept and not self.axes["kept"]):
             return best
-        while not (pulled and best.choice.resident == self.layers):  # what stays need not visit
+        while True:
             here = best.choice
             there = replace(
                 here,
@@ -183,7 +215,7 @@ class Search:
         return best
 
     def _widened(self, best: Trial) -> Trial:
-        """Wider windows, until two in a row were no better; then the smallest of the fast ones."""
+        """Wider windows, until two in a row were no better; the smallest where times are equal."""
         trials, worse = [best], 0
         for window in self._windows():
             if worse == 2 or best.choice.resident + best.choice.pulled == self.layers:
@@ -192,7 +224,7 @@ class Search:
             worse = 0 if trial.rank < min(other.rank for other in trials) else worse + 1
             trials.append(trial)
         least = min(trials, key=lambda trial: trial.rank)
-        limit = least.lacking, least.seconds * (1 + TOLERANCE)
+        limit = least.lacking, least.seconds * (1 + EQUAL)
         return next(trial for trial in trials if trial.rank <= limit)
 
     def _windows(self) -> list[int]:
@@ -210,10 +242,16 @@ class Search:
             for kind in fill:
                 if self.axes[kind]:
                     choice = self._filled(choice, kind)
-            if choice not in self.tried:
-                self.tried[choice] = self._tried(choice)
-            self._asked[key] = self.tried[choice]
+            self._asked[key] = self._exact(choice)
         return self._asked[key]
+
+    def _exact(self, choice: Choice) -> Trial:
+        """The choice as it is."""
+        if choice not in self.tried:
+            if len(self.tried) >= self._tries:
+                raise Enough
+            self.tried[choice] = self._tried(choice)
+        return self.tried[choice]
 
     def _spilled(self, choice: Choice, nbytes: int) -> Choice:
         """The choice with more layers on the disk, where the planner may, so that the host needs so

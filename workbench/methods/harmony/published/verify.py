@@ -38,6 +38,7 @@ def verify(graph: TaskGraph) -> None:
         for flow in task.outputs:
             _has_peer(graph, task, flow, incoming=False)
         _has_all_inputs(graph, task)
+        _has_all_outputs(graph, task)
     _samples(graph)
 
 
@@ -104,6 +105,15 @@ def _has_all_inputs(graph: TaskGraph, task: Task) -> None:
     twice = sorted(key for key, times in found.items() if times > 1)
     if twice:
         raise ValueError(f"{task.name} is given {_listed(twice)} more than once")
+
+
+def _has_all_outputs(graph: TaskGraph, task: Task) -> None:
+    """An update gives the host weights and states. What other tasks give, those miss that take
+    it."""
+    wanted = {(what, layer) for what in (What.WEIGHTS, What.STATES) for layer in task.pack}
+    given = {(flow.what, layer) for flow in task.outputs for layer in flow.layers}
+    if task.kind is TaskKind.UPDATE and (missing := sorted(wanted - given)):
+        raise ValueError(f"{task.name} changes nothing: it does not give {_listed(missing)}")
 
 
 def _samples(graph: TaskGraph) -> None:

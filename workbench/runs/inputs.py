@@ -1,0 +1,38 @@
+"""A run's input files, seen to be usable before anything is written or started. Imports torch for
+Hugging Face configurations only.
+
+A worker refuses them as well, since they may change; by then the run has a folder and a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from workbench.core.paths import user_path
+from workbench.model.corpus import STDLIB
+from workbench.model.pairs import load_pairs
+from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.model.text import check_text
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
+
+
+def check_inputs(specs: list[RunSpec], store: Store) -> None:
+    """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
+    cannot be used, as far as that shows without tokenizing a text. Each is read once."""
+    for start in {spec.start_from for spec in specs} - {""}:
+        if not (user_path(start).is_dir() or store.folder(start).is_dir()):
+            raise ValueError(
+                f"start_from is {start!r}; there is no such folder, and no run of that key in "
+                f"{store.runs}"
+            )
+    alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
+    for text, tokenizer, model in dict.fromkeys(alike):
+        if not model.decomposed:
+            if model.family != GPT_FAMILY:
+                ModelSpec.hugging_face(model.family, seq=model.seq)
+            check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
+        elif text != STDLIB and not user_path(text).exists():
+            raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
+        elif text != STDLIB and model.family == "bert":
+            load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)

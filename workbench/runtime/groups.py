@@ -1,0 +1,40 @@
+"""Sums over the ranks that name them, which need not be all.
+
+Replicas of one stage of a pipeline add up their gradients, and no other stage's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.schedule import Schedule
+
+PATIENCE = timedelta(hours=12)
+"""Sums wait as long as compute takes; who hangs is told by the board, not by a timeout."""
+
+
+class Groups:
+    """A process group for each set of ranks; the world's, where that is all of them."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        """On every rank before the first step: torch makes a group with all, in one order."""
+        self._ranks: dict[tuple, list[int]] = defaultdict(list)
+        for action in sorted(schedule.actions, key=lambda action: action.rank):
+            if action.kind is Kind.REDUCE:
+                self._ranks[action.meeting].append(action.rank)
+        self._made = {
+            ranks: dist.new_group([*ranks], timeout=PATIENCE)
+            for ranks in sorted({*map(tuple, self._ranks.values())})
+            if len(ranks) < schedule.num_ranks
+        }
+
+    def add_up(self, values: Tensor, action: Action) -> int:
+        """Make a rank's values the sum of all that take part; returns the first of these."""
+        ranks = self._ranks[action.meeting]
+        dist.all_reduce(values, group=self._made.get((*ranks,)))
+        return ranks[0]

@@ -1,0 +1,192 @@
+"""The manifest of a checkpoint: what it holds and continues, under a checksum over itself.
+
+A manifest ends in the SHA-256 of all bytes before it, so no flipped bit goes unseen, and it lists
+the size and the CRC-32 of every file. Nothing that it says decides whether it is checked: one with
+no valid checksum is read by `workbench trust` alone, and a file that it does not list by nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from workbench.core.jsonfile import parse_json
+from workbench.core.schema import Measured, read_as
+from workbench.runs.report import Reporter
+
+MANIFEST = "manifest.json"
+KEEP = 2
+"""The newest checkpoint, and the one before in case its reader finds a bad disk block."""
+READERS, BLOCK = 8, 1 << 24
+"""Threads that make checksums, and bytes that each looks at at once."""
+SEAL = b', "sha256": "'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """How far a run has come, and the files that it goes on from."""
+
+    version: Literal[2] = 2
+    next_step: int
+    updates_done: int
+    losses: list[Measured]
+    step_seconds: list[float]
+    grad_norms: list[Measured | None]
+    skipped: list[int]
+    continues: dict[str, Any]
+    """Fields of a run's spec that decide its losses."""
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By their paths in the checkpoint's folder: bytes, and CRC-32."""
+
+    def __post_init__(self) -> None:
+        steps = (len(self.losses), len(self.grad_norms), self.updates_done + len(self.skipped))
+        if steps != (self.next_step,) * 3:
+            raise ValueError(
+                f"next_step is {self.next_step}, beside {steps[0]} losses, {steps[1]} gradient "
+                f"norms, and {steps[2]} updates and skipped steps; there must be as many of each"
+            )
+
+    def write(self, folder: Path) -> None:
+        """Put it, sealed, in the place of the one that a checkpoint has, if any."""
+        told = asdict(self)
+        for key in ("losses", "grad_norms"):
+            told[key] = [x if x is None or isfinite(x) else str(x) for x in told[key]]
+        partial = folder / "manifest.partial"
+        partial.write_bytes(_sealed(json.dumps(told, allow_nan=False).encode()[:-1]))
+        _flush(partial)
+        partial.rename(folder / MANIFEST)
+        _flush(folder)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint whose manifest is sound, and whose files have their sizes."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, path: Path) -> Saved:
+        """Raises OSError where the manifest is damaged, or a file is not all there, and ValueError
+        where a sound manifest has fields or a version that are unknown here."""
+        try:
+            data = (path / MANIFEST).read_bytes()
+        except OSError as error:
+            raise unreadable(path, f"{MANIFEST}: {error.strerror}") from error
+        body = data.rpartition(SEAL)[0]
+        if data != _sealed(body):
+            raise unreadable(
+                path,
+                f"{MANIFEST} has no valid checksum, so it is damaged or of an older version; "
+                f"`workbench trust {shlex.quote(str(path))}` rewrites one that you trust",
+            )
+        where = f"the manifest of the checkpoint {path}"
+        manifest = read_as(Manifest, parse_json(body + b"}", where), where)
+        if path.name != step_name(manifest.next_step):
+            raise unreadable(path, f"its manifest is that of {step_name(manifest.next_step)}")
+        for name, (size, _) in manifest.files.items():
+            if not (path / name).is_file() or (path / name).stat().st_size != size:
+                raise unreadable(path, f"{name} is missing, or has not all of its {size} bytes")
+        return cls(path, manifest)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise OSError where a file is not what was written."""
+        for name, found in sums(self.path, names).items():
+            if found != self.manifest.files[name]:
+                why = f"{name} is damaged, its checksum is not the one that was written"
+                raise unreadable(self.path, why)
+
+
+def take_newest(
+    paths: Iterable[Path], take: Callable[[Saved], None], report: Reporter
+) -> tuple[Saved | None, list[str]]:
+    """Give `take` the checkpoints in turn until one is sound; returns that, None where there is no
+    checkpoint at all, and notes on those that were passed over, and why.
+
+    `take` raises OSError for a damaged one. Raises ValueError where all are damaged, since nobody
+    asked to begin anew.
+    """
+    damaged = {}
+    for path in paths:
+        try:
+            saved = Saved.read(path)
+            take(saved)
+        except OSError as error:
+            damaged[path] = str(error)
+            report.event("damaged", path=path.name, reason=str(error))
+            continue
+        return saved, [f"{why}; the run went on from {path.name}" for why in damaged.values()]
+    for path, why in damaged.items():
+        raise ValueError(f"{why}; remove {path.parent} to begin anew")
+    return None, []
+
+
+def step_name(next_step: int) -> str:
+    """Name of a checkpoint's folder."""
+    return f"step-{next_step:08d}"
+
+
+def steps_in(folder: Path) -> dict[Path, int]:
+    """Checkpoints of a run, newest first, and their steps, as their names say."""
+    found = {p: int(p.name[5:]) for p in folder.glob("step-*") if re.fullmatch(r"\d+", p.name[5:])}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def publish(temporary: Path, manifest: Manifest) -> Path:
+    """Bring all files that are there to the disk under their manifest, and the checkpoint to its
+    name; returns that. Raises OSError if the disk refuses."""
+    target = temporary.parent / step_name(manifest.next_step)
+    paths = (path for path in sorted(temporary.rglob("*")) if path.is_file())
+    found = sums(temporary, [path.relative_to(temporary).as_posix() for path in paths])
+    for name in found:
+        _flush(temporary / name)
+    replace(manifest, files=found).write(temporary)
+    shutil.rmtree(target, ignore_errors=True)  # damaged, or this run would have begun after it
+    temporary.rename(target)
+    _flush(target.parent)
+    return target
+
+
+def sums(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Bytes and CRC-32 of files."""
+    names = list(names)
+    with ThreadPoolExecutor(READERS) as pool:
+        return dict(zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True))
+
+
+def unreadable(path: Path, why: object) -> OSError:
+    """The error of a checkpoint that is damaged."""
+    return OSError(f"the checkpoint {path.name} cannot be read: {why}")
+
+
+def _sealed(body: bytes) -> bytes:
+    """`body` is an object without its closing brace."""
+    return body + SEAL + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+
+
+def _sum(path: Path) -> tuple[int, int]:
+    size = crc32 = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            size, crc32 = size + len(block), zlib.crc32(block, crc32)
+    return size, crc32
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
