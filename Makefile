@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test thorough lab lint format notebooks constraints clean
+.PHONY: help setup reproduce test thorough bench lab lint format notebooks constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -22,6 +22,9 @@ test: setup  ## all tests that this machine can run, of large grids a half
 
 thorough: setup  ## the same with whole grids
 	$(BIN)/python -m pytest --thorough --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
+bench: setup  ## how soon pages, planners and runs answer, over what is promised; best on an idle machine
+	$(BIN)/python -m benchmarks.answers
 
 lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
 	@mkdir -p notebooks

@@ -1,8 +1,8 @@
 """What every test may use, and why a test cannot run here.
 
 A test that needs something this machine lacks carries a marker and is skipped with the reason; it
-never passes by doing nothing. Workers of one run share the machine; a test that measures how soon
-something answers is marked `quiet` and waits until no other test runs.
+never passes by doing nothing. Workers of one run share the machine, and so does whatever else runs
+there: no test asks how long anything takes. `make bench` does, in the same places.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +95,23 @@ def measured(examined: SimpleNamespace) -> Path:
     return examined.results / "profiles"
 
 
+class Unasked:
+    """Nobody wants to know how long anything takes."""
+
+    asked = False
+
+    def __call__(self, question: str, goal_s: float, clock: str = "") -> AbstractContextManager:
+        return nullcontext()
+
+    def enter(self, question: str, goal_s: float, seconds: float) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def answered(request: pytest.FixtureRequest) -> Unasked:
+    """`with answered("what is done", 3):` is timed by benchmarks/answers.py, and by no test."""
+    return getattr(request.config, "answers", Unasked())
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_heap() -> None:
     """The garbage collector passes over all tests, what they import and what those before left: a
@@ -142,35 +159,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip with a reason; and files with tests that want quiet come last, where few wait for it."""
+    """Skip with a reason."""
     thorough = config.getoption("--thorough")
-    quiet = {item.path for item in items if item.get_closest_marker("quiet")}
-    items.sort(key=lambda item: item.path in quiet)
     for item in items:
         if item.get_closest_marker("thorough") and not thorough:
             item.add_marker(pytest.mark.skip(reason="half of a grid, or long: `make thorough`"))
         for marker, unavailable in UNAVAILABLE.items():
             if item.get_closest_marker(marker) and (reason := unavailable()):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@contextmanager
-def _locked(file: Path, how: int) -> Iterator[None]:
-    with file.open() as held:
-        fcntl.flock(held, how)
-        yield
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Tests run side by side, but nothing beside a quiet one.
-
-    All enter through one door, which somebody who waits for quiet keeps shut.
-    """
-    door, room = ROOT / "pyproject.toml", ROOT / "tests" / "conftest.py"
-    quiet = item.get_closest_marker("quiet") is not None
-    with _locked(door, fcntl.LOCK_EX):
-        held = room.open()
-        fcntl.flock(held, fcntl.LOCK_EX if quiet else fcntl.LOCK_SH)
-    with held:
-        return (yield)

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.runs.helpers import HANG_S
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
@@ -85,7 +87,7 @@ def open_page(chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Ope
             **{"viewport": SCREEN, "offline": isinstance(address, Path), **context}
         )
         contexts.append(mine)
-        mine.set_default_timeout(60_000)
+        mine.set_default_timeout(1000 * HANG_S)
         watched = Watched(mine.new_page())
         request.node.watched.append(watched)
         watched.page.on("pageerror", lambda error: watched.errors.append(str(error)))

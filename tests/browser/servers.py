@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,9 +18,12 @@ from pathlib import Path
 
 import psutil
 
+from tests.runs.helpers import HANG_S, wait_for
+
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "token-of-a-test"
-PATIENCE_S = 60.0
+GRACE_S = 5.0
+"""Before a server that was asked to end is killed."""
 PAGE = """
 from pathlib import Path
 from workbench.page import serve
@@ -44,7 +46,7 @@ class Server:
     def kill(self) -> None:
         """As the kernel's out-of-memory killer would."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(HANG_S)
 
     def family(self) -> list[psutil.Process]:
         """Everything it started."""
@@ -78,11 +80,9 @@ def page(results: Path) -> Iterator[Server]:
     """The dashboard as a page, with exhibits of the tiny size."""
     process = _start([sys.executable, "-c", PAGE.format(results=str(results))])
     with _ended(Server(process, "")) as server:
-        deadline = time.monotonic() + PATIENCE_S
         while not server.url:
             line = process.stdout.readline()
             assert line or process.poll() is None, "the page's server ended"
-            assert time.monotonic() < deadline
             found = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", line)
             server.url = found[0] if found else ""
         _wait_for(server.url, server)
@@ -92,7 +92,7 @@ def page(results: Path) -> Iterator[Server]:
 def status_of(url: str) -> tuple[int, str]:
     """What a plain request is answered, and where it was sent on to."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
             return answer.status, answer.url
     except urllib.error.HTTPError as error:
         return error.code, url
@@ -106,7 +106,7 @@ def _ended(server: Server) -> Iterator[Server]:
         family = server.family() if server.process.poll() is None else []
         server.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.process.wait(5)
+            server.process.wait(GRACE_S)
         server.process.kill()
         server.process.wait()
         for process in family:
@@ -128,14 +128,13 @@ def _start(words: list[str], **more: str) -> subprocess.Popen:
 
 
 def _wait_for(url: str, server: Server) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    def answers() -> bool:
         assert server.process.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "the server does not answer"
         with suppress(OSError):
-            if status_of(url)[0] == 200:
-                return
-        time.sleep(0.1)
+            return status_of(url)[0] == 200
+        return False
+
+    wait_for(answers)
 
 
 def _free_port() -> int:

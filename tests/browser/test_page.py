@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def store(tmp_path: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
 
 
 @pytest.fixture
@@ -84,11 +84,11 @@ def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store
     tab.get_by_role("tab", name="Evaluate").click()
     tab.get_by_text("fig8a: Throughput on one model").click()
     tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
-    wait_for(lambda: role("worker", store.root), patience_s=60)
+    wait_for(lambda: role("worker", store.root))
     server.kill()
     campaign = Campaign(store, "fig8a-tiny")
-    wait_for(lambda: not campaign.alive, patience_s=10)
-    assert left_behind(store.root, patience_s=1) == []
+    wait_for(lambda: not campaign.alive)
+    assert left_behind(store.root) == []
     assert campaign.status().state == "interrupted"
 
 
@@ -110,9 +110,9 @@ def test_a_sweep_from_the_form_to_the_plot(
         field.press("Tab")
     tab.screenshot(path=shots / "form.png", full_page=True)
     tab.get_by_role("button", name="Start", exact=True).locator("visible=true").first.click()
-    wait_for(lambda: Campaign.all(store), patience_s=30)
+    wait_for(lambda: Campaign.all(store))
     (campaign,) = Campaign.all(store)
-    wait_for(lambda: campaign.status().state == "done", patience_s=90)
+    wait_for(lambda: campaign.status().state == "done")
     assert [record.status for record in store.records()] == ["ok", "ok"]
     tab.get_by_role("tab", name="Results").click()
     tab.get_by_role("table").locator("visible=true").first.wait_for()

@@ -1,11 +1,10 @@
-"""Sliders in a browser: the planner answers at once, also while a sweep runs beside it."""
+"""Sliders in a browser: the planner answers, also while a sweep runs beside it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,13 +19,7 @@ if TYPE_CHECKING:
 
     from tests.browser.conftest import Open
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.quiet]
-ECHO_S, ANSWER_S = 0.2, 0.3
-"""What people are promised: a slider's own value, and the planner's answer at 100 layers."""
-LOADED = 2.0
-"""Something else may have the two cores: half of the moves stay within this many times as long."""
-WORST_S = 2.0
-"""Of any single move."""
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CLOCK = """window.clock = () => {
   const slider = document.activeElement;
   const command = "pre[aria-label='command line that asks the same']";
@@ -64,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def server(store: Store) -> Iterator[Server]:
     with page(store.root) as server:
         yield server
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
 
 
 @pytest.fixture
@@ -91,16 +84,11 @@ def moved(tab: Page, slider: str, key: str) -> list[float]:
     return tab.evaluate("window.took")
 
 
-def judge(took: list[list[float]]) -> None:
-    """Fails where sliders keep people waiting."""
-    echoes, answers = zip(*took, strict=True)
-    assert median(echoes) < ECHO_S * LOADED, echoes
-    assert median(answers) < ANSWER_S * LOADED, answers
-    assert max(answers) < WORST_S, answers
-
-
-def test_every_slider_is_answered_at_once_and_in_words(tab: Page, shots: Path) -> None:
-    judge([moved(tab, *move) for move in MOVES])
+def test_every_slider_is_answered_in_words(tab: Page, shots: Path, answered) -> None:
+    for move in MOVES:
+        echo, answer = moved(tab, *move)
+        answered.enter("page: a slider shows its value", 0.2, echo)
+        answered.enter("page: the planner answers a slider, 100 layers", 0.3, answer)
     tab.get_by_text("Bound by").first.wait_for()
     for tier in ("device", "host"):
         tab.get_by_role("img", name=re.compile(rf"^{tier} memory: [\d.]+ GiB of ")).wait_for()
@@ -118,7 +106,7 @@ def test_every_slider_is_answered_at_once_and_in_words(tab: Page, shots: Path) -
     assert field.input_value() == "101"
 
 
-def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store) -> None:
+def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store, answered) -> None:
     tab.get_by_role("tab", name="Sweep", exact=True).click()
     tab.get_by_label("method", exact=True).locator("visible=true").select_option(
         label="plain torch: everything on the device, in torch alone"
@@ -129,13 +117,16 @@ def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store) -> None:
         field.fill(text)
         field.press("Tab")
     tab.get_by_role("button", name="Start", exact=True).locator("visible=true").click()
-    wait_for(lambda: role("worker", store.root), patience_s=60)
+    wait_for(lambda: role("worker", store.root))
     (campaign,) = Campaign.all(store)
 
     tab.get_by_role("tab", name="Plan", exact=True).click()
-    judge([moved(tab, *move) for move in MOVES])
+    for move in MOVES:
+        echo, answer = moved(tab, *move)
+        answered.enter("page: a slider shows its value, beside a sweep", 0.4, echo)
+        answered.enter("page: the planner answers a slider, beside a sweep", 0.6, answer)
     assert campaign.status().state == "running", "all the while"
 
     tab.get_by_role("tab", name="Sweep", exact=True).click()
     tab.get_by_role("button", name="Cancel", exact=True).locator("visible=true").click()
-    wait_for(lambda: campaign.status().state == "cancelled", patience_s=30)
+    wait_for(lambda: campaign.status().state == "cancelled")

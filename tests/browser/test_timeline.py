@@ -308,7 +308,9 @@ def test_hostile_text_does_nothing_and_is_read_as_it_is(open_page: Open, tmp_pat
     assert timeline.watched.errors == []
 
 
-def test_twenty_thousand_events_move_smoothly(open_page: Open, tmp_path: Path, shots: Path) -> None:
+def test_twenty_thousand_events_are_moved(
+    open_page: Open, tmp_path: Path, shots: Path, answered
+) -> None:
     def run(slower: float) -> list:
         return [
             replace(e, step=step, start_s=e.start_s + step * 0.024, end_s=e.end_s + step * 0.024)
@@ -319,16 +321,17 @@ def test_twenty_thousand_events_move_smoothly(open_page: Open, tmp_path: Path, s
     data = timeline_data(measured=run(1.1), predicted=run(1.0))
     assert sum(len(block["events"]["start"]) for block in data["blocks"]) == 20_000
     timeline = opened(open_page, save_html(data, tmp_path / "large.html"), before=FRAMES)
-    timeline.page.screenshot(path=shots / "large.png")
     timeline.page.evaluate("window.spent.length = 0")
     timeline.page.mouse.move(*timeline.place(24, FIRST_LANE))
     for _ in range(15):
         timeline.page.mouse.wheel(0, -200)
         timeline.settle()
-    spent = sorted(timeline.page.evaluate("window.spent"))
-    painted = [ms for ms in spent if ms > 0.2]
-    assert len(painted) >= 15
-    assert painted[len(painted) // 2] < 16, "half of the frames fit 60 a second"
+    for ms in timeline.page.evaluate("window.spent"):
+        if ms > 0.2:  # the others paint nothing
+            answered.enter("timeline: a frame of 20,000 events, 60 a second", 0.016, ms / 1000)
+    from_ms, to_ms = timeline.range()
+    assert 0 < to_ms - from_ms < 30_000 / 100
+    timeline.page.screenshot(path=shots / "large.png")
 
 
 def test_a_widget_shows_new_data_and_leaves_nothing_behind(open_page: Open, tmp_path: Path) -> None:

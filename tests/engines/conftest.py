@@ -17,4 +17,4 @@ def store(tmp_path: Path, measured: Path) -> Iterator[Store]:
     store = Store(tmp_path / "results")
     shutil.copytree(measured, store.root / "profiles")
     yield store
-    assert left_behind(store.root, patience_s=5) == []
+    assert left_behind(store.root) == []

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,18 +57,17 @@ def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> Non
     assert Sweep(specs, store, executor=executor).ended, "nothing is run twice"
 
 
-def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store) -> None:
+def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store, answered) -> None:
     sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
-    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds, patience_s=60)
+    wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds)
     waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
     waits.poll()
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
     sweep.cancel()
-    begun = time.monotonic()
-    wait_for(lambda: sweep.poll() or sweep.ended, patience_s=30)
-    assert time.monotonic() - begun < 15
+    with answered("Ray: a run cancelled, until it has ended on its machine", 15):
+        wait_for(lambda: sweep.poll() or sweep.ended)
     assert sweep.points[0].record.status == "cancelled"
-    assert left_behind(store.root, patience_s=5) == []
+    assert left_behind(store.root) == []
 
 
 def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
@@ -89,7 +87,7 @@ def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
     data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
     campaign = Campaign.create(store, data)
     campaign.start()
-    wait_for(lambda: campaign.status().state not in ("new", *LIVE), patience_s=240)
+    wait_for(lambda: campaign.status().state not in ("new", *LIVE))
     assert campaign.status().state == "done", (campaign.folder / "log.txt").read_text()
     assert [record.status for record in store.records()] == ["ok"]
     told = (campaign.folder / "events.jsonl").read_text().splitlines()
@@ -122,7 +120,7 @@ def test_a_slow_start_is_tried_again_and_then_told(
     monkeypatch.setattr(psutil.Process, "cmdline", loads)
     program = tmp_path / "ray" / "raylet.py"
     program.parent.mkdir()
-    program.write_text("import time\ntime.sleep(60)")
+    program.write_text("import time\ntime.sleep(600)")
 
     def init(**settings: object) -> None:
         tried.append(settings["address"])

@@ -7,6 +7,7 @@ is.
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from tests.methods.harness import Silent, assert_equals_plain, run, start
 from tests.methods.plain import judge, made_up_profile
+from tests.runs.helpers import HANG_S
 from workbench.methods import stronghold
 from workbench.schedule.action import GUESS, VERDICT, Kind
 
@@ -157,24 +159,17 @@ def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path, pulled):
 
 
 def test_eager_updates_overlap_the_backward_pass(spec_for, tmp_path):
-    begun = set()
+    """The last of the step's passes waits for the first of its updates."""
+    updating, overlapped = threading.Event(), []
 
-    def slow_updates(action, step):
-        if action.kind is Kind.UPDATE and action.lane != "compute":
-            if (action.name, step) in begun:  # called after the update, inside its recorded time
-                time.sleep(5e-3)
-            begun.add((action.name, step))
+    def wait(action, step):
+        if (action.kind, action.lane, step) == (Kind.UPDATE, "host", 2):
+            updating.set()
+        if (action.name, step) == ("B0.0", 2):
+            overlapped.append(updating.wait(HANG_S))
 
-    spec = spec_for(window=2, resident=2, steps=4, clip=NEVER)
-    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
-    events = training.executor.events
-    host = [e for e in events if e.kind == Kind.UPDATE.value and e.lane == "host"]
-    backward = [e for e in events if e.kind == Kind.BACKWARD.value]
-    assert any(
-        u.start_s < b.end_s and b.start_s < u.end_s and b.step == u.step
-        for u in host
-        for b in backward
-    )
+    run(stronghold, spec_for(window=2, resident=2, steps=4, clip=NEVER), tmp_path, perturb=wait)
+    assert overlapped == [True, True]
 
 
 @pytest.mark.parametrize("pulled", [0, 2, 5])

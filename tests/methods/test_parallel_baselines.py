@@ -44,8 +44,7 @@ BF16_TOLERANCE = 2e-3
 GPU_TOLERANCE = 1e-4
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PARAMETERS = make_model(MODEL).parameters_count()
-END_S = 10.0
-"""A run must have ended so long after one of its ranks."""
+KILLED = "ranks: one killed, until the run has ended"
 
 
 def spec_for(**changes) -> RunSpec:
@@ -184,13 +183,13 @@ def test_the_judge_can_say_no(tmp_path):
 # -- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path):
+def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path, answered):
     before = children()
     report = Disturbing(2, lambda: kill(0))
     spec = spec_for(microbatches=2, steps=500)
     with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
         data_parallel.train(spec, report, tmp_path)
-    assert time.monotonic() - report.did < END_S
+    answered.enter(KILLED, 10, time.monotonic() - report.did)
     assert children() <= before
 
 
@@ -203,12 +202,17 @@ def hurry(monkeypatch):
     return lambda: setattr(watches[0], "_limits", replace(ranks.LIMITS, hang_s=2.0))
 
 
-def test_a_stopped_stage_is_named_and_nothing_is_left(hurry, tmp_path):
+def test_a_stopped_stage_is_named_and_nothing_is_left(hurry, tmp_path, answered):
     before = children()
     report = Disturbing(2, lambda: (kill(1, signal.SIGSTOP), hurry()))
     told = "rank 1 hangs: it is stopped, and nobody has begun anything for 2 s"
     with pytest.raises(RankFailed, match=told):
         one_f_one_b.train(spec_for(microbatches=2, steps=500), report, tmp_path)
+    answered.enter(
+        "ranks: one stopped, for two seconds and until the run has ended",
+        20,
+        time.monotonic() - report.did,
+    )
     assert children() <= before
 
 
@@ -233,14 +237,14 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named(hurry, monkeypatc
     assert children() <= before
 
 
-def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
+def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answered):
     """Tied over two stages, an odd number of micro-batches, without a limit on the norm."""
     before = children()
     spec = spec_for(microbatches=3, save_every=3, clip=None, activations="keep", steps=24)
     report = Disturbing(4, lambda: kill(1))
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         gpipe.train(spec, report, tmp_path)
-    assert time.monotonic() - report.did < END_S
+    answered.enter(KILLED, 10, time.monotonic() - report.did)
     assert children() <= before
     report = Silent()
     outcome = gpipe.train(spec, report, tmp_path)
@@ -251,15 +255,16 @@ def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path):
     assert_masters(spec, tmp_path)
 
 
-def test_a_rank_out_of_memory_is_named(tmp_path):
+def test_a_rank_out_of_memory_is_named(tmp_path, answered):
     """The first stage has the embedding with its states, and needs more than the second."""
     before = children()
-    began = time.monotonic()
     spec = spec_for(microbatches=3, steps=500, device_memory=800_000)
-    with pytest.raises(OutOfMemory, match=r"device tier is out of memory: .* of rank 0 ") as raised:
+    with (
+        answered("ranks: started with too little memory, until the run has ended", 20),
+        pytest.raises(OutOfMemory, match=r"device tier is out of memory: .* of rank 0 ") as raised,
+    ):
         gpipe.train(spec, Silent(), tmp_path)
     assert raised.value.budget == 800_000
-    assert time.monotonic() - began < 2 * END_S
     assert children() <= before
 
 
@@ -397,7 +402,7 @@ def test_on_gpus(method, dtype, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", [data_parallel, one_f_one_b], ids=["DP", "1F1B"])
-def test_a_killed_rank_on_gpus(method, tmp_path):
+def test_a_killed_rank_on_gpus(method, tmp_path, answered):
     """Its peers wait in a kernel that nobody will end."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
@@ -406,5 +411,5 @@ def test_a_killed_rank_on_gpus(method, tmp_path):
     spec = spec_for(device="cuda", microbatches=2, steps=5000)
     with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
         method.train(spec, report, tmp_path)
-    assert time.monotonic() - report.did < 2 * END_S
+    answered.enter(f"{KILLED}, on GPUs", 20, time.monotonic() - report.did)
     assert children() <= before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from math import inf
 
@@ -164,16 +163,14 @@ def test_device_memory_does_not_grow_with_depth():
     assert peaks[0] == peaks[1] == peaks[2]
 
 
-def test_a_hundred_layers_in_seconds():
+def test_a_hundred_layers(answered):
     model = replace(MODEL, layers=100)
     spec = spec_for(model=model, window="auto")
     profile = made_up_profile(spec)
     budget = scarce(spec, profile, 0.4)
-    start = time.perf_counter()
-    plan = stronghold.plan(spec.with_(device_memory=budget), profile)
-    assert time.perf_counter() - start < 20
+    with answered("planner: 100 layers, the whole search", 20):
+        plan = stronghold.plan(spec.with_(device_memory=budget), profile)
     assert plan.fits
-    start = time.perf_counter()
-    validate(plan.schedule)
-    simulate(plan.schedule, ProfileCosts(profile), steps=10)
-    assert time.perf_counter() - start < 2
+    with answered("planner: its schedule proved, ten steps simulated", 2):
+        validate(plan.schedule)
+        simulate(plan.schedule, ProfileCosts(profile), steps=10)

@@ -126,6 +126,18 @@ def test_after_any_move_of_a_slider_the_quick_answer_is_within_three_percent(see
     assert compared > 4
 
 
+def test_a_hundred_layers_have_an_answer_and_a_better_one(answered):
+    planner = stronghold.Planner()
+    next(planner.plans(*question(layers=100)))
+    for device in (30, 27, 28, 24):
+        plans = planner.plans(*question(layers=100, device=device))
+        with answered("planner: 100 layers, the better answer", 0.3, "process"):
+            with answered("planner: 100 layers, the first answer to a move", 0.2, "process"):
+                first = next(plans)
+            assert first.fits
+            assert next(plans).fits
+
+
 def test_the_last_answer_is_that_of_the_full_search():
     planner = stronghold.Planner()
     for device in (12, 20):

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,15 +14,19 @@ import pytest
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
+from tests.runs.helpers import HANG_S, wait_for
 from workbench.methods.harmony import crew as crews
 from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.history import History
 from workbench.model.spec import ModelSpec
-from workbench.ranks.watch import LIMITS, Limits, Watch
+from workbench.ranks import watch as watching
+from workbench.ranks.watch import LIMITS, Watch
+from workbench.runtime import board as boards
 from workbench.runtime import checkpoint
-from workbench.runtime.board import KEPT, Board, Stage
+from workbench.runtime.board import AHEAD, KEPT, Board, Stage
 from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.action import MEETING
 
 REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
 LOSES_ITS_PEER = """
@@ -42,16 +47,27 @@ os.kill(os.getpid(), signal.SIGKILL)
 ALONE = replace(PACKS, ranks=1)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """That of the process which watches the ranks; a test lets it go ahead of theirs."""
+    clock = SimpleNamespace(ahead_s=0.0, sleep=time.sleep, perf_counter=time.perf_counter)
+    clock.monotonic = lambda: time.monotonic() + clock.ahead_s
+    clock.time = lambda: time.time() + clock.ahead_s
+    for module in (boards, crews, watching):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def assert_fails(message, packs, folder, what, error=RankFailed, **changes):
     """A run ends with this error, and all its processes with it."""
-    before, limits = children(), Limits(**changes.pop("limits", {}))
+    before = children()
     with (
         pytest.raises(error, match=message),
-        crew_of(packs, spec_for(**changes), folder, what, limits=limits) as crew,
+        crew_of(packs, spec_for(**changes), folder, what) as crew,
     ):
         crew.run(Silent())
     assert children() <= before
@@ -111,9 +127,20 @@ def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
     ],
     ids=["the last stage", "the first stage", "a replica", "the only one"],
 )
-def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path):
-    """Not one that waits for it, in a message or a sum."""
-    assert_fails(message, packs, tmp_path, what, limits={"hang_s": 3.0})
+def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monkeypatch):
+    """Not one that waits for it, in a message or a sum. Time flies while only it is at work."""
+    rank, kind, step, _ = what.split(":")
+    look = Watch._look
+
+    def looked(watch):
+        look(watch)
+        begun = [(watch._schedule.actions[a], at) for a, at in watch._board.unfinished()]
+        at_work = [(a.rank, a.kind.name, at) for a, at in begun if a.kind not in MEETING]
+        if at_work == [(int(rank), kind, int(step))]:
+            clock.ahead_s += watching.LOOK_S / 2  # a leap would be this process standing still
+
+    monkeypatch.setattr(Watch, "_look", looked)
+    assert_fails(message, packs, tmp_path, what)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +179,11 @@ def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
     assert_fails(message, PACKS, tmp_path, "1:hangs:end", steps=2)
 
 
-def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
-    save = History.save
+def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, clock, monkeypatch):
+    save, ended = History.save, Board.ended
 
     def slow(*args):
-        time.sleep(4.0)
+        clock.ahead_s += LIMITS.hang_s + LIMITS.end_s
         save(*args)
 
     def ready(board, step):
@@ -165,30 +192,32 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, monkeypatch):
 
     allow = Board.allow
     monkeypatch.setattr(Board, "allow", ready)
+    here = lambda *which: (ended(*which)[0], ended(*which)[1] + clock.ahead_s)  # noqa: E731
+    monkeypatch.setattr(Board, "ended", here)
     monkeypatch.setattr(History, "save", slow)
     spec = spec_for(save_every=2, steps=4)
-    limits = Limits(hang_s=3.0, end_s=3.0)
-    with crew_of(PACKS, spec, tmp_path, limits=limits) as crew:
+    with crew_of(PACKS, spec, tmp_path) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
     assert_equals_plain(spec, crew, parameters)
-    assert max(crew.history.step_seconds) < 4.0, "to save is no step"
+    assert max(crew.history.step_seconds) < LIMITS.hang_s, "to save is no step"
 
 
 @pytest.mark.parametrize("clip", [1.0, None])
-def test_ranks_wait_for_whoever_reports(clip, tmp_path):
+def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
     """Longer than an action may take, and for more steps than the board keeps."""
 
     class Slow(Silent):
         def step(self, step, loss, seconds):
             super().step(step, loss, seconds)
             if step == 3:
-                time.sleep(5.0)
+                wait_for(lambda: crew.board.steps == step + AHEAD)
+                clock.ahead_s += LIMITS.hang_s
 
     model = ModelSpec(layers=1, hidden=16, heads=1, seq=8, vocab=256)
     packs = replace(PACKS, minibatch=2, forward=packs_of([2]), backward=packs_of([2, 1]))
     spec = spec_for(model=model, batch=2, steps=3 * KEPT, clip=clip)
-    with crew_of(packs, spec, tmp_path, limits=Limits(hang_s=4.0)) as crew:
+    with crew_of(packs, spec, tmp_path) as crew:
         crew.run(Slow())
     expected, _ = judge(spec)
     assert crew.history.losses == pytest.approx(expected, rel=1e-4)
@@ -199,7 +228,8 @@ def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, mon
     assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
 
 
-def test_the_cause_is_named_and_not_what_it_led_to(tmp_path):
+def test_the_cause_is_named_and_not_what_it_led_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(crews, "NOTICE_S", HANG_S)
     process = (sys.executable, "-c", LOSES_ITS_PEER)
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),

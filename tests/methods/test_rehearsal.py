@@ -33,7 +33,7 @@ def rehearsing(monkeypatch):
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
 
 
-def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, measured):
+def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, measured, answered):
     shutil.copytree(measured, tmp_path / "profiles")
     # On a machine that becomes slower layers are timed anew, as test_store.py asks.
     monkeypatch.setattr(measure, "probe", lambda device, dtype: 1.0)
@@ -47,7 +47,8 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     assert told(first)[-1] == "rehearsing: 24 steps of a small model on 2 ranks"
     assert set(living(psutil.Process().children())) <= before_it
     seconds = profiles[2].hardware.wires.pass_overhead_s
-    assert 0 <= seconds < 0.1
+    assert seconds >= 0
+    answered.enter("ranks: what a pass takes beyond its plan", 0.1, seconds)
     assert profiles_for(spec, tmp_path, second) == profiles
     assert told(second) == []
     stored = stored_profile(spec.with_(microbatches=3), tmp_path)

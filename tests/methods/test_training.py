@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
+import threading
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch
 from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, run, start
 from tests.methods.plain import MODEL, made_up_profile
+from tests.runs.helpers import HANG_S
 from workbench.methods import resident, stronghold
 from workbench.methods.plan import DoesNotFit
 from workbench.methods.train import Training, train_planned
@@ -72,12 +73,18 @@ def test_every_parameter_moves_in_one_step(spec_for, tmp_path, method):
 
 
 def test_updates_of_different_layers_overlap_and_of_one_never(spec_for, tmp_path):
-    def slow_updates(action, step):
-        if action.kind is Kind.UPDATE:
-            time.sleep(2e-2)
+    """The first two that are done wait for each other before they end."""
+    begun, meeting, met = set(), threading.Barrier(2), []
+
+    def meet(action, step):
+        if action.kind is Kind.UPDATE and step == 2:
+            if action.name in begun and not met:  # after it, inside its recorded time
+                meeting.wait(HANG_S)
+                met.append(action.name)
+            begun.add(action.name)
 
     spec = spec_for(window=2, resident=0, host_workers=2, steps=4)
-    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
+    training, _ = run(stronghold, spec, tmp_path, perturb=meet)
     updates = [e for e in training.executor.events if e.kind == Kind.UPDATE.value]
     pairs = [
         (a, b)
@@ -89,25 +96,20 @@ def test_updates_of_different_layers_overlap_and_of_one_never(spec_for, tmp_path
 
 
 def test_updates_overlap_the_next_forward_pass(spec_for, tmp_path):
-    """Updates that wait for the global norm still run beside compute."""
-    begun = set()
-
-    def slow_updates(action, step):
-        if action.kind is Kind.UPDATE and action.lane != "compute":
-            if (action.name, step) in begun:  # called after the update, inside its recorded time
-                time.sleep(5e-3)
-            begun.add((action.name, step))
-
+    """Updates that wait for the global norm still run beside compute: the last one waits for it."""
     spec = spec_for(window=2, resident=2, steps=4, clipping="wait")
-    training, _ = run(stronghold, spec, tmp_path, perturb=slow_updates)
-    events = training.executor.events
-    host = [e for e in events if e.kind == Kind.UPDATE.value and e.lane == "host"]
-    forward = [e for e in events if e.kind == Kind.FORWARD.value]
-    assert any(
-        u.start_s < f.end_s and f.start_s < u.end_s and f.step == u.step + 1
-        for u in host
-        for f in forward
-    )
+    plan = stronghold.plan(spec, made_up_profile(spec))
+    on_host = [a for a in plan.schedule.actions if a.kind is Kind.UPDATE and a.lane == "host"]
+    last, forward, overlapped = max(a.unit for a in on_host), threading.Event(), []
+
+    def wait(action, step):
+        if (action.kind, step) == (Kind.FORWARD, 1):
+            forward.set()
+        if (action.kind, action.unit, step) == (Kind.UPDATE, last, 0):
+            overlapped.append(forward.wait(HANG_S))
+
+    run(stronghold, spec, tmp_path, perturb=wait)
+    assert overlapped == [True, True]
 
 
 @pytest.mark.parametrize("method", [stronghold, l2l, resident])

@@ -74,23 +74,24 @@ def test_who_has_not_come_is_late_before_who_waits_for_it(ranks):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_who_is_at_work_is_to_blame_and_not_who_waits_for_it(ranks, order):
+def test_who_is_at_work_is_to_blame_and_not_who_waits_for_it(ranks, passing, order):
     """Whoever began first."""
     ready(ranks)
     for number in order:
         begin(ranks, ("F0.0", "1:RECV2.0")[number], 3)
-        time.sleep(0.01)
+        passing(0.01)
     found = watch_of(ranks, hang_s=0.0).late(4)
     assert found == "rank 0 hangs: it began F0.0 of step 3, and nobody has begun anything for 0 s"
 
 
-def test_where_nobody_is_at_work_it_is_who_began_nothing_for_longest(ranks):
+def test_where_nobody_is_at_work_it_is_who_began_nothing_for_longest(ranks, passing):
     ready(ranks)
+    passing(0.01)
     watch = watch_of(ranks, hang_s=0.0)
     assert watch.late(4).startswith("rank 0 hangs: it is ready for its first action, and nobody")
     for board, name in zip(ranks.both, ("F0.0", "1:L2"), strict=True):
         board.end(begin(ranks, name, 3), 3)
-        time.sleep(0.01)
+        passing(0.01)
     assert watch.late(4).startswith("rank 0 hangs: the last that it began is F0.0 of step 3, and")
     ranks.both[0].drain(4)
     assert watch.late(4).startswith("rank 1 hangs: the last that it began is 1:L2 of step 3, and")
@@ -185,7 +186,7 @@ def test_who_does_not_end_is_named_when_its_time_is_over(ranks, passing):
     assert watch.still_there([]) is None
 
 
-def test_more_memory_may_take_longer_to_let_go(ranks, monkeypatch):
+def test_more_memory_may_take_longer_to_let_go(ranks, passing, monkeypatch):
     nbytes = host_layout(ranks.schedule)[1]
     monkeypatch.setattr(watching, "END_BYTES", nbytes / 60)  # a minute more
     watch = watch_of(ranks, end_s=0.0)
@@ -194,5 +195,5 @@ def test_more_memory_may_take_longer_to_let_go(ranks, monkeypatch):
     monkeypatch.setattr(watching, "END_BYTES", nbytes * 1e9)
     watch = watch_of(ranks, end_s=0.0)
     watch.still_there([0, 1])
-    time.sleep(0.01)
+    passing(0.01)
     assert watch.still_there([0, 1]) is not None

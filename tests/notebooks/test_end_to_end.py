@@ -15,15 +15,13 @@ import psutil
 import pytest
 
 from tests.notebooks.offline import outside_addresses
-from tests.runs.helpers import left_behind, processes_of, role, wait_for
+from tests.runs.helpers import HANG_S, left_behind, processes_of, role, wait_for
 from workbench import reproduce as module
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.slow
-GONE_S = 8
-"""A kernel looks for its parent once a second; guards and workers follow."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> Iterato
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(measured, folder / "profiles")
     yield folder
-    assert left_behind(folder, patience_s=5) == []
+    assert left_behind(folder) == []
 
 
 def start(root: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -50,15 +48,16 @@ def papermill(root: Path, results: Path) -> subprocess.Popen[bytes]:
     return start(root, "papermill", str(source), str(target), *parameters)
 
 
-def test_sigkill_of_papermill_leaves_no_process(root: Path, results: Path) -> None:
+def test_sigkill_of_papermill_leaves_no_process(root: Path, results: Path, answered) -> None:
     killed = papermill(root, results)
-    wait_for(lambda: role("worker", results), patience_s=120)
+    wait_for(lambda: role("worker", results))
     kernels = psutil.Process(killed.pid).children()
     assert kernels
     killed.kill()
-    killed.wait(20)
-    assert left_behind(results, patience_s=GONE_S) == []
-    _, alive = psutil.wait_procs(kernels, timeout=GONE_S)
+    killed.wait(HANG_S)
+    with answered("papermill: killed, until nothing that it started is left", 8):
+        assert left_behind(results) == []
+        _, alive = psutil.wait_procs(kernels, timeout=HANG_S)
     assert alive == []
 
 
@@ -73,9 +72,9 @@ from workbench.cli import main; sys.exit(main({list(words)!r}))"
     ended = subprocess.Popen(
         [sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    wait_for(lambda: role("worker", results), patience_s=120)
+    wait_for(lambda: role("worker", results))
     ended.send_signal(number)
-    _, complaint = ended.communicate(timeout=30)
+    _, complaint = ended.communicate(timeout=HANG_S)
     assert ended.returncode == 130
     assert b"everything that was running has been ended" in complaint
     assert processes_of(results) == [], "it is true when it is said"

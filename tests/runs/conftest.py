@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs.helpers import HERE, left_behind
+from tests.runs.helpers import HANG_S, HERE, left_behind
+from workbench.runs import campaign as campaigns
 from workbench.runs import methods
 from workbench.runs.store import Store
 
 
 @pytest.fixture(autouse=True)
 def fake_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The method ``fake`` stands in the table, where workers learn the module to import."""
+    """The method ``fake`` stands in the table, where workers learn the module to import; so it does
+    for a sweep's process, which a busy machine may take long to start."""
     fake = methods.Method(name="fake", label="Fake", module="fake_method", summary="tests")
     monkeypatch.setitem(methods.METHODS, "fake", fake)
     monkeypatch.setattr(methods, "code_version", lambda name: "code")
     monkeypatch.syspath_prepend(HERE)
+    conductor = (sys.executable, str(HERE / "conductor_driver.py"))
+    monkeypatch.setattr(campaigns, "COMMAND", conductor)
+    monkeypatch.setattr(campaigns, "START_S", HANG_S)
 
 
 @pytest.fixture
@@ -26,4 +32,4 @@ def store(tmp_path: Path) -> Iterator[Store]:
     """A results folder; at the end of the test no process that belongs to it is alive."""
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=5) == []
+    assert left_behind(store.root) == []

@@ -1,9 +1,9 @@
 """A method for tests of the machinery around methods: it does what the spec's text says.
 
-``steps SECONDS`` sleeps in every step and reports it; ``until FOLDER`` does not end before there is
-a file there, named by the run's seed; the other words are in `train`. Loss of step
-k is 1 / (k + 1), so every run of one length is equal to every other. Checkpoints are one number in
-a file.
+``steps SECONDS`` sleeps in every step and reports it; ``until FOLDER`` does not begin its last step
+before there is a file there, named by the run's seed, and reports steps of `TOLD_S`; the other
+words are in `train`. Loss of step k is 1 / (k + 1), so every run of one length is equal to every
+other. Checkpoints are one number in a file.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 
 FOREVER_S = 600
+TOLD_S = 0.25
 SLEEPER = [sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"]
 
 
@@ -32,14 +33,11 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     word, _, argument = spec.text.partition(" ")
     if word == "ignore_sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        report.event("hanging")
         time.sleep(FOREVER_S)
     elif word == "hang":
         report.event("hanging")
         time.sleep(FOREVER_S)
-    elif word == "until":
-        report.event("waiting")
-        while not (Path(argument) / str(spec.seed)).exists():
-            time.sleep(0.01)
     elif word == "hang_in_c":  # a deadlock that holds the interpreter lock: no Python code runs
         mutex = ctypes.create_string_buffer(64)
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
@@ -79,10 +77,12 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         os._exit(int(argument))
     elif word == "disk_full":  # every file of this process may have this many bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(argument), int(argument)))
-    return _steps(spec, report, folder, seconds=float(argument or 0) if word == "steps" else 0.0)
+    return _steps(spec, report, folder, word, argument)
 
 
-def _steps(spec: RunSpec, report: Reporter, folder: Path, *, seconds: float) -> Outcome:
+def _steps(spec: RunSpec, report: Reporter, folder: Path, word: str, argument: str) -> Outcome:
+    seconds = float(argument or 0) if word == "steps" else TOLD_S if word == "until" else 0.0
+    until = Path(argument) / str(spec.seed) if word == "until" else None
     checkpoint = folder / "checkpoints" / "next_step"
     first = int(checkpoint.read_text()) if spec.save_every and checkpoint.exists() else 0
     if first:
@@ -91,7 +91,9 @@ def _steps(spec: RunSpec, report: Reporter, folder: Path, *, seconds: float) -> 
     losses = [1 / (step + 1) for step in range(spec.steps)]
     losses[-1] = last or losses[-1]
     for step in range(first, spec.steps):
-        time.sleep(seconds)
+        while until and step + 1 == spec.steps and not until.exists():
+            time.sleep(0.01)
+        time.sleep(0.0 if until else seconds)
         report.step(step, losses[step], seconds)
         if spec.save_every and (step + 1) % spec.save_every == 0:
             checkpoint.parent.mkdir(exist_ok=True)

@@ -18,6 +18,8 @@ from workbench.runs.spec import RunSpec
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+HANG_S = 240.0
+"""Ends a test that hangs, and asks nothing: it is far longer than anything takes that ends."""
 
 
 def fake_spec(text: str, **changes: object) -> RunSpec:
@@ -75,8 +77,8 @@ def role(name: str, root: Path) -> list[psutil.Process]:
     return found
 
 
-def left_behind(root: Path, *, patience_s: float) -> list[str]:
-    """Command lines of what is still alive after `patience_s`."""
+def left_behind(root: Path, *, patience_s: float = HANG_S) -> list[str]:
+    """Command lines of what does not end; with a patience of 0, of what is alive now."""
     deadline = time.monotonic() + patience_s
     while (alive := processes_of(root)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -98,7 +100,7 @@ def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(condition: Callable[[], object], patience_s: float = 20) -> object:
+def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> object:
     deadline = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -16,27 +16,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs.helpers import HERE, ROOT, left_behind, processes_of, role, wait_for
+from tests.runs.fake_method import TOLD_S
+from tests.runs.helpers import HANG_S, HERE, ROOT, left_behind, processes_of, role, wait_for
 from workbench.runs import campaign as campaigns
-from workbench.runs.campaign import Campaign, Status
+from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
 Make = Callable[..., Campaign]
 
 
-@pytest.fixture(autouse=True)
-def fake_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (sys.executable, str(HERE / "conductor_driver.py"))
-    monkeypatch.setattr(campaigns, "COMMAND", command)
-
-
 @pytest.fixture
-def make(store: Store) -> Iterator[Make]:
-    """Sweeps of the fake method; none of their processes is alive at the end."""
+def make(store: Store, tmp_path: Path) -> Iterator[Make]:
+    """Sweeps of the fake method, each run of which waits for its seed's file in the test's folder;
+    none of their processes is alive at the end."""
     made = []
 
-    def make(name: str = "mine", text: str = "steps 0.05", seeds: int = 3, **more) -> Campaign:
-        base = {"method": "fake", "text": text, "steps": 5, **more}
+    def make(name: str = "mine", text: str = "", seeds: int = 3, **more) -> Campaign:
+        base = {"method": "fake", "text": text or f"until {tmp_path}", "steps": 5, **more}
         data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
         made.append(Campaign.create(store, data))
         return made[-1]
@@ -46,6 +42,12 @@ def make(store: Store) -> Iterator[Make]:
         if campaign.alive:
             campaign.cancel()
             wait_for(lambda campaign=campaign: not campaign.alive)
+
+
+def let(tmp_path: Path, *seeds: int) -> None:
+    """Runs of these seeds may end."""
+    for seed in seeds or range(3):
+        (tmp_path / str(seed)).touch()
 
 
 def state(campaign: Campaign) -> str:
@@ -70,21 +72,19 @@ def test_it_runs_to_its_end_in_a_process_of_its_own(make: Make, store: Store, mo
     assert "step" not in kinds, "steps stand in the runs' own folders"
 
 
-def test_progress_and_time_left_are_told_while_it_runs(make: Make) -> None:
-    campaign = make(text="steps 0.2")
+def test_progress_and_time_left_are_told_while_it_runs(make: Make, tmp_path: Path) -> None:
+    campaign = make(seeds=1)
     campaign.start()
-    seen: list[Status] = []
-    wait_for(lambda: seen.append(campaign.status()) or seen[-1].state == "done", patience_s=30)
-    running = [point for status in seen for point in status.running]
-    assert {point["steps"] for point in running} == {5}
-    assert max(point["step"] for point in running) > 1
-    assert any(point["loss"] is not None for point in running)
-    left = [status.seconds_left for status in seen if status.seconds_left is not None]
-    assert left[0] > left[-1]
+    wait_for(lambda: campaign.status().seconds_left == TOLD_S)
+    (point,) = campaign.status().running
+    assert (point["step"], point["steps"]) == (4, 5)
+    assert point["loss"] == pytest.approx(1 / 4)
+    let(tmp_path)
+    wait_for(lambda: state(campaign) == "done")
 
 
-def test_a_second_start_is_none(make: Make, store: Store) -> None:
-    campaign = make(text="steps 0.4")
+def test_a_second_start_is_none(make: Make, store: Store, tmp_path: Path) -> None:
+    campaign = make()
     assert campaign.start()
     other_tab = Campaign(store, "mine")
     assert not other_tab.start()
@@ -97,10 +97,11 @@ def test_a_second_start_is_none(make: Make, store: Store) -> None:
         )
         for _ in range(2)
     ]
-    assert [rival.wait(20) for rival in rivals] == [4, 4]
+    assert [rival.wait(HANG_S) for rival in rivals] == [4, 4]
     for rival in rivals:
         rival.stdin.close()
-    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    let(tmp_path)
+    wait_for(lambda: state(campaign) == "done")
     starts = [
         line for line in (campaign.folder / "events.jsonl").open() if '"event": "point"' in line
     ]
@@ -110,35 +111,33 @@ def test_a_second_start_is_none(make: Make, store: Store) -> None:
 def test_pause_lets_the_run_end_and_go_on_runs_the_rest(
     make: Make, store: Store, tmp_path: Path
 ) -> None:
-    campaign = make(text=f"until {tmp_path}")
+    campaign = make()
     campaign.start()
     wait_for(lambda: campaign.status().running)
     campaign.pause()
-    for seed in range(3):
-        (tmp_path / str(seed)).touch()
+    let(tmp_path)
     wait_for(lambda: state(campaign) == "paused" and not campaign.status().running)
     assert campaign.status().counts == {"done": 1, "pending": 2}
     time.sleep(0.5)
     assert processes_of(store.root) == []
     assert not campaign.start(), "its process is still there"
-    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    wait_for(lambda: state(campaign) == "done")
 
 
 def test_cancel_in_the_middle_and_start_again(make: Make, store: Store, tmp_path: Path) -> None:
-    campaign = make(text=f"until {tmp_path}")
-    (tmp_path / "0").touch()
+    campaign = make()
+    let(tmp_path, 0)
     campaign.start()
     wait_for(lambda: campaign.status().counts.get("done") == 1)
     wait_for(lambda: campaign.status().running)
     campaign.cancel()
     wait_for(lambda: not campaign.alive)
-    for seed in (1, 2):
-        (tmp_path / str(seed)).touch()
+    let(tmp_path)
     assert state(campaign) == "cancelled"
     assert campaign.status().counts == {"done": 1, "pending": 2}
     assert left_behind(store.root, patience_s=0) == []
     assert campaign.start()
-    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    wait_for(lambda: state(campaign) == "done")
 
 
 def test_failed_points_run_again_when_asked(make: Make, store: Store) -> None:
@@ -209,50 +208,57 @@ def starter(store: Store, how: str) -> subprocess.Popen:
 
 def end(kernel: subprocess.Popen) -> None:
     kernel.kill()
-    kernel.wait(10)
+    kernel.wait(HANG_S)
     kernel.stdin.close()
     kernel.stdout.close()
 
 
-def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(make: Make, store: Store) -> None:
-    campaign = make(text="steps 0.2")
+def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(
+    make: Make, store: Store, answered
+) -> None:
+    campaign = make()
     kernel = starter(store, "attached")
     wait_for(lambda: role("worker", store.root))
     end(kernel)
-    assert left_behind(store.root, patience_s=10) == []
-    wait_for(lambda: not campaign.alive, patience_s=10)
+    with answered("sweeps: the kernel killed, until nothing is left", 10):
+        assert left_behind(store.root) == []
+        wait_for(lambda: not campaign.alive)
     assert state(campaign) == "interrupted"
     assert "start it again" in campaign.status().text
 
 
-def test_a_detached_sweep_goes_on_without_the_kernel(make: Make, store: Store) -> None:
+def test_a_detached_sweep_goes_on_without_the_kernel(
+    make: Make, store: Store, tmp_path: Path
+) -> None:
     campaign = make()
     kernel = starter(store, "detached")
     wait_for(lambda: role("worker", store.root))
     end(kernel)
-    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    let(tmp_path)
+    wait_for(lambda: state(campaign) == "done")
     assert campaign.status().counts == {"done": 3}
 
 
 def test_a_sweep_whose_process_is_killed_leaves_nothing_and_goes_on(
-    make: Make, store: Store
+    make: Make, store: Store, tmp_path: Path
 ) -> None:
-    campaign = make(text="steps 0.1")
+    campaign = make()
     campaign.start(detached=True)
     wait_for(lambda: role("worker", store.root))
     psutil.Process(campaign.status().pid).kill()
-    assert left_behind(store.root, patience_s=10) == []
+    assert left_behind(store.root) == []
     wait_for(lambda: state(campaign) == "interrupted")
+    let(tmp_path)
     assert campaign.start()
-    wait_for(lambda: state(campaign) == "done", patience_s=30)
+    wait_for(lambda: state(campaign) == "done")
 
 
 def test_a_polite_kill_cancels(make: Make, store: Store) -> None:
-    campaign = make(text="steps 0.2")
+    campaign = make()
     campaign.start()
     wait_for(lambda: role("worker", store.root))
     os.kill(campaign.status().pid, signal.SIGTERM)
-    wait_for(lambda: not campaign.alive, patience_s=15)
+    wait_for(lambda: not campaign.alive)
     assert state(campaign) == "cancelled"
     assert left_behind(store.root, patience_s=0) == []
 
@@ -260,7 +266,7 @@ def test_a_polite_kill_cancels(make: Make, store: Store) -> None:
 def test_two_sweeps_that_want_one_place_take_turns(
     make: Make, store: Store, tmp_path: Path
 ) -> None:
-    first, second = make("first", text=f"until {tmp_path}"), make("second", seeds=1, batch=8)
+    first, second = make("first"), make("second", seeds=1, batch=8)
     first.start()
     wait_for(lambda: first.status().running)
     second.start()
@@ -268,8 +274,7 @@ def test_two_sweeps_that_want_one_place_take_turns(
     assert second.status().text == (
         f"it waits for the processors (taken by the sweep first, process {first.status().pid})"
     )
-    for seed in range(3):
-        (tmp_path / str(seed)).touch()
+    let(tmp_path)
     most = 0
     while state(first) != "done" or state(second) != "done":
         most = max(most, len(role("worker", store.root)))
@@ -313,9 +318,8 @@ def test_a_file_that_was_damaged_is_told_and_nothing_starts(make: Make) -> None:
 
 def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: Path) -> None:
     file = tmp_path / "from the shell.json"
-    file.write_text(
-        json.dumps({"base": {"method": "fake", "text": "steps 0.1"}, "results": "results"})
-    )
+    base = {"method": "fake", "text": f"until {tmp_path}", "seed": 0}
+    file.write_text(json.dumps({"base": base, "results": "results"}))
     words = [sys.executable, str(HERE / "driver.py"), "sweep", str(file)]
     shell = subprocess.Popen(
         words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
@@ -326,7 +330,8 @@ def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: P
         assert campaign.name == "from-the-shell"
         wait_for(lambda: state(campaign) == "running")
         assert not campaign.start(), "it is conducted already"
-        assert shell.wait(30) == 0
+        let(tmp_path)
+        assert shell.wait(HANG_S) == 0
         assert state(campaign) == "done"
     finally:
         with suppress(ProcessLookupError):

@@ -2,11 +2,12 @@
 
 import os
 import signal
-import time
+from pathlib import Path
 
 import pytest
 
 from tests.runs.helpers import (
+    HANG_S,
     fake_spec,
     left_behind,
     processes_of,
@@ -52,19 +53,16 @@ def test_cancel_ends_the_whole_family(store: Store) -> None:
     assert left_behind(store.root, patience_s=0) == []
 
 
-def test_a_worker_that_ignores_the_request_is_killed(store: Store) -> None:
-    job = Job(fake_spec("ignore_sigterm"), store)
-    job.poll()
-    wait_for(lambda: any(e["event"] == "started" for e in job.poll() or job.new_events()))
-    time.sleep(0.2)
+def test_a_worker_that_ignores_the_request_is_killed(store: Store, answered) -> None:
+    job = start("ignore_sigterm", store)
 
     job.cancel()
     job.cancel()  # the user insists: no grace
-    began = time.monotonic()
-    finish(job)
+    with answered("runs: one that ignores its end, cancelled twice", 4):
+        finish(job)
 
     assert job.record.status == "cancelled"
-    assert time.monotonic() - began < 4
+    assert job._guard.returncode == -signal.SIGKILL, "who would give it some"
 
 
 @pytest.mark.parametrize("victim", ["worker", "guard"])
@@ -98,14 +96,15 @@ def test_a_run_that_was_not_allowed_to_finish_leaves_no_grandchildren(store: Sto
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_command_line_is_killed(store: Store, signal_number: int) -> None:
+def test_the_command_line_is_killed(store: Store, signal_number: int, answered) -> None:
     command = start_driver("run", "-m", "fake", "--text", "children", "--results", store.root)
     wait_for(lambda: len(processes_of(store.root)) == FAMILY)
 
     command.send_signal(signal_number)
-    command.wait(20)
+    command.wait(HANG_S)
 
-    assert left_behind(store.root, patience_s=5) == []
+    with answered("runs: their command killed, until nothing that they started is left", 5):
+        assert left_behind(store.root) == []
     if signal_number == signal.SIGKILL:
         assert store.records() == []  # nobody was there to say how it ended: it is not done
     else:
@@ -123,11 +122,11 @@ def test_the_next_run_ends_what_a_double_murder_left(store: Store) -> None:
     command.send_signal(signal.SIGSTOP)  # it must not notice before it dies
     guard.kill()
     command.kill()
-    command.wait(20)
+    command.wait(HANG_S)
     assert len(processes_of(store.root)) > 0
 
     again = start_driver(*words, "--text", "children", "--timeout", "1")
-    again.wait(20)
+    again.wait(HANG_S)
 
     assert left_behind(store.root, patience_s=0) == []
     assert [record.status for record in store.records()] == ["timeout"]
@@ -157,25 +156,24 @@ def test_a_job_cancelled_while_it_waits_never_begins(store: Store) -> None:
         assert store.records() == []
 
 
-def test_a_killed_run_resumes_from_its_checkpoint(store: Store) -> None:
-    words = ("run", "-m", "fake", "-l", "4", "--text", "steps 0.1", "--steps", "20")
-    command = start_driver(*words, "--save-every", "1", "--results", store.root)
-    wait_for(lambda: any(store.runs.glob("*/checkpoints/next_step")))
-    wait_for(lambda: int(next(store.runs.glob("*/checkpoints/next_step")).read_text()) >= 4)
+def test_a_killed_run_resumes_from_its_checkpoint(store: Store, tmp_path: Path) -> None:
+    spec = fake_spec(f"until {tmp_path}", steps=20, save_every=4, window=4, seed=0)
+    words = ("run", "-m", "fake", "-l", "4", "--text", spec.text, "--steps", "20", "--seed", "0")
+    command = start_driver(*words, "--save-every", "4", "--results", store.root)
+    wait_for(lambda: [p.read_text() for p in store.runs.glob("*/checkpoints/next_step")] == ["16"])
     command.kill()
-    command.wait(20)
-    assert left_behind(store.root, patience_s=5) == []
+    command.wait(HANG_S)
+    assert left_behind(store.root) == []
 
+    (tmp_path / "0").touch()
     events = []
-    spec = fake_spec("steps 0.1", steps=20, save_every=1, window=4)
     record = run(spec, store, on_event=events.append)
 
     assert record.status == "ok"
     assert record.losses == [1 / (step + 1) for step in range(20)]
     resumed = next(event for event in events if event["event"] == "resumed")
-    assert resumed["next_step"] >= 4
-    steps = [event for event in events if event["event"] == "step"]
-    assert len(steps) == 20 - resumed["next_step"]
+    assert resumed["next_step"] == 16
+    assert [event["event"] for event in events].count("step") == 4
     events.clear()
     run(spec, store, force=True, on_event=events.append)
     assert not any(event["event"] == "resumed" for event in events)

@@ -43,7 +43,7 @@ def test_a_record_tells_what_was_planned_and_what_was_seen(method, changes, tmp_
     timeline = json.loads((store.folder(record.key) / "timeline.json").read_text())
     assert {event["rank"] for event in timeline["events"]} == {0, 1}
     assert_one_clock(timeline["events"])
-    assert left_behind(Path(results), patience_s=5) == []
+    assert left_behind(Path(results)) == []
     assert runner.run(spec, store).started == record.started, "it is not run again"
 
 

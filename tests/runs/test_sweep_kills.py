@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.runs.helpers import (
+    HANG_S,
     fake_spec,
     left_behind,
     processes_of,
@@ -56,9 +57,9 @@ def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         if sweep.poll() is not None or victim == "sweep":
-            sweep.wait(20)
+            sweep.wait(HANG_S)
             sweep.stderr.close()
-            assert left_behind(store.root, patience_s=5) == []
+            assert left_behind(store.root) == []
             sweep = start_driver("sweep", sweep_file, "--retry-failed")
         now = {record.key: record.started for record in store.records() if record.status == "ok"}
         assert store.problems == {}

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from html import unescape
 from io import StringIO
@@ -20,9 +19,8 @@ import jupytext
 import pytest
 from papermill.inspection import inspect_notebook
 
-from tests.runs.helpers import HERE, left_behind, role, wait_for
+from tests.runs.helpers import HANG_S, HERE, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
-from workbench.runs import campaign as campaigns
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import sweep_control, sweep_html
@@ -33,9 +31,7 @@ from workbench.ui.watch import Tail, WatchedPoint
 
 
 @pytest.fixture(autouse=True)
-def fake_conductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (sys.executable, str(HERE / "conductor_driver.py"))
-    monkeypatch.setattr(campaigns, "COMMAND", command)
+def previewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_control, "TYPING_S", 0.0)
 
 
@@ -72,12 +68,12 @@ def fill(panel: SweepPanel, **values: str) -> None:
         panel.fields.fields[name].value = (value,) if name == "method" else value
 
 
-def make(panel: SweepPanel, text: str = "steps 0.05", seeds: str = "0..1", **more: str) -> None:
+def make(panel: SweepPanel, text: str = "steps", seeds: str = "0..1", **more: str) -> None:
     fill(panel, method="fake", text=text, steps="5", seed=seeds, name="mine", **more)
 
 
-def tick_until(panel: SweepPanel, condition: Callable[[], object], patience_s: float = 30) -> None:
-    wait_for(lambda: panel.tick() and condition(), patience_s=patience_s)
+def tick_until(panel: SweepPanel, condition: Callable[[], object]) -> None:
+    wait_for(lambda: panel.tick() and condition())
 
 
 def state(panel: SweepPanel) -> str:
@@ -89,10 +85,12 @@ def enabled(panel: SweepPanel) -> set[str]:
     return {action for action, button in panel.buttons.items() if not button.disabled}
 
 
-def test_a_sweep_from_the_first_click_to_the_last_row(panel: SweepPanel, store: Store) -> None:
+def test_a_sweep_from_the_first_click_to_the_last_row(
+    panel: SweepPanel, store: Store, tmp_path: Path, answered
+) -> None:
     assert enabled(panel) == set()
     assert "no method is chosen" in panel.buttons["start"].tooltip
-    make(panel, text="steps 0.1")
+    make(panel, text=f"until {tmp_path}")
     assert enabled(panel) == {"start"}
     tick_until(panel, lambda: "2 runs: 0 done already, 2 to run" in text(panel.preview))
     panel.buttons["start"].click()
@@ -100,8 +98,14 @@ def test_a_sweep_from_the_first_click_to_the_last_row(panel: SweepPanel, store: 
     assert enabled(panel) == set()
     # It may have begun to run after a tick has drawn the buttons; the next one enables them.
     tick_until(panel, lambda: state(panel) == "running" and enabled(panel) == {"pause", "cancel"})
-    tick_until(panel, lambda: re.search(r"▶ running the processors [1-5] of 5", text(panel.points)))
+    tick_until(panel, lambda: "▶ running the processors 4 of 5" in text(panel.points))
+    for _ in range(20):
+        with answered("sweeps: a look at one that runs", 0.02, "process"):
+            panel.tick()
+    (tmp_path / "0").touch()
     tick_until(panel, lambda: "left" in text(panel.state))
+    for seed in (1, 2):
+        (tmp_path / str(seed)).touch()
     tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 2)
     assert (panel.progress.value, panel.progress.max) == (2, 2)
     assert "2 runs: 2 done" in text(panel.state)
@@ -140,7 +144,7 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path:
     tick_until(panel, lambda: state(panel) == "running")
     panel.buttons["cancel"].click()
     tick_until(panel, lambda: state(panel) == "cancelled")
-    assert left_behind(store.root, patience_s=2) == []
+    assert left_behind(store.root) == []
     assert enabled(panel) == {"go_on"}
     assert "press Go on" in panel.buttons["start"].tooltip
     for seed in (1, 2):
@@ -180,14 +184,14 @@ def test_a_page_opened_again_finds_what_runs(
 
 
 def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
-    opened: Callable[..., SweepPanel], store: Store
+    opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
 ) -> None:
     code = (
         "import sys; from workbench.runs import campaign as c; from workbench.runs.store import "
         "Store; c.COMMAND = (sys.executable, sys.argv[1]); c.Campaign(Store(sys.argv[2]), 'mine')"
         ".start(); print('on', flush=True); sys.stdin.read()"
     )
-    data = {"name": "mine", "base": {"method": "fake", "text": "steps 0.1", "steps": 5}}
+    data = {"name": "mine", "base": {"method": "fake", "text": f"until {tmp_path}", "seed": 0}}
     Campaign.create(store, data)
     words = [str(HERE / "conductor_driver.py"), str(store.root)]
     with subprocess.Popen(
@@ -202,6 +206,7 @@ def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
     assert state(panel) == "interrupted"
     assert enabled(panel) == {"go_on"}
     assert "start it again" in text(panel.state)
+    (tmp_path / "0").touch()
     panel.buttons["go_on"].click()
     tick_until(panel, lambda: state(panel) == "done")
 
@@ -224,26 +229,12 @@ def test_two_sweeps_that_want_one_place_say_so(
     tick_until(other, lambda: state(other) == "done")
 
 
-def test_the_checkbox_is_what_detaches(panel: SweepPanel) -> None:
-    make(panel, text="steps 0.1", seeds="0")
+def test_the_checkbox_is_what_detaches(panel: SweepPanel, tmp_path: Path) -> None:
+    make(panel, text=f"until {tmp_path}", seeds="0")
     panel.keep.value = True
     panel.start()
     assert panel.control.shown.status.detached
     assert "it goes on when who started it ends" in text(panel.state)
-
-
-def test_ticks_are_cheap_while_a_sweep_runs(panel: SweepPanel) -> None:
-    make(panel, text="steps 0.02", seeds="0..3")
-    fill(panel, steps="20")
-    panel.start()
-    spent = []
-    while state(panel) != "done":
-        began = time.process_time()
-        panel.tick()
-        spent.append(time.process_time() - began)
-        time.sleep(0.05)
-    assert len(spent) > 20
-    assert sorted(spent)[int(0.95 * len(spent))] < 0.02
 
 
 def test_a_click_does_not_wait_for_the_process_it_starts(
@@ -251,7 +242,7 @@ def test_a_click_does_not_wait_for_the_process_it_starts(
 ) -> None:
     make(panel, seeds="0")
     clicked = threading.Event()
-    slow = lambda self, detached: clicked.wait(60)  # noqa: E731
+    slow = lambda self, detached: clicked.wait(HANG_S)  # noqa: E731
     monkeypatch.setattr(Campaign, "start", slow)
     panel.buttons["start"].click()
     panel.buttons["start"].click()

@@ -96,12 +96,10 @@ def run_python(code: str) -> str:
     ).stdout
 
 
-def test_import_takes_less_than_0_3_s_and_leaves_torch_alone() -> None:
-    code = (
-        "import sys, time; a = time.perf_counter(); import workbench; b = time.perf_counter();"
-        "assert 'torch' not in sys.modules; print(b - a)"
-    )
-    assert min(float(run_python(code)) for _ in range(3)) < 0.3
+def test_import_is_light(answered) -> None:
+    code = "import sys, time; a = time.perf_counter(); import workbench; b = time.perf_counter();"
+    told = run_python(code + "assert 'torch' not in sys.modules; print(b - a)")
+    answered.enter("import workbench", 0.3, float(told))
 
 
 def torch_free_modules() -> list[str]:

@@ -74,7 +74,7 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     run, _ = json.loads((tmp_path / "out" / "servers.json").read_text())["runs"]
     assert run["moved_bytes"] == run["predicted"]["moved_bytes"]
     assert run["plan"]["settings"] == run["predicted"]["settings"]
-    assert left_behind(tmp_path, patience_s=5) == []
+    assert left_behind(tmp_path) == []
 
 
 def test_a_sheet_of_another_benchmark_is_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Our partition: equal to trying everything, never worse than a published rule, quick."""
 
-import time
 from itertools import combinations, pairwise
 
 import pytest
@@ -117,15 +116,14 @@ def test_what_cannot_be_is_refused_or_left_out():
         min_max_partition([1, -2], 1, lambda first, last: True)
 
 
-def test_515_layers_are_cut_into_all_numbers_of_packs_in_seconds(profile_of):
+def test_515_layers_are_cut_into_all_numbers_of_packs(profile_of, answered):
     costs = profile_of("resnet1026").at(Direction.BACKWARD, 32)
-    started = time.process_time()
-    found = min_max_partitions(
-        costs.seconds,
-        range(1, 516),
-        lambda first, last: costs.memory(range(first, last + 1)) <= 9e9,
-    )
-    assert time.process_time() - started < 10
+    with answered("harmony: 515 layers cut into all numbers of packs", 10, "process"):
+        found = min_max_partitions(
+            costs.seconds,
+            range(1, 516),
+            lambda first, last: costs.memory(range(first, last + 1)) <= 9e9,
+        )
     assert max(found) == 515
     whole = sum(costs.seconds)
     assert slowest(costs.seconds, found[16]) < 1.03 * whole / 16

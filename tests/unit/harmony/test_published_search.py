@@ -1,6 +1,4 @@
-"""The published search, reproduced: candidates, what wins, with which estimate; and its speed."""
-
-import time
+"""The published search, reproduced: candidates, what wins, with which estimate."""
 
 import pytest
 
@@ -259,12 +257,11 @@ def test_the_stored_ten_best_of_bert_large(profile_of):
     ("name", "memory_cap"),
     [(BERT, 9e9), (GPT, 9e9), ("vgg416", 10 * 2**30), ("resnet1026", 10 * 2**30)],
 )
-def test_each_model_of_table_1_is_searched_in_seconds(profile_of, name, memory_cap):
+def test_each_model_of_table_1_is_searched(profile_of, name, memory_cap, answered):
     """With all default rules, of process time; the published search takes about a minute."""
     profile_of(name)
-    started = time.process_time()
-    found_by(profile_of, name, "PP", 64, memory_cap=memory_cap)
-    assert time.process_time() - started < 20
+    with answered(f"harmony: {name} of table 1 searched", 20, "process"):
+        assert found_by(profile_of, name, "PP", 64, memory_cap=memory_cap).best
 
 
 def settings(**changes) -> SearchSettings:

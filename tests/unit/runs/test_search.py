@@ -58,7 +58,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.syspath_prepend(HERE)
     store = Store(tmp_path / "results")
     yield store
-    assert left_behind(store.root, patience_s=5) == []
+    assert left_behind(store.root) == []
 
 
 def search(store: Store, text: str, **options: object) -> Search:

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
+from tests.runs.helpers import HANG_S, wait_for
 from workbench.methods.harmony.sheet import PLACES
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.executor import Executor
 from workbench.schedule.action import RECEIVES
-
-WAIT_S = 20.0
 
 
 def test_as_many_messages_are_announced_as_there_are_places(tmp_path):
@@ -58,15 +57,13 @@ def test_as_many_messages_are_announced_as_there_are_places(tmp_path):
     try:
         for arrived in range(4):
             wanted = receives[: PLACES + arrived]
-            deadline = time.monotonic() + WAIT_S
-            while len(announced) < len(wanted) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(lambda wanted=wanted: len(announced) >= len(wanted))
             time.sleep(0.1)
             assert announced == wanted
             came.release()
     finally:
         executor.stop()
-        runner.join(WAIT_S)
+        runner.join(HANG_S)
     assert not runner.is_alive()
     assert failures
     assert len(announced) > PLACES

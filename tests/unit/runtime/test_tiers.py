@@ -209,7 +209,7 @@ def test_a_pool_hands_out_what_it_has_and_then_makes_wait():
         with pytest.raises(TimeoutError, match="all 2 are in use"):
             pool.acquire(timeout_s=0.01)
         got = []
-        waiter = threading.Thread(target=lambda: got.append(pool.acquire(timeout_s=30)))
+        waiter = threading.Thread(target=lambda: got.append(pool.acquire()))
         waiter.start()
         pool.release(first)
         waiter.join()

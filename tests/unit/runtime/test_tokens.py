@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from tests.runs.helpers import HANG_S
 from workbench.runtime.tokens import Token, Tokens
-
-SOON_S = 10.0
 
 
 def test_all_who_wait_are_woken():
@@ -16,7 +15,7 @@ def test_all_who_wait_are_woken():
         thread.start()
     token.set()
     for thread in threads:
-        thread.join(SOON_S)
+        thread.join(HANG_S)
     assert len(woken) == 5
     token.wait()  # what is set waits for nobody
 
@@ -37,7 +36,7 @@ def test_no_wait_is_missed_however_the_two_meet():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SOON_S)
+        thread.join(HANG_S)
     assert all(token.issued for token in made.values())
 
 

@@ -15,6 +15,7 @@ from workbench.schedule.action import Action, Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 from workbench.schedule.simulate import memory_timeline, simulate
+from workbench.schedule.validate import validate
 
 
 def chain(*actions):
@@ -268,3 +269,11 @@ def test_cost_is_linear_in_actions(grow):
         per_action.append(calls / (len(schedule.actions) * steps))
     assert max(per_action) < 60
     assert max(per_action[1:]) <= 1.05 * per_action[0]
+
+
+def test_a_hundred_layers_on_all_lanes(answered):
+    schedule = window_schedule(100, 4, 2, workers=2, norm=True, stash=True, disk=True)
+    costs = Table(slowdowns={("compute", "host"): 1.2, ("host", "compute"): 1.1})
+    with answered("schedule: 100 layers on all lanes proved, ten steps simulated", 2, "process"):
+        validate(schedule)
+        assert simulate(schedule, costs, steps=10).step_seconds > 0

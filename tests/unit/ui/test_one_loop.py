@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.manager import run_kernel
+
+from tests.runs.helpers import HANG_S, wait_for
 
 BUTTON = """
 import threading
@@ -37,28 +38,26 @@ def told(kernel: BlockingKernelClient, expression: str) -> str:
     kernel.execute_interactive(
         f"print({expression})",
         output_hook=lambda message: heard.append(message["content"].get("text", "")),
-        timeout=60,
+        timeout=HANG_S,
     )
     return "".join(heard).strip()
 
 
 def run(kernel: BlockingKernelClient, code: str) -> None:
-    assert kernel.execute_interactive(code, timeout=60)["content"]["status"] == "ok"
+    assert kernel.execute_interactive(code, timeout=HANG_S)["content"]["status"] == "ok"
 
 
 def press(kernel: BlockingKernelClient, times: int) -> str:
     """What was noted each time."""
     kernel.control_channel.send(kernel.session.msg("create_subshell_request"))
-    subshell = kernel.get_control_msg(timeout=60)["content"]["subshell_id"]
+    subshell = kernel.get_control_msg(timeout=HANG_S)["content"]["subshell_id"]
     data = {"method": "custom", "content": {"event": "click"}}
     content = {"comm_id": told(kernel, "button.comm.comm_id"), "data": data}
     for number in range(1, times + 1):
         message = kernel.session.msg("comm_msg", content)
         message["header"]["subshell_id"] = subshell
         kernel.shell_channel.send(message)
-        until = time.monotonic() + 30
-        while told(kernel, "len(pressed)") != str(number):
-            assert time.monotonic() < until
+        wait_for(lambda number=number: told(kernel, "len(pressed)") == str(number))
     return told(kernel, "pressed")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,18 +40,23 @@ def test_which_method_and_the_largest_model(talk: Conversation) -> None:
     assert not reply.refining
 
 
-def test_asking_does_not_wait_and_the_last_question_is_answered(talk: Conversation) -> None:
-    begun = time.thread_time()
-    for layers in range(20, 60, 2):
-        talk.ask(Question.of(machine=V100, layers=layers))
-    assert time.thread_time() - begun < 0.2
+def test_asking_does_not_wait_and_the_last_question_is_answered(
+    talk: Conversation, answered
+) -> None:
+    """Nobody answers while they are asked."""
+    talk.ask(Question.of(machine=V100, layers=20))
+    talk._aside._process.send_signal(signal.SIGSTOP)
+    with answered("planner's page: asking 20 questions, without the answers", 0.2, "thread"):
+        for layers in range(20, 60, 2):
+            talk.ask(Question.of(machine=V100, layers=layers))
+    talk._aside._process.send_signal(signal.SIGCONT)
     replies = []
-    wait_for(lambda: replies.append(talk.poll()) or not talk.busy, patience_s=60)
+    wait_for(lambda: replies.append(talk.poll()) or not talk.busy)
     last = [reply for reply in replies if reply is not None][-1]
     assert last.question.spec.model.layers == 58
 
 
 def test_a_slider_is_answered_in_the_page(panel: TalkPanel) -> None:
     panel.ask(machine=V100, layers=24)
-    wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1], patience_s=60)
+    wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1])
     assert panel.reply.question.spec.model.layers == 24

@@ -11,7 +11,7 @@ from html import unescape
 import ipywidgets as widgets
 import pytest
 
-from tests.runs.helpers import wait_for
+from tests.runs.helpers import HANG_S, wait_for
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui import talk
@@ -45,9 +45,7 @@ def text(widget: widgets.HTML) -> str:
 
 def answered(panel: TalkPanel, *, full: bool = False) -> None:
     """Ticks until the question that stands there has an answer, or all of it."""
-    wait_for(
-        lambda: (panel.tick(), panel.reply and (panel.reply.done or not full))[1], patience_s=60
-    )
+    wait_for(lambda: (panel.tick(), panel.reply and (panel.reply.done or not full))[1])
 
 
 def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: TalkPanel) -> None:
@@ -187,7 +185,7 @@ def test_an_old_question_that_takes_long_does_not_keep_a_new_one(
     panel.ask(layers=32)
     answered(panel)
     assert "32 layers" in text(panel.answer)
-    assert first.wait(10) == -signal.SIGKILL
+    assert first.wait(HANG_S) == -signal.SIGKILL
 
 
 def test_what_was_answered_is_handed_over(panel: TalkPanel) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 
 import pytest
 import torch
@@ -127,14 +126,13 @@ def counted(layers):
     return sum(seen.values())
 
 
-def test_gpt2_of_40_billion_is_cut_in_seconds():
+def test_gpt2_of_40_billion_is_cut(answered):
     with torch.device("meta"):
         config = transformers.GPT2Config(n_embd=4096, n_layer=200, n_head=32, n_positions=1024)
         model = transformers.GPT2LMHeadModel(config)
     tokens = torch.zeros(1, 1024, dtype=torch.long)
-    start = time.process_time()
-    layers = decompose(model, (tokens,), {"use_cache": False})
-    assert time.process_time() - start < 20  # 5 s where nothing else runs
+    with answered("modules: GPT-2 of 40 billion parameters cut into layers", 20, "process"):
+        layers = decompose(model, (tokens,), {"use_cache": False})
     assert len(layers) == 1 + 200 + 1 + 1
     assert counted(layers) == 40_486_023_168
     for layer in layers[1:201]:
