@@ -1,7 +1,9 @@
-"""Paths as people write them."""
+"""Paths as people write them, and those that modules are found in."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 
@@ -17,3 +19,13 @@ def user_path(written: str | Path) -> Path:
         raise ValueError(
             f"there is no home folder {home!r} for the path {str(written)!r}; write it out"
         ) from None
+
+
+def import_path() -> dict[str, str]:
+    """Variables by which a process of ours can import what this one can beyond its installation,
+    but for the current folder: that stands after the library there (`custom.look_here`)."""
+    own = (sys.prefix, sys.base_prefix)
+    root = str(Path(__file__).resolve().parents[2])
+    extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]
+    path = os.pathsep.join(dict.fromkeys([root, *extra]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -34,6 +34,7 @@ from typing import Self
 
 import torch
 
+from workbench.core.paths import import_path
 from workbench.model import make_model
 from workbench.model.families import blank_rows
 from workbench.profile.alone import Alone
@@ -261,7 +262,8 @@ class Processes:
         try:
             with log.open("w") as file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", PROCESS, str(order), str(answers)],
+                    [sys.executable, "-m", PROCESS, str(order), str(answers)],
+                    env={**os.environ, **import_path()},
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,

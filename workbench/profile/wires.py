@@ -29,6 +29,7 @@ from time import monotonic, perf_counter, sleep
 import torch
 import torch.distributed as dist
 
+from workbench.core.paths import import_path
 from workbench.profile.company import in_company
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.profile import Wires
@@ -58,8 +59,9 @@ def measure(ranks: int, device: str) -> Wires:
             for rank in range(ranks):
                 with (folder / f"log-{rank}.txt").open("w") as log:
                     words = [__name__, name, str(rank), str(ranks), device]
-                    command = [sys.executable, "-P", "-m", *words]
-                    started.append(subprocess.Popen(command, stdout=log, stderr=log))
+                    command = [sys.executable, "-m", *words]
+                    there = {**os.environ, **import_path()}
+                    started.append(subprocess.Popen(command, stdout=log, stderr=log, env=there))
             deadline = monotonic() + LONGEST_S
             while any(process.poll() is None for process in started):
                 if any(process.poll() for process in started) or monotonic() > deadline:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from workbench.core.paths import import_path
 from workbench.runs import machine, methods, provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
@@ -336,13 +337,3 @@ def verdict(
 def _shell_status(returncode: int) -> int:
     """The worker's exit status from the guard's, in which 128 + n is signal n."""
     return 128 - returncode if returncode > 128 else returncode
-
-
-def import_path() -> dict[str, str]:
-    """Variables by which a process of ours can import what this one can beyond its installation,
-    but for the current folder: that stands after the library there (`custom.look_here`)."""
-    own = (sys.prefix, sys.base_prefix)
-    root = str(Path(__file__).resolve().parents[2])
-    extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]
-    path = os.pathsep.join(dict.fromkeys([root, *extra]))
-    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -20,7 +20,7 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import Any
 
-from workbench.runs.runner import import_path
+from workbench.core.paths import import_path
 
 END_S = 2.0
 
