@@ -2,7 +2,7 @@
 
 Voila serves one notebook of one cell out of a folder that holds nothing else. It listens on
 loopback only, answers to no other name, asks for a token, serves no files, and its answers forbid
-the browser to ask any other server for anything; what people may name in it, ui/confines.py says.
+the browser to ask any other server for anything; what people may name in it, runs/confines.py says.
 When it ends, however it ends, its kernels end with it, and the runs they started, unless somebody
 wanted those to go on.
 """

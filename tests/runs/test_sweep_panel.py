@@ -22,9 +22,9 @@ from papermill.inspection import inspect_notebook
 from tests.runs.helpers import HANG_S, HERE, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
+from workbench.runs.confines import confine
 from workbench.runs.store import Store
 from workbench.ui import sweep_control, sweep_html
-from workbench.ui.confines import confine
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_panel import SweepPanel
 from workbench.ui.watch import Tail, WatchedPoint

@@ -14,11 +14,11 @@ from typing import Any
 
 from workbench.core.paths import user_path
 from workbench.runs.campaign import Campaign
+from workbench.runs.confines import INSIDE, confine, inside
 from workbench.runs.spec import RunSpec, flat
 from workbench.runs.store import Store
 from workbench.ui.aside import Aside
 from workbench.ui.board_commands import sweep_commands
-from workbench.ui.confines import INSIDE, confine, inside
 from workbench.ui.form import MOST_RUNS, Form
 from workbench.ui.sweep_preview import Preview
 from workbench.ui.watch import SweepWatch, Watch

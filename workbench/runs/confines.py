@@ -1,7 +1,7 @@
 """The one door of a page that others than its owner may use: what it may name.
 
-All that people type in a page becomes a sweep as plain data (sweep_control.py), as a sweep file is
-that they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is
+All that people type in a page becomes a sweep as plain data (ui/sweep_control.py); so does a file
+they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is
 made of it: paths must lie in the results folder, links followed, no function may be named, and no
 other machine. Whoever has a notebook names what they like.
 """
