@@ -79,7 +79,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         if not told.exists():
             words = ("doctor", "--json", "--quick", "--device", "cpu", "--results", str(results))
             command = [sys.executable, "-m", "workbench.cli", *words]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             told.write_text(done.stdout)
     return SimpleNamespace(results=results, told=json.loads(told.read_text()))

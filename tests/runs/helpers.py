@@ -88,7 +88,7 @@ def left_behind(root: Path, *, patience_s: float = HANG_S) -> list[str]:
 def workbench(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     """The command line, as a user starts it."""
     command = [sys.executable, "-m", "workbench.cli", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
 
 
 def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
