@@ -92,7 +92,7 @@ def reproduce(
         echo(f"{head}: {words}")
     echo(f"figures, tables and notebooks are in {folder_of(store, values['size'])}")
     echo("writing the report")
-    return Reproduced(write_report(values["size"], store.root, echo), ran)
+    return Reproduced(write_report(values["size"], store.root), ran)
 
 
 def report(results: str | Path, *, echo: Echo) -> str:

@@ -23,23 +23,13 @@ Event = dict[str, Any]
 and whatever a method adds. The runner itself adds cached and waiting, which are not stored."""
 
 
-class Told(TypedDict, total=False):
-    """What events say of a run or a sweep, as far as programs read it; a line of another kind of
-    value is not used."""
-
-    time: float
-    event: str
-    text: str
-    reason: str
-    message: str
-    status: str
-    started: str
-    attempt: str
-    key: str
-    where: str | None
-    index: int
-    next_step: int
-    settings: dict[str, Any]
+TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "key")
+NUMBERS = ("index", "next_step")
+OTHERS = {"time": float, "where": str | None, "settings": dict[str, Any]}
+Told = TypedDict(
+    "Told", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
+)
+"""Fields of events, as far as programs read them; a line of other kinds of values is not used."""
 
 
 class Step(Told):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from workbench.figures.exhibit import find
 from workbench.figures.harmony import looks, sizes, table
 from workbench.figures.style import PAGE_IN, as_svg, styled
 from workbench.runs.store import Store
+from workbench.schedule.simulate import Event
 
 SERIES = [
     (table.REFERENCE, ""), (table.SIMULATED, table.OURS), (table.SIMULATED, table.THEIRS),
@@ -59,7 +61,7 @@ def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
         place = store.folder(record.key)
         place.mkdir(parents=True)
         events = [
-            {"lane": "compute", "rank": rank, "start_s": 0.0, "end_s": 1.0 + rank}
+            asdict(Event("F0.0", "F", 0, 0, rank, "compute", 5, 0.0, 1.0 + rank))
             for rank in range(record.spec["ranks"])
         ]
         (place / "timeline.json").write_text(json.dumps({"events": events}))

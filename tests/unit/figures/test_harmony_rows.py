@@ -208,7 +208,9 @@ def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
         {"lane": "compute", "rank": 1, "start_s": 2.0, "end_s": 3.0},
         {"lane": "h2d", "rank": 1, "start_s": 0.0, "end_s": 9.0},
     ]
-    (folder / "timeline.json").write_text(json.dumps({"events": events}))
+    same = {"name": "F0.0", "kind": "F", "unit": 0, "microbatch": 0, "step": 5}
+    text = json.dumps({"events": [same | event for event in events]})
+    (folder / "timeline.json").write_text(text)
     assert fig8.busy_shares(made, store) == {0: 1.0, 1: 0.25}
     rows = table.pick(fig8.rows([made], store, SMOKE), quantity="busy")
     assert rows["value"].tolist() == [1.0, 0.25]

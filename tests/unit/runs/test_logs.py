@@ -228,3 +228,11 @@ def test_of_many_steps_every_tenth_is_printed_with_its_mean() -> None:
     assert [p.iteration for p in log.points] == [*range(10, 101, 10), 105]
     assert log.points[0].loss == 4.5
     assert log.points[-1].loss == 102.0
+
+
+def test_a_log_appended_to_after_a_restart_counts_each_iteration_once() -> None:
+    text = log_of(3.0, 2.5, 2.0) + log_of(2.9, 2.4).replace("on       10", "on       20")
+    log = parse_log(text.replace("skipped iterations:   0", "skipped iterations: inf"), NAME)
+    assert [(p.iteration, p.loss) for p in log.points] == [(10, 3.0), (20, 2.4), (30, 2.0)]
+    assert log.points[0].skipped_iterations is None
+    assert any("2 iterations stand twice" in note for note in log.notes)
