@@ -137,8 +137,9 @@ def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
 def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
     """Machine, code, packages and dates behind records; of this moment where there are none."""
     sources = [record.provenance for record in records] or [gather()]
-    first = sources[0]
-    packages = {" ".join(pair) for source in sources for pair in source["packages"].items()}
+    untold = dict.fromkeys(("cpu", "cores", "system", "python"), "unknown")
+    first = untold | {"gpus": [], "host_memory_bytes": 0} | sources[0]
+    packages = {" ".join(pair) for source in sources for pair in source.get("packages", {}).items()}
     commits = {_commit(source) for source in sources}
     started = sorted(record.started[:16].replace("T", " ") for record in records)
     facts = {
