@@ -22,10 +22,10 @@ SCALAR_BYTES = 128
 """Norms of a unit's gradients, and losses of a micro-batch in the steps that are remembered."""
 
 
-def batch_bytes(profile: Profile, microbatches: int) -> tuple[int, int]:
+def batch_bytes(profile: Profile, microbatches: int) -> int:
     """Device bytes of a batch, and of the numbers that its step leaves."""
     tokens = profile.microbatch * microbatches * profile.seq * TOKEN_BYTES
-    return tokens, SCALAR_BYTES * (len(profile.units) + microbatches)
+    return tokens + SCALAR_BYTES * (len(profile.units) + microbatches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +108,7 @@ class Draft(Script):
 
     def _permanent_buffers(self) -> None:
         profile, layout = self.profile, self.layout
-        tokens, numbers = batch_bytes(profile, layout.microbatches)
-        self.buffer("tokens", DEVICE, tokens, permanent=True)
-        self.buffer("numbers", DEVICE, numbers, permanent=True)
+        self.buffer("tokens", DEVICE, batch_bytes(profile, layout.microbatches), permanent=True)
         if profile.library_bytes:
             self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
         if any(map(self.replayed, range(self.num_units))):

@@ -34,7 +34,7 @@ def _static(layout: Layout, profile: Profile) -> int:
     if layout.clipped:
         visits = [unit for unit in reversed(visits) if unit in layout.eager] + visits
     streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
-    total = sum(batch_bytes(profile, micros)) + profile.library_bytes
+    total = batch_bytes(profile, micros) + profile.library_bytes
     if layout.replay and not layout.kept >= {*range(1, len(units) - 1)}:
         total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
