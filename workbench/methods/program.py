@@ -210,12 +210,7 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
     recomputed = not draft.keeps(unit)
     after = [act(R if recomputed else F, unit, micro)]
     uses = [draft.weights(unit, turn=1)]
-    takes, scratch, inputs = [], cost.backward_scratch_bytes, draft.inputs(unit, micro)
-    frees = [] if draft.holds_output(unit - 1) else inputs
-    uses += [] if frees else inputs
-    if draft.holds_output(unit):
-        frees.append(name.activation(unit + 1, micro))
-        scratch -= draft.profile.units[unit + 1].input_bytes
+    takes, scratch = [], cost.backward_scratch_bytes
     if unit in draft.index:
         scratch += draft.weight_bytes(unit)  # on their way to the slot
         if first:
@@ -229,6 +224,7 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
         uses.append(name.gradients(unit))
     if not draft.replayed(unit):
         takes.append(draft.scratch(me, scratch))
+    frees = draft.inputs(unit, micro)
     if unit < draft.head:
         after.append(act(B, unit + 1, micro))
         frees.append(name.output_gradient(unit, micro))
