@@ -215,10 +215,10 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
         scratch += draft.weight_bytes(unit)  # on their way to the slot
         if first:
             takes.append(_gradient_slot(draft, unit, after))
-    elif 0 < unit < draft.head:
-        if first and draft.fresh_gradients(unit):  # what autograd returns is kept as it is
+    elif draft.fresh_gradients(unit):
+        if first:  # what autograd returns is kept as it is
             takes.append(name.gradients(unit))
-        else:  # on their way to where they are added up
+        else:
             scratch += draft.weight_bytes(unit)
     if not (first and takes):
         uses.append(name.gradients(unit))

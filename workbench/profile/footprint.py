@@ -93,8 +93,7 @@ def _bytes(
     """What the meter saw around a unit's actions, in the terms of UnitCost.
 
     A unit's output is held through its backward pass, which starts there. In that pass no buffer of
-    the schedule stands for it, so it counts as scratch. A block's gradients are a buffer; where
-    most of what was kept is gone before they are all there, that scratch is negative.
+    the schedule stands for it, so it counts as scratch. A block's gradients are a buffer.
     """
     embeds, head = kind == "embedding", "recompute before" not in marks
     graph = "forward" if head else "recompute"
@@ -109,5 +108,5 @@ def _bytes(
         "kept_bytes": kept,
         "forward_scratch_bytes": with_graph if head else without,
         "recompute_scratch_bytes": with_graph,
-        "backward_scratch_bytes": backward - gradients - (0 if embeds else activation),
+        "backward_scratch_bytes": max(0, backward - gradients - (0 if embeds else activation)),
     }

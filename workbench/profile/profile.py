@@ -150,8 +150,7 @@ class UnitCost:
     """The same inside a recomputation, beyond what it keeps."""
     backward_scratch_bytes: int = 0
     """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
-    gradients it returns; with the unit's output, which autograd holds until the pass is done.
-    Negative where kept bytes that are gone by then are more: they make room for gradients."""
+    gradients it returns; with the unit's output, which autograd holds until the pass is done."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0

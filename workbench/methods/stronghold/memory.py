@@ -160,7 +160,7 @@ class _Passes:
         if self.replayed[unit]:
             scratch = 0
         gradients = self.weights[unit] if fresh and micro == 0 else 0
-        self._take(gradients + (cost.input_bytes if unit else 0), max(0, scratch))
+        self._take(gradients + (cost.input_bytes if unit else 0), scratch)
         self.occupied -= 0 if self.replayed[unit] else cost.kept_bytes
         if unit and not self.stashed[unit]:
             self.occupied -= cost.input_bytes
