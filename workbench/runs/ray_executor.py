@@ -59,7 +59,12 @@ class RayExecutor:
     def _connect(self, address: str | None) -> None:
         """Ray gives its own processes half a minute to start, and a busy machine may take longer
         the first time."""
-        here: dict[str, Any] = {"object_store_memory": MEMORY_BYTES, "include_dashboard": False}
+        here: dict[str, Any] = {
+            "object_store_memory": MEMORY_BYTES,
+            "include_dashboard": False,
+            # Ray's own 15 would starve a run beside anything else, and runs are measured.
+            "_system_config": {"worker_niceness": 0},
+        }
         for left in reversed(range(1 if address else STARTS)):
             before = set(psutil.Process().children())
             try:
