@@ -285,7 +285,7 @@ def test_two_sweeps_that_want_one_place_take_turns(
 def test_bad_sweeps_are_refused_in_a_sentence(store: Store) -> None:
     for data, words in (
         ({"name": "../up", "base": {"method": "fake"}}, "cannot name a sweep"),
-        ({"name": 7, "base": {"method": "fake"}}, "it must be a text"),
+        ({"name": 7, "base": {"method": "fake"}}, "it must be text or null"),
         ({"base": {"method": "fake"}, "grid": {"seed": []}}, "at least one value"),
         ({"base": {"method": "fake", "batch": 0}}, "at least 1"),
         ({"base": {"method": "fake"}, "executor": 3}, "executor is 3"),

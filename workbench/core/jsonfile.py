@@ -77,7 +77,7 @@ def read_object(path: Path, where: str) -> dict[str, Any]:
     """The one object that a file holds. Raises as `read_json` does."""
     value = read_json(path, where)
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is not one JSON object")
+        raise ValueError(f"{where} is not a JSON object")
     return value
 
 
