@@ -240,13 +240,18 @@ def entry_of(
     changes = {**case.changes, **method_changes(method, known), **case.of_method.get(method, {})}
     if case.cap_gib is not None and method.partition(" ")[0] not in in_gpu:
         changes["device_memory"] = round(case.cap_gib * GIB)
-    spec = make_spec({**changes, "steps": warmup + measured})
+    spec = make_spec({**changes, **_steps(warmup + measured)})
     return Entry(case=case.name, method=method, spec=spec, warmup=warmup, splits=case.splits)
+
+
+def _steps(number: int) -> dict[str, int]:
+    """A run's steps, and how many of them the learning rate grows for."""
+    return {"steps": number, "warmup_steps": min(TRAINING["warmup_steps"], number)}
 
 
 def probe(method: str, layers: int, device_cap: int | None, host_cap: int | None) -> Entry:
     """A run of a search for the largest model: three full steps under both budgets."""
-    changes = {**PAPER, **method_changes(method), "layers": layers, "batch": 4, "steps": 3}
+    changes = {**PAPER, **method_changes(method), "layers": layers, "batch": 4, **_steps(3)}
     changes |= ROOMIEST.get(changes["method"], {})
     caps = {"device_memory": device_cap, "host_memory": host_cap}
     spec = make_spec({**changes, **{name: cap for name, cap in caps.items() if cap is not None}})
