@@ -101,7 +101,7 @@ def test_what_is_not_json_is_refused(tmp_path, text):
 def test_a_list_is_no_profile(tmp_path):
     path = tmp_path / "list.json"
     path.write_text("[1]")
-    with pytest.raises(ValueError, match="one JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         load(path)
 
 
