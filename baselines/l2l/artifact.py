@@ -123,7 +123,7 @@ class _Builder:
         scratch = {
             F: cost.forward_scratch_bytes,
             R: cost.recompute_scratch_bytes,
-            B: cost.backward_scratch_bytes,
+            B: max(0, cost.backward_scratch_bytes),
         }[kind]
         takes = {name.scratch(act(kind, unit, 0)): scratch}
         frees = list(takes)

@@ -155,6 +155,6 @@ def fitted(
             own[rank] -= 1
     return schedule, {
         DEVICE: max(peak[DEVICE] for peak in peaks.values()),
-        HOST_TIER: peaks[0][HOST_TIER],
+        HOST_TIER: schedule.mapped_bytes,
         DISK: 0,
     }

@@ -18,6 +18,14 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
+SCALAR_BYTES = 128
+"""Norms of a unit's gradients, and losses of a micro-batch in the steps that are remembered."""
+
+
+def batch_bytes(profile: Profile, microbatches: int) -> tuple[int, int]:
+    """Device bytes of a batch, and of the numbers that its step leaves."""
+    tokens = profile.microbatch * microbatches * profile.seq * TOKEN_BYTES
+    return tokens, SCALAR_BYTES * (len(profile.units) + microbatches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,8 +108,9 @@ class Draft(Script):
 
     def _permanent_buffers(self) -> None:
         profile, layout = self.profile, self.layout
-        tokens = profile.microbatch * layout.microbatches * profile.seq * TOKEN_BYTES
+        tokens, numbers = batch_bytes(profile, layout.microbatches)
         self.buffer("tokens", DEVICE, tokens, permanent=True)
+        self.buffer("numbers", DEVICE, numbers, permanent=True)
         if profile.library_bytes:
             self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
         if any(map(self.replayed, range(self.num_units))):
@@ -171,6 +180,11 @@ class Draft(Script):
     def keeps(self, unit: int) -> bool:
         """Whether the forward pass of a unit leaves what its backward pass needs."""
         return unit == self.head or unit in self.layout.kept
+
+    def holds_output(self, unit: int) -> bool:
+        """Whether autograd holds what a unit put out until the unit's own backward pass: the next
+        one's input, which does not wait on the host."""
+        return self.keeps(unit) and 0 <= unit < self.head and not self.stashed(unit + 1)
 
     def replayed(self, unit: int) -> bool:
         """Whether a unit's passes are recordings, which work in memory of their own."""

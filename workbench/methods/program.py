@@ -210,21 +210,25 @@ def _backward(draft: Draft, unit: int, micro: int) -> None:
     recomputed = not draft.keeps(unit)
     after = [act(R if recomputed else F, unit, micro)]
     uses = [draft.weights(unit, turn=1)]
-    takes, scratch = [], cost.backward_scratch_bytes
+    takes, scratch, inputs = [], cost.backward_scratch_bytes, draft.inputs(unit, micro)
+    frees = [] if draft.holds_output(unit - 1) else inputs
+    uses += [] if frees else inputs
+    if draft.holds_output(unit):
+        frees.append(name.activation(unit + 1, micro))
+        scratch -= draft.profile.units[unit + 1].input_bytes
     if unit in draft.index:
         scratch += draft.weight_bytes(unit)  # on their way to the slot
         if first:
             takes.append(_gradient_slot(draft, unit, after))
-    elif draft.fresh_gradients(unit):
-        if first:  # what autograd returns is kept as it is
+    elif 0 < unit < draft.head:
+        if first and draft.fresh_gradients(unit):  # what autograd returns is kept as it is
             takes.append(name.gradients(unit))
-        else:
+        else:  # on their way to where they are added up
             scratch += draft.weight_bytes(unit)
     if not (first and takes):
         uses.append(name.gradients(unit))
     if not draft.replayed(unit):
         takes.append(draft.scratch(me, scratch))
-    frees = draft.inputs(unit, micro)
     if unit < draft.head:
         after.append(act(B, unit + 1, micro))
         frees.append(name.output_gradient(unit, micro))

@@ -46,7 +46,7 @@ def replay_bytes(
     there = [(cost.input_bytes + cost.output_bytes, _forward_bytes(cost)) for cost in forwards]
     for chain in chains:
         ends = chain[0][0].input_bytes + chain[-1][0].output_bytes
-        there.append((ends, _chain_bytes(chain)))
+        there.append((ends, _chain_bytes(chain) + max(_fragments(*block) for block in chain)))
     if not there:
         return 0
     return max(ends for ends, _ in there) + max(inside for _, inside in there)
@@ -61,6 +61,11 @@ def block_replay_bytes(profile: Profile) -> int:
 
 def _forward_bytes(cost: UnitCost) -> int:
     return cost.output_bytes + cost.forward_scratch_bytes
+
+
+def _fragments(cost: UnitCost, gradients: int) -> int:
+    """Bytes between the tensors of a block's recordings that no other tensor fits into."""
+    return max(0, cost.recorded_bytes - _chain_bytes([(cost, gradients)]))
 
 
 def _chain_bytes(chain: Sequence[tuple[UnitCost, int]]) -> int:

@@ -23,8 +23,9 @@ class Script:
         return label
 
     def scratch(self, owner: str, nbytes: int, *, rank: int = 0) -> str:
-        """What one compute action needs for itself; `add` frees it with the action."""
-        return self.buffer(name.scratch(owner), DEVICE, nbytes, rank=rank)
+        """What one compute action needs for itself; `add` frees it with the action. Less than
+        nothing is nothing, since what was there before is there when the action starts."""
+        return self.buffer(name.scratch(owner), DEVICE, max(0, nbytes), rank=rank)
 
     def add(
         self,

@@ -18,7 +18,7 @@ from workbench.profile.table import Echo
 
 T = TypeVar("T")
 
-FORMAT = 7
+FORMAT = 8
 """Raised when stored measurements mean something else than before."""
 
 

@@ -81,10 +81,17 @@ def library_bytes_of(meter: DeviceMeter) -> int:
     """Device bytes of matrix products' workspaces, which are given back here."""
     if not isinstance(meter, CudaMeter):
         return 0
-    torch.cuda.synchronize(meter.device)
     before = meter.now
-    torch._C._cuda_clearCublasWorkspaces()
+    give_back_workspaces(meter.device)
     return before - meter.now
+
+
+def give_back_workspaces(device: torch.device) -> None:
+    """Free the workspaces of matrix products, of which each stream has one on CUDA: a run in this
+    process plans one, for its own stream."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _bytes(
@@ -93,7 +100,8 @@ def _bytes(
     """What the meter saw around a unit's actions, in the terms of UnitCost.
 
     A unit's output is held through its backward pass, which starts there. In that pass no buffer of
-    the schedule stands for it, so it counts as scratch. A block's gradients are a buffer.
+    the schedule stands for it, so it counts as scratch. A block's gradients are a buffer; where
+    most of what was kept is gone before they are all there, that scratch is negative.
     """
     embeds, head = kind == "embedding", "recompute before" not in marks
     graph = "forward" if head else "recompute"
@@ -108,5 +116,5 @@ def _bytes(
         "kept_bytes": kept,
         "forward_scratch_bytes": with_graph if head else without,
         "recompute_scratch_bytes": with_graph,
-        "backward_scratch_bytes": max(0, backward - gradients - (0 if embeds else activation)),
+        "backward_scratch_bytes": backward - gradients - (0 if embeds else activation),
     }

@@ -134,8 +134,8 @@ class _Costs:
             "kept_bytes": kept,
             "forward_scratch_bytes": max(0, forward.peak - forward.before - output),
             "recompute_scratch_bytes": max(0, graph.peak - graph.before - kept),
-            "backward_scratch_bytes": max(
-                0, backward.peak - (backward.before - output) - gradients - returning
+            "backward_scratch_bytes": (
+                backward.peak - (backward.before - output) - gradients - returning
             ),
         }
 

@@ -20,7 +20,7 @@ import torch
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
-from workbench.profile.footprint import footprints, library_bytes_of
+from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.recorded import with_recorded
@@ -198,6 +198,7 @@ def probe(device: str, dtype: str) -> float:
     target = torch_device(device)
     with Product(target, DTYPES[dtype]) as load:
         seconds = sample(load.once, seconds=PROBE_SECONDS).seconds
+    give_back_workspaces(target)
     use_device_threads(target.type)
     return seconds
 

@@ -150,7 +150,8 @@ class UnitCost:
     """The same inside a recomputation, beyond what it keeps."""
     backward_scratch_bytes: int = 0
     """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
-    gradients it returns; with the unit's output, which autograd holds until the pass is done."""
+    gradients it returns; with the unit's output, which autograd holds until the pass is done.
+    Negative where kept bytes that are gone by then are more: they make room for gradients."""
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0
@@ -158,6 +159,8 @@ class UnitCost:
     not measured."""
     recorded_recompute_s: float = 0.0
     recorded_backward_s: float = 0.0
+    recorded_bytes: int = 0
+    """Memory that they work in, with fragments between their tensors."""
 
     def as_recorded(self) -> UnitCost:
         """The same with passes that are recorded; itself where that was not measured."""

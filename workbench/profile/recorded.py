@@ -15,6 +15,7 @@ import torch
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import WEIGHT_STD
+from workbench.profile.footprint import give_back_workspaces
 from workbench.profile.profile import RECORDED_BELOW_S, UnitCost
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.replay import Chain, Replays
@@ -37,13 +38,14 @@ def with_recorded(
     device: torch.device,
     compiled: bool,
 ) -> UnitCost:
-    """The block's costs, with what its passes take as recordings. Passes that are too long to be
-    recorded, or for whose recordings the device has no room, take what they take when launched."""
-    seconds = cost.forward_s, cost.recompute_s, cost.backward_s
+    """The block's costs, with seconds and memory of its passes as recordings. Passes that are too
+    long to be recorded, or for whose recordings the device has no room, take their launched time.
+    """
+    seconds, nbytes = (cost.forward_s, cost.recompute_s, cost.backward_s), 0
     if cost.forward_s < RECORDED_BELOW_S:
         try:
             shape = (microbatch, seq, model.hidden)
-            seconds = _seconds(model, unit, shape, dtype, device, compiled=compiled)
+            seconds, nbytes = _measured(model, unit, shape, dtype, device, compiled=compiled)
         except (OutOfMemory, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
     forward, recompute, backward = seconds
@@ -52,10 +54,11 @@ def with_recorded(
         recorded_forward_s=forward,
         recorded_recompute_s=recompute,
         recorded_backward_s=backward,
+        recorded_bytes=nbytes,
     )
 
 
-def _seconds(
+def _measured(
     model: LayeredModel,
     unit: int,
     shape: tuple[int, int, int],
@@ -63,8 +66,9 @@ def _seconds(
     device: torch.device,
     *,
     compiled: bool,
-) -> tuple[float, float, float]:
-    """Medians of a forward pass, of one that keeps what is needed, and of the backward pass."""
+) -> tuple[tuple[float, ...], int]:
+    """Median seconds of a forward pass, of one that keeps what is needed, and of the backward pass;
+    and the bytes of their recordings."""
     meter = device_meter(device)
     flat = Flat.of(model, unit)
     weights = meter.zeros(flat.numel, dtype)
@@ -81,9 +85,10 @@ def _seconds(
             lambda: replays.recompute(unit, x),
             lambda: replays.backward(unit, above),
         )
-        return _timed(passes)
+        return _timed(passes), replays.nbytes
     finally:
         replays.close()
+        give_back_workspaces(device)
         torch.cuda.empty_cache()
 
 

@@ -93,7 +93,8 @@ class Replays:
                 self._chains[key] = self._chain(chain)
         torch.cuda.synchronize(self._meter.device)
         torch.cuda.empty_cache()
-        self._meter.set_apart(self._pool_bytes())
+        self.nbytes = self._pool_bytes()
+        self._meter.set_apart(self.nbytes)
 
     def forward(self, key: Hashable, x: Tensor) -> Tensor:
         """A block's output, without what its backward pass needs; it is there until the next

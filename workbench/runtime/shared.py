@@ -24,9 +24,8 @@ from torch import Tensor
 from workbench.runtime.pages import PIECE, bring
 from workbench.runtime.threads import available_cores, update_threads
 from workbench.runtime.tiers import OutOfMemory
-from workbench.schedule.schedule import HOST_TIER, Schedule
+from workbench.schedule.schedule import HOST_TIER, PAGE, Schedule
 
-PAGE = 4096
 FILE_BYTES, MOST_FILES = 1 << 30, 64
 """Of a file, or twice as much and so on where that would be more files than this: all are open."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000

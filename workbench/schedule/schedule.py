@@ -19,6 +19,8 @@ from workbench.schedule.action import VERDICT, Action, Kind
 
 DEVICE, HOST_TIER, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST_TIER, DISK)
+PAGE = 4096
+"""Bytes that each buffer of host memory which several ranks map is a multiple of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,12 @@ class Schedule:
             if buffer.permanent and (buffer.tier, buffer.rank) == (tier, rank)
         )
         return permanent + sum(self.slot_bytes(tier, rank).values())
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the host memory that several ranks map: each buffer on pages of its own."""
+        sizes = [buffer.nbytes for buffer in self.buffers.values() if buffer.tier == HOST_TIER]
+        return sum(-(-nbytes // PAGE) * PAGE for nbytes in sizes)
 
     def slot_bytes(self, tier: str, rank: int = 0) -> dict[str, int]:
         """Slot -> bytes to its farthest end."""

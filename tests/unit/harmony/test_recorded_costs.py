@@ -52,6 +52,7 @@ class Launched(Layers):
             recorded_forward_s=cost.forward_s,
             recorded_recompute_s=cost.recompute_s,
             recorded_backward_s=cost.backward_s,
+            recorded_bytes=3 * (cost.kept_bytes + cost.output_bytes),
         )
 
 

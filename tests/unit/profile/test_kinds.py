@@ -50,7 +50,7 @@ def test_passes_without_room_for_recordings_take_what_they_take_when_launched(mo
     def full(*_: object, **__: object) -> None:
         raise wrong
 
-    monkeypatch.setattr(recorded, "_seconds", full)
+    monkeypatch.setattr(recorded, "_measured", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     settings = {"microbatch": 1, "seq": 8, "dtype": torch.float32, "compiled": False}
     model = make_model(ModelSpec(layers=2, hidden=32, heads=4, seq=8, vocab=64))

@@ -305,7 +305,8 @@ def _backward_packs(
         for unit, cost in enumerate(costs)
     ]
     scratch = [
-        cost.backward_scratch_bytes + sizes.fresh_bytes(unit) for unit, cost in enumerate(costs)
+        max(0, cost.backward_scratch_bytes + sizes.fresh_bytes(unit))
+        for unit, cost in enumerate(costs)
     ]
     seconds = [cost.recompute_s + cost.backward_s for cost in costs]
     return _partitions(seconds, needs, scratch, setting.device_bytes, counts)

@@ -104,7 +104,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), clips)
     peak = {
         DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
-        HOST_TIER: found.proved.peak_bytes[0][HOST_TIER],
+        HOST_TIER: found.schedule.mapped_bytes,
         DISK: 0,
     }
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)

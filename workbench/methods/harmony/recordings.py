@@ -26,6 +26,8 @@ class _Chains:
     """The same where the chain ends with it."""
     ends: list[tuple[int, int]]
     """Its input and its output."""
+    fragments: list[int]
+    """Bytes between the tensors of its recordings."""
 
 
 class Recordings:
@@ -67,7 +69,8 @@ class Recordings:
         chains, last = self._chains(end - first), blocks[-1]
         most = max([*chains.inside[blocks.start : last], chains.last[last]])
         ends = chains.ends[blocks.start][0] + chains.ends[last][1]
-        return ends, most - chains.before[blocks.start]
+        fragments = max(chains.fragments[unit] for unit in blocks)
+        return ends, most - chains.before[blocks.start] + fragments
 
     def _chains_of(self, samples: int) -> _Chains:
         costs = [self._sizes.cost(unit, samples) for unit in range(self._units)]
@@ -81,7 +84,11 @@ class Recordings:
             inside.append(here + max(cost.recompute_scratch_bytes, backward + above))
             last.append(here + max(cost.recompute_scratch_bytes, backward))
         ends = [(cost.input_bytes, cost.output_bytes) for cost in costs]
-        return _Chains(before=before, inside=inside, last=last, ends=ends)
+        fragments = [
+            max(0, cost.recorded_bytes - most + below)
+            for cost, most, below in zip(costs, last, before, strict=False)
+        ]
+        return _Chains(before=before, inside=inside, last=last, ends=ends, fragments=fragments)
 
     def _longest_of(self, samples: int) -> float:
         return longest_forward_s(self._sizes, self._units, samples)

@@ -214,7 +214,7 @@ class Room:
             # A pass there and back: what later layers kept is gone when an earlier one needs most.
             tops = [
                 (end + cost.recompute_scratch_bytes,
-                 end + cost.backward_scratch_bytes + new, above, below)
+                 end + max(0, cost.backward_scratch_bytes + new), above, below)
                 for end, cost, new, above, below in
                 zip(ends[1:], costs, fresh, taken, made, strict=True)
             ]  # fmt: skip

@@ -187,7 +187,7 @@ class _Search:
             tried.remove(best)
             proved = validate(best.schedule)
             peaks = {rank: proved.peak_bytes[rank][DEVICE] for rank in range(setting.ranks)}
-            needed = max(peaks.values()), proved.peak_bytes[0][HOST_TIER]
+            needed = max(peaks.values()), best.schedule.mapped_bytes
             if needed[0] <= setting.device_bytes and needed[1] <= setting.host_bytes:
                 found = Found(
                     packs=best.packs, schedule=best.schedule, seconds=best.seconds, proved=proved,

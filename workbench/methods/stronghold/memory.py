@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from workbench.methods.draft import TOKEN_BYTES, Layout
+from workbench.methods.draft import Layout, batch_bytes
 from workbench.methods.replays import block_replay_bytes
 from workbench.profile.profile import Profile
 
@@ -34,7 +34,7 @@ def _static(layout: Layout, profile: Profile) -> int:
     if layout.clipped:
         visits = [unit for unit in reversed(visits) if unit in layout.eager] + visits
     streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
-    total = profile.microbatch * micros * profile.seq * TOKEN_BYTES + profile.library_bytes
+    total = sum(batch_bytes(profile, micros)) + profile.library_bytes
     if layout.replay and not layout.kept >= {*range(1, len(units) - 1)}:
         total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
@@ -152,17 +152,19 @@ class _Passes:
             self.occupied -= self.weights[unit]
 
     def _backward_visit(self, unit: int, micro: int) -> None:
-        cost = self.units[unit]
-        fresh = unit in self.layout.resident and 0 < unit < self.head
-        scratch = cost.backward_scratch_bytes
-        if unit not in self.layout.resident or (fresh and micro > 0):
+        cost, layout = self.units[unit], self.layout
+        fresh = unit in layout.resident and 0 < unit < self.head
+        holds = unit in layout.kept and unit < self.head and not self.stashed[unit + 1]
+        output = self.units[unit + 1].input_bytes if holds else 0
+        scratch = cost.backward_scratch_bytes - output
+        if unit not in layout.resident or (fresh and micro > 0):
             scratch += self.weights[unit]
         if self.replayed[unit]:
             scratch = 0
         gradients = self.weights[unit] if fresh and micro == 0 else 0
-        self._take(gradients + (cost.input_bytes if unit else 0), scratch)
+        self._take(gradients + (cost.input_bytes if unit else 0), max(0, scratch))
         self.occupied -= 0 if self.replayed[unit] else cost.kept_bytes
-        if unit and not self.stashed[unit]:
+        if unit and not self.stashed[unit] and unit - 1 not in layout.kept:
             self.occupied -= cost.input_bytes
         if unit < self.head:
-            self.occupied -= self.units[unit + 1].input_bytes
+            self.occupied -= self.units[unit + 1].input_bytes + output
