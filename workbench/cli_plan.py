@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.runs.planning import Answer
-from workbench.runs.progress import describe_model, describe_packs, format_seconds
+from workbench.runs.progress import describe_model, describe_packs, format_step
 from workbench.units import format_bytes
 
 
@@ -26,10 +26,10 @@ def print_plans(
         if not plan.fits:
             print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
             continue
-        time = format_seconds(plan.step_seconds) if plan.step_seconds else "unknown time"
+        time = format_step(plan.step_seconds, plan.step_seconds_range)
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
-        print(f"{mark} {plan.method:14s} {time} a step{window}; peak {peaks}")
+        print(f"{mark} {plan.method:14s} {time}{window}; peak {peaks}")
         print(f"{'':17s}bound by {plan.binding}")
         for note in (*describe_packs(plan.settings), *plan.notes):
             print(f"{'':17s}{note}")

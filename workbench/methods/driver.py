@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.methods.history import check_start
@@ -33,5 +34,6 @@ def train_with(
     report.phase("profiling")
     profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
     plan = planner(spec, profile.with_link(spec.link_bytes_per_s))
+    plan = replace(plan, spread=profile.hardware.spread)
     report.event("plan", **plan.to_dict())
     return train_planned(spec, plan, report, folder, engine=engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from workbench.schedule.schedule import Schedule
 
@@ -44,6 +44,16 @@ class Plan:
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What a reader should know: constraints violated, assumptions, defects of published runs."""
+    spread: float = 0.0
+    """Share of `step_seconds` by which a measured step may be shorter or longer: that of the
+    hardware, once the plan is told."""
+
+    @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """The shortest and the longest step to expect."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds * (1 - self.spread), self.step_seconds * (1 + self.spread)
 
     def seconds_of(self, norms: Iterable[float | None], clip: float | None) -> float | None:
         """The predicted mean of steps with these global norms."""
@@ -53,13 +63,19 @@ class Plan:
             return seconds
         return seconds + sum(norm > clip for norm in told) / len(told) * (clipped - seconds)
 
+    def predicted(self, norms: Iterable[float | None], clip: float | None) -> dict:
+        """The predictions of a run's record, for steps with these global norms."""
+        return {
+            "step_seconds": self.seconds_of(norms, clip),
+            "spread": self.spread,
+            "peak_bytes": self.peak_bytes,
+            "moved_bytes": self.moved_bytes,
+            "binding": self.binding,
+            "settings": self.settings,
+        }
+
     def to_dict(self) -> dict:
         """JSON-able, without the schedule."""
-        data = asdict(self) if self.schedule is None else asdict(_without_schedule(self))
+        data = asdict(replace(self, schedule=None))
         data.pop("schedule")
-        return data
-
-
-def _without_schedule(plan: Plan) -> Plan:
-    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-    return Plan(**{**fields, "schedule": None})
+        return {**data, "step_seconds_range": self.step_seconds_range}

@@ -168,24 +168,13 @@ class Training:
             parameters=self.model.parameters_count(),
             window=plan.window,
             resident=plan.resident,
-            predicted={
-                "step_seconds": self._predicted_seconds(),
-                "peak_bytes": plan.peak_bytes,
-                "moved_bytes": plan.moved_bytes,
-                "binding": plan.binding,
-                "settings": plan.settings,
-            },
+            # The first step warms up.
+            predicted=plan.predicted(history.grad_norms[1:], self.spec.clip),
             skipped_steps=history.skipped,
             grad_norms=history.grad_norms,
             engine=engine,
             notes=notes,
         )
-
-    def _predicted_seconds(self) -> float | None:
-        """The plan's prediction for what happened: a step whose gradients are clipped takes longer
-        where updates are taken back. The first step, which warms up, is left out.
-        """
-        return self.plan.seconds_of(self.history.grad_norms[1:], self.spec.clip)
 
     def close(self) -> None:
         """Give all memory back, whatever happened."""

@@ -25,7 +25,10 @@ and whatever a method adds. The runner itself adds cached and waiting, which are
 
 TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "key")
 NUMBERS = ("index", "next_step")
-OTHERS = {"time": float, "where": str | None, "settings": dict[str, Any]}
+OTHERS = {
+    "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
+    "step_seconds_range": list[float] | None,
+}  # fmt: skip
 Told = TypedDict(
     "Told", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
 )

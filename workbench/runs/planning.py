@@ -69,7 +69,8 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
         )
     if hardware.source == "published" and spec.model.family != GPT_FAMILY:
         plan = replace(plan, notes=(*plan.notes, profile.note))
-    plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)))
+    notes = (*plan.notes, *dict.fromkeys(heard))
+    plan = replace(plan, notes=notes, spread=hardware.spread)
     return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, TextIO
 
@@ -37,6 +37,18 @@ def format_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_step(seconds: float | None, range_: Sequence[float] | None) -> str:
+    """A predicted step to read, with the shortest and the longest to expect.
+
+    >>> format_step(0.4512, (0.36, 0.54)), format_step(None, None)
+    ('0.45 s a step (0.36 s to 0.54 s)', 'unknown time a step')
+    """
+    if not seconds or range_ is None:
+        return "unknown time a step"
+    low, high = map(format_seconds, range_)
+    return f"{format_seconds(seconds)} a step ({low} to {high})"
 
 
 def describe_spec(spec: RunSpec) -> str:
@@ -116,6 +128,9 @@ class Progress:
         elif kind in ("waiting", "phase", "profile"):
             self.line(event["text"])
         elif kind == "plan":
+            if event.get("step_seconds"):
+                step = format_step(event["step_seconds"], event.get("step_seconds_range"))
+                self.line(f"planned: {step}")
             for text in describe_packs(event["settings"]):
                 self.line(text)
         elif kind == "damaged" or (kind == "not_saved" and not self._unsaved):

@@ -40,6 +40,7 @@ class Predicted(TypedDict, total=False):
     """What a plan said of a run before it ran."""
 
     step_seconds: Measured | None
+    spread: float
     peak_bytes: dict[str, int | float | None]
     moved_bytes: dict[str, int | float | None]
     moved_parts: dict[str, int | float]

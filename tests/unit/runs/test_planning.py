@@ -58,6 +58,8 @@ def test_the_fastest_that_fits_is_recommended(seconds, capsys, tmp_path: Path) -
     assert code == 0
     assert (answer["method"], answer["fits"], answer["step_seconds"]) == ("stronghold", True, 0.25)
     assert answer["samples_per_second"] == 32
+    low, high = answer["step_seconds_range"]
+    assert 0.7 * 0.25 <= low < 0.25 < high <= 1.3 * 0.25
     assert answer["profile"] == "published"
     assert {"fits", "method", "window", "step_seconds", "peak_bytes", "binding"} <= answer.keys()
     assert [other["fits"] for other in answer["methods"]] == [False, True, True, True, True]
@@ -77,7 +79,8 @@ def test_nothing_fits(seconds, capsys) -> None:
 def test_a_stored_profile_of_this_machine_is_preferred(
     seconds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = SimpleNamespace(hardware=SimpleNamespace(name="this machine", source="measured"))
+    hardware = SimpleNamespace(name="this machine", source="measured", spread=0.2)
+    here = SimpleNamespace(hardware=hardware)
     monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
 

@@ -78,8 +78,10 @@ def test_the_packs_of_a_plan_are_told_and_other_plans_are_not() -> None:
         "forward_size": 4, "backward_size": 2, "forward_packs": "", "backward_packs": "3 3",
         "mirrored": False, "resident": 0,
     }  # fmt: skip
-    shown.on_event({"event": "plan", "settings": settings})
+    told = {"step_seconds": 0.45, "step_seconds_range": [0.36, 0.54]}
+    shown.on_event({"event": "plan", "settings": settings, **told})
     assert stream.getvalue().splitlines() == [
+        "planned: 0.45 s a step (0.36 s to 0.54 s)",
         "micro-batches of 4 samples forward, 2 backward",
         "forward packs, by their units: none",
         "backward packs, by their units: 3 3",

@@ -59,6 +59,7 @@ def train_planned(
     profiles = profiles_for(spec, folder.parents[1], report)
     report.phase("planning")
     made = planner.plan(spec, profiles, mode=mode)
+    made = replace(made, spread=profiles[min(profiles)].hardware.spread)
     report.event("plan", **made.to_dict())
     report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
     with closing(Crew(spec, made.schedule, folder, device=spec.device)) as crew:
@@ -139,14 +140,8 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
         moved_bytes={way: total // steps if steps else None for way, total in moved.items()},
         moved_parts=counted_parts((result["moved_parts"] for result in results), steps),
         parameters=crew.model.parameters_count(),
-        predicted={
-            "step_seconds": made.seconds_of(history.grad_norms[1:], crew.spec.clip),
-            "peak_bytes": made.peak_bytes,
-            "moved_bytes": made.moved_bytes,
-            "moved_parts": planned_parts(made.schedule),
-            "binding": made.binding,
-            "settings": made.settings,
-        },
+        predicted=made.predicted(history.grad_norms[1:], crew.spec.clip)
+        | {"moved_parts": planned_parts(made.schedule)},
         skipped_steps=history.skipped,
         grad_norms=history.grad_norms,
         engine="workbench",
