@@ -126,9 +126,7 @@ def test_what_is_committed_can_be_read() -> None:
 
 def test_what_the_benchmark_writes_can_be_read(tmp_path: Path) -> None:
     from benchmarks.offload_cases import CASES
-    from benchmarks.offload_sheet import COLUMNS as WRITTEN
 
-    assert set(WRITTEN) == set(COLUMNS)
     names = {name for cases in CASES.values() for case in cases for name in case.methods}
     runs = runs_of(tmp_path, [line(name, 32, speed=1.0) for name in sorted(names)])
     assert len(runs) == len(names)
