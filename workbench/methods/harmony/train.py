@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.mode import Planner
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.history import check_start
@@ -35,23 +33,8 @@ from workbench.schedule.simulate import Event
 from workbench.units import format_bytes
 
 
-class Planner(Protocol):
-    """What plans from profiles: a module."""
-
-    def check(self, spec: RunSpec, mode: str) -> None: ...
-
-    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
-
-
-def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
+def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
     """Plan from this machine's profile, then train on as many ranks as the spec has."""
-    return train_planned(planner, spec, report, folder, mode=mode)
-
-
-def train_planned(
-    planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str
-) -> Outcome:
-    """The same with the plans of another method whose layers visit from shared host memory."""
     check_data(spec, report, folder)
     planner.check(spec, mode)
     check_start(spec, folder)
