@@ -278,7 +278,7 @@ class _Files:
 
 
 class _FilesOfRanks(Together, _Files):
-    """Of which every rank has some."""
+    """DeepSpeed's own, of which every rank has some."""
 
 
 def _refuse(spec: RunSpec, adapter: Adapter) -> None:
@@ -323,7 +323,7 @@ def _scratch(adapter: Adapter) -> Iterator[None]:
 
 
 def _be_a_rank(device: torch.device) -> None:
-    """Of the ranks that have met; else of a process group of this process alone."""
+    """Join the ranks that have met; else a process group of this process alone."""
     if not dist.is_initialized():
         join(device)
     rank, world = str(dist.get_rank()), str(dist.get_world_size())

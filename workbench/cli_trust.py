@@ -53,7 +53,7 @@ def _read(path: Path) -> Manifest:
 
 
 def _number(text: Any) -> Any:
-    """Whatever is no number is left for the schema to refuse."""
+    """The number of a text; the schema refuses any other."""
     try:
         return None if text == "None" else float(text)
     except (TypeError, ValueError):

@@ -38,9 +38,9 @@ class Walks:
     """The threads of one rank."""
 
     own: Refs
-    """Of each action, what it waits for on its own rank."""
+    """Waits of each action for its own rank."""
     remote: Refs
-    """Of each action, what it waits for on others."""
+    """Waits of each action for others."""
     published: Set[int]
     """Actions that others wait for."""
     lanes: Mapping[str, list[int]]
@@ -92,7 +92,7 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
 
 
 def _divided(schedule: Schedule) -> tuple[Refs, Refs]:
-    """Of each action, what it waits for on its own rank, and what on others."""
+    """Waits of each action for its own rank, and for others."""
     own, remote, actions = [], [], schedule.actions
     for action, waits in zip(actions, unroll(schedule).references, strict=True):
         mine = [wait for wait in waits if actions[wait[1]].rank == action.rank]

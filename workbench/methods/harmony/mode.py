@@ -14,7 +14,7 @@ from workbench.runs.spec import RunSpec
 
 
 class Planner(Protocol):
-    """What plans from profiles: a module."""
+    """A module that plans from profiles."""
 
     def check(self, spec: RunSpec, mode: str) -> None: ...
 
