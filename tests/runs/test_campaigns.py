@@ -312,8 +312,9 @@ def test_a_file_that_was_damaged_is_told_and_nothing_starts(make: Make) -> None:
     assert not campaign.alive
     for name in ("state.json", "order.json"):
         (campaign.folder / name).write_text("]")
-    assert state(campaign) == "new"
-    assert campaign.orders() == {}
+        assert (campaign.status().state, campaign.orders()) == ("new", {})
+        assert f"{name} is not used: it is not JSON" in campaign.status().text
+        (campaign.folder / name).unlink()
 
 
 def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -78,8 +79,12 @@ def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_pat
     events = [event["event"] for event in sweep.new_events()]
     assert events.count("point_ended") == 2
     assert sweep.new_events() == []
+    os.utime(campaign.folder / "sweep.json", (4e9, 4e9))  # the clock was set back after that
     again = follow(Watch(watch.store, InProcess()))
     assert [p.status for p in again.points] == ["ok", "ok"]
+    assert again.new_events()
+    Campaign.create(watch.store, {**campaign.data, "grid": {"seed": [7]}}, replace=True)
+    assert not follow(watch).new_events(), "they were another sweep's"
 
 
 def test_a_failed_run_shows_its_cause_and_its_last_lines(make: Make, watch: Watch) -> None:
