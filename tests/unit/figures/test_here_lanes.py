@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from workbench.figures import here_lanes, here_table
-from workbench.figures.exhibit import HERE_LANES, find, notebook_of
+from workbench.figures.exhibit import HERE_LANES
 from workbench.figures.lanes_table import (
     Span,
     best_stretch,
@@ -29,7 +27,6 @@ from workbench.figures.style import styled
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps, read_lanes
 from workbench.report.here import lanes_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -281,18 +278,3 @@ def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     assert "data:image/svg+xml" in text
     assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
     assert "57.14" in text
-
-
-def test_its_notebook_is_like_the_others() -> None:
-    assert find("here_lanes") is here_lanes
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_LANES)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_lanes.TITLE}")
-    assert here_lanes.SECTION in title.source
-    assert " ".join(here_lanes.CLAIM.split()) in " ".join(title.source.split())
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    assert f'open_exhibit("{HERE_LANES}", size, results, machine=machine)' in plan.source
-    assert all(p["help"] for p in inspect_notebook(source).values())
-    check_parameters(read_notebook(HERE_LANES), {"size": "paper", "force": True}, HERE_LANES)

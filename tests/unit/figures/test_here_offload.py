@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
 from workbench.figures import here_offload
-from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_OFFLOAD, find, notebook_of
+from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_OFFLOAD, find
 from workbench.figures.goals import as_table, goals
 from workbench.figures.here_table import table
 from workbench.figures.style import HERE_LOOKS, styled
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
 from workbench.report.here import here_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -401,23 +397,3 @@ def test_it_stands_among_the_exhibits_by_its_name() -> None:
     assert find("here_offload") is here_offload
     with pytest.raises(ValueError, match="fig9, here_offload"):
         find("offload")
-
-
-def test_its_notebook_has_six_cells_like_the_others() -> None:
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_OFFLOAD)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_offload.TITLE}")
-    assert here_offload.SECTION in title.source
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    known = inspect_notebook(source)
-    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool", "machine": "str",
-    }  # fmt: skip
-    assert all(p["help"] for p in known.values())
-    for cell in source.cells[2:]:
-        nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
-        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_OFFLOAD}
-    check_parameters(read_notebook(HERE_OFFLOAD), {"size": "paper", "force": True}, HERE_OFFLOAD)

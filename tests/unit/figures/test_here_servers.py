@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.figures import here_servers, server_panels
-from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_SERVERS, find, notebook_of
+from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_SERVERS, find
 from workbench.figures.goals import as_table
 from workbench.figures.harmony.looks import LOOKS
 from workbench.figures.server_goals import goals
@@ -24,7 +21,6 @@ from workbench.figures.style import PAGE_IN, styled
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
 from workbench.report.here import SERVERS_COLUMNS, here_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -331,24 +327,3 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
 def test_it_stands_among_the_exhibits_by_its_name() -> None:
     assert EXHIBITS[len(FIGURES) + 2] == HERE_SERVERS
     assert find("here_servers") is here_servers
-
-
-def test_its_notebook_has_six_cells_like_the_others() -> None:
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_SERVERS)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_servers.TITLE}")
-    assert here_servers.SECTION in title.source
-    assert " ".join(here_servers.CLAIM.split()) in " ".join(title.source.split())
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    known = inspect_notebook(source)
-    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool", "machine": "str",
-    }  # fmt: skip
-    assert all(p["help"] for p in known.values())
-    for cell in source.cells[2:]:
-        nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
-        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_SERVERS}
-    check_parameters(read_notebook(HERE_SERVERS), {"size": "paper", "force": True}, HERE_SERVERS)
