@@ -235,13 +235,10 @@ class Training:
 
         history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes=self.account.peak_bytes,
             moved_bytes=self.account.moved_bytes,
             parameters=self.model.parameters_count(),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=f"deepspeed {deepspeed.__version__}",
             notes=[
                 *self.adapter.notes,

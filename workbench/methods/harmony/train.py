@@ -112,8 +112,7 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
     ways = ("load", "store", "read", "write")
     moved = {way: sum(result["moved_bytes"][way] for result in results) for way in ways}
     return Outcome(
-        losses=history.losses,
-        step_seconds=history.step_seconds,
+        **history.measured(),
         peak_bytes={
             DEVICE: max((result["device_peak"] for result in results), default=None),
             HOST_TIER: host_layout(made.schedule)[1],
@@ -130,8 +129,6 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
             "binding": made.binding,
             "settings": made.settings,
         },
-        skipped_steps=history.skipped,
-        grad_norms=history.grad_norms,
         engine="workbench",
         notes=notes,
     )
