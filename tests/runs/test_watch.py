@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from tests.runs.fake_method import TOLD_S
-from tests.runs.helpers import wait_for
+from tests.runs.helpers import sweep_of, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -25,20 +26,8 @@ facts = attrgetter("where", "step", "steps", "loss", "seconds_left")
 
 
 @pytest.fixture
-def make(store: Store) -> Iterator[Make]:
-    made = []
-
-    def make(name: str = "mine", text: str = "steps", seeds: int = 2, **more) -> Campaign:
-        base = {"method": "fake", "text": text, "steps": 5, **more}
-        data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
-        made.append(Campaign.create(store, data))
-        return made[-1]
-
-    yield make
-    for campaign in made:
-        if campaign.alive:
-            campaign.cancel()
-            wait_for(lambda campaign=campaign: not campaign.alive)
+def make(store: Store) -> Make:
+    return partial(sweep_of, store, text="steps", seeds=2)
 
 
 @pytest.fixture
