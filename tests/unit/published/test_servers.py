@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.figures.servers import benchmark, line, runs_of, write
+from tests.unit.figures.servers import line, runs_of, write
 from workbench.published.servers import (
     LABELS,
     ServerRun,
@@ -75,12 +75,6 @@ def test_a_run_on_other_gpus_is_another_setting_and_a_repeated_one_counts_once(
     assert [(run.ranks, run.samples_per_second, run.runs) for run in latest(runs)] == [
         (4, 70.0, 3), (2, 40.0, 1),
     ]  # fmt: skip
-
-
-def test_a_whole_campaign_is_read(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, benchmark())
-    assert len(runs) == len(benchmark())
-    assert {run.ranks for run in runs} == {1, 2, 4, 8}
 
 
 def test_what_is_committed_can_be_read() -> None:
