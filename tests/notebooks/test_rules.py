@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from workbench.figures.sizes import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
 LONGEST_CELL = 10
+notebook = cache(read_notebook)
 
 
 def parameters_of(figure: str) -> dict[str, str]:
@@ -28,7 +30,7 @@ def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
 
 @pytest.mark.parametrize("figure", EXHIBITS)
 def test_six_cells(figure: str) -> None:
-    title, parameters, plan, run, drawing, verdict = read_notebook(figure).cells
+    title, parameters, plan, run, drawing, verdict = notebook(figure).cells
     exhibit, told = find(figure), " ".join(title.source.split())
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
     heads = dict.fromkeys(HERE, exhibit.TITLE) | dict.fromkeys(HARMONY, "Harmony, ")
@@ -49,7 +51,7 @@ def test_six_cells(figure: str) -> None:
 
 @pytest.mark.parametrize("figure", EXHIBITS)
 def test_cells_are_short_and_define_nothing(figure: str) -> None:
-    for cell in read_notebook(figure).cells[1:]:
+    for cell in notebook(figure).cells[1:]:
         assert len(cell.source.splitlines()) <= LONGEST_CELL
         nodes = list(ast.walk(ast.parse(cell.source)))
         definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -58,7 +60,7 @@ def test_cells_are_short_and_define_nothing(figure: str) -> None:
 
 @pytest.mark.parametrize("figure", EXHIBITS)
 def test_parameters_are_typed_explained_and_the_only_literals(figure: str) -> None:
-    source = read_notebook(figure)
+    source = notebook(figure)
     known = inspect_notebook(source)
     assert {name: p["inferred_type_name"] for name, p in known.items()} == parameters_of(figure)
     assert all(p["help"] for p in known.values())
