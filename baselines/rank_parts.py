@@ -1,4 +1,4 @@
-"""What the ranks of a run divide among them: the samples."""
+"""The samples of a run, divided among its ranks."""
 
 from __future__ import annotations
 

@@ -235,13 +235,10 @@ class Training:
 
         history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes=self.account.peak_bytes,
             moved_bytes=self.account.moved_bytes,
             parameters=self.model.parameters_count(),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=f"deepspeed {deepspeed.__version__}",
             notes=[
                 *self.adapter.notes,
@@ -278,7 +275,7 @@ class _Files:
 
 
 class _FilesOfRanks(Together, _Files):
-    """Of which every rank has some."""
+    """DeepSpeed's own, of which every rank has some."""
 
 
 def _refuse(spec: RunSpec, adapter: Adapter) -> None:
@@ -323,7 +320,7 @@ def _scratch(adapter: Adapter) -> Iterator[None]:
 
 
 def _be_a_rank(device: torch.device) -> None:
-    """Of the ranks that have met; else of a process group of this process alone."""
+    """Join the ranks that have met; else a process group of this process alone."""
     if not dist.is_initialized():
         join(device)
     rank, world = str(dist.get_rank()), str(dist.get_world_size())

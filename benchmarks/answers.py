@@ -42,7 +42,7 @@ class Answers:
         self.enter(question, goal_s, CLOCKS[clock]() - began)
 
     def enter(self, question: str, goal_s: float, seconds: float) -> None:
-        """What something else has measured."""
+        """Enter what something else has measured."""
         self._seconds.setdefault((question, goal_s), []).append(seconds)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list) -> None:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.offload_lanes import lanes_file
-from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet, put
+from benchmarks.offload_sheet import Sheet, put
+from workbench.published import here, servers
 
-SHEETS = {"offload": COLUMNS, "servers": SERVER_COLUMNS}
+SHEETS = {"offload": here.COLUMNS, "servers": servers.COLUMNS}
 KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
 differ."""

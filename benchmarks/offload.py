@@ -30,7 +30,8 @@ from typing import Any, NoReturn
 from benchmarks import offload_cases as cases
 from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
 from benchmarks.offload_cases import Entry, entries
-from benchmarks.offload_sheet import COLUMNS, Sheet
+from benchmarks.offload_sheet import Sheet
+from workbench.published.here import COLUMNS
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.units import format_bytes, parse_bytes
 

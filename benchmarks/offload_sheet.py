@@ -20,20 +20,10 @@ from typing import Any
 
 from benchmarks.offload_cases import GIB, Entry
 from workbench.methods.plan import Plan
+from workbench.published.here import COLUMNS
 from workbench.runs.record import RESULTS, RunRecord, strict
 from workbench.runs.store import write_whole
 
-COLUMNS = (
-    "method", "layers", "hidden", "heads", "seq", "batch", "dtype", "clip", "device_cap_gib",
-    "host_cap_gib", "parameters", "status", "samples_per_second", "step_seconds_median",
-    "step_seconds_spread", "predicted_step_seconds", "peak_device_gib",
-    "predicted_peak_device_gib", "host_gib", "disk_gib", "final_loss", "commit", "measured_on",
-)  # fmt: skip
-SERVER_COLUMNS = (
-    "method", "ranks", *COLUMNS[1:-4], "load_gib", "store_gib", "planned_load_gib",
-    "planned_store_gib", *COLUMNS[-3:],
-)  # fmt: skip
-"""Of servers.csv; `disk_gib` is not among them."""
 OF_THE_RUN = ("key", "command", "started", "code_version", "dirty", "diff", "commit")
 """Of a record's provenance; the rest is the machine's."""
 LOG_LINES = 25

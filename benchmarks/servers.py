@@ -15,14 +15,14 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import offload, server_cases
-from benchmarks.offload_sheet import SERVER_COLUMNS
+from workbench.published.servers import COLUMNS
 
 SERVERS = offload.Suite(
     name="servers",
     about=__doc__,
     cases=server_cases.CASES,
     entries=server_cases.entries,
-    columns=SERVER_COLUMNS,
+    columns=COLUMNS,
     roof="data-parallel",
 )
 

@@ -34,6 +34,11 @@ def _read(path: Path) -> Manifest:
     where = f"the manifest of {path}"
     data = read_object(path / MANIFEST, where)
     data.pop("sha256", None)
+    if "continues" not in data:  # DeepSpeed's and megatron-core's of older versions
+        raise ValueError(
+            f"{where} does not say which training it is of, so no run can go on from it; remove "
+            f"{path.parent} to begin anew"
+        )
     lacking = "version" not in data and "crc32" not in data
     if "version" not in data:  # before it had one, losses and norms were texts
         sizes = read_as(dict[str, int], data.get("files"), f"{where}: files")
@@ -53,7 +58,7 @@ def _read(path: Path) -> Manifest:
 
 
 def _number(text: Any) -> Any:
-    """Whatever is no number is left for the schema to refuse."""
+    """The number of a text; the schema refuses any other."""
     try:
         return None if text == "None" else float(text)
     except (TypeError, ValueError):

@@ -152,13 +152,10 @@ class Training:
         history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes={"device": peak, "host": self.host_bytes, "disk": 0},
             moved_bytes={**self.moved, "read": 0, "write": 0},
             parameters=self.model.parameters_count(),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=f"FSDP2 of torch {torch.__version__}, {self.blocks}, update by {self.update}",
             notes=[
                 *history.notes,

@@ -107,13 +107,10 @@ class Training:
         history, on_gpu = self.history, self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes={"device": peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
             parameters=self.ours.parameters_count(),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=f"megatron-core {importlib.metadata.version('megatron-core')}",
             notes=[
                 "device peak: torch's allocator"

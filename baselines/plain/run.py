@@ -109,13 +109,10 @@ class Training:
         else:
             notes.append("device peak: storages alive at once")
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes={"device": self.meter.peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
             parameters=self.model.parameters_count(),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=f"torch {torch.__version__}, {self.blocks}",
             notes=[
                 *history.notes,

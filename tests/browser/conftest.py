@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.runs.helpers import HANG_S
+from tests.runs.helpers import HANG_S, store_at
+from workbench.runs.store import Store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -50,6 +51,11 @@ class Watched:
 
 
 Open = Callable[..., Watched]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    yield from store_at(tmp_path / "results")
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,6 @@ KEY_MS = 50
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "results")
-    yield store
-    assert left_behind(store.root) == []
-
-
-@pytest.fixture
 def lab(tmp_path: Path, store: Store) -> Iterator[Server]:
     """JupyterLab over copies of the notebooks, at the tiny size."""
     folder = tmp_path / "notebooks"

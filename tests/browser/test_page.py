@@ -22,13 +22,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path / "results")
-    yield store
-    assert left_behind(store.root) == []
-
-
-@pytest.fixture
 def server(store: Store) -> Iterator[Server]:
     with page(store.root) as server:
         yield server

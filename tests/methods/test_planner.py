@@ -129,7 +129,7 @@ def test_a_small_host_keeps_more_on_the_device():
 
 @pytest.mark.parametrize("changes", [{}, {"activations": "recompute"}, {"clip": None, "batch": 8}])
 def test_more_device_memory_is_never_slower(changes):
-    """Of what a search makes small, in its own simulations of a real machine's costs."""
+    """Asked of what a search makes small, in its own simulations of a real machine's costs."""
     model = ModelSpec(layers=12, hidden=1024)
     spec = spec_for(window="auto", model=model, host_memory=200 << 30, **changes)
     profile, before = published_profile(spec, "v100-32gb"), inf

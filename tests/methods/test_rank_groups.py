@@ -21,7 +21,7 @@ from workbench.schedule.buffers import gradients, on_rank
 
 COPIES = 2
 ENDS = (Kind.GRAD_OUT, Kind.NORM, Kind.UPDATE)
-"""What gradients are complete for."""
+"""Work that needs complete gradients."""
 
 
 def replicated(schedule):

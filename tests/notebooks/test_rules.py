@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from functools import cache
 from pathlib import Path
 
-import jupytext
 import pytest
 from papermill.inspection import inspect_notebook
 
-from workbench.figures.exhibit import FIGURES, find
+from workbench.figures.exhibit import EXHIBITS, HARMONY, HERE, find, notebook_of
+from workbench.figures.harmony.own_text import READS
 from workbench.figures.sizes import SIZES
-from workbench.reproduce import NOTEBOOKS
+from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
 LONGEST_CELL = 10
+notebook = cache(read_notebook)
 
 
-def notebook(figure: str):
-    return jupytext.read(NOTEBOOKS / f"stronghold_{figure}.py")
+def parameters_of(figure: str) -> dict[str, str]:
+    own = {"text": "str"} if figure in READS else {"machine": "str"} if figure in HERE else {}
+    return {"size": "str", "results": "str", "force": "bool"} | own
 
 
 def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
-    found = {path.stem.removeprefix("stronghold_") for path in NOTEBOOKS.glob("stronghold_*.py")}
-    assert found == set(FIGURES)
+    assert {path.stem for path in NOTEBOOKS.glob("*.py")} == {*map(notebook_of, EXHIBITS)}
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", EXHIBITS)
 def test_six_cells(figure: str) -> None:
     title, parameters, plan, run, drawing, verdict = notebook(figure).cells
+    exhibit, told = find(figure), " ".join(title.source.split())
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
-    assert title.source.startswith(f"# STRONGHOLD, figure {figure}")
-    assert "**Claim**" in title.source
-    assert find(figure).SECTION in title.source
-    assert all(f"| {size} |" in title.source for size in SIZES)
+    heads = dict.fromkeys(HERE, exhibit.TITLE) | dict.fromkeys(HARMONY, "Harmony, ")
+    assert told.startswith(f"# {heads.get(figure, f'STRONGHOLD, figure {figure}')}")
+    assert "**Claim**" in told or " ".join(exhibit.CLAIM.split()) in told
+    assert exhibit.SECTION in told
+    if figure in HARMONY:
+        told_of = "all that is drawn is measured" if figure in READS else "no measurements"
+        assert told_of in told
+    if figure not in HERE:
+        assert all(f"| {size} |" in told for size in SIZES)
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
         assert f"exhibit.{call}(" in cell.source
-    assert f'open_exhibit("{figure}", size, results)' in plan.source
+    own = {"text": ", text", "machine": ", machine=machine"}.get([*parameters_of(figure)][-1], "")
+    assert f'open_exhibit("{figure}", size, results{own})' in plan.source
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", EXHIBITS)
 def test_cells_are_short_and_define_nothing(figure: str) -> None:
     for cell in notebook(figure).cells[1:]:
         assert len(cell.source.splitlines()) <= LONGEST_CELL
@@ -49,19 +58,16 @@ def test_cells_are_short_and_define_nothing(figure: str) -> None:
         assert not [node for node in nodes if isinstance(node, definitions)]
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", EXHIBITS)
 def test_parameters_are_typed_explained_and_the_only_literals(figure: str) -> None:
     source = notebook(figure)
     known = inspect_notebook(source)
-    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool",
-    }  # fmt: skip
+    assert {name: p["inferred_type_name"] for name, p in known.items()} == parameters_of(figure)
     assert all(p["help"] for p in known.values())
     for cell in source.cells[2:]:
-        literals = [
-            n.value for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Constant)
-        ]
-        assert set(literals) <= {figure}
+        nodes = ast.walk(ast.parse(cell.source))
+        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {figure}
+    check_parameters(source, {"size": "paper", "force": True}, figure)
 
 
 def test_pairs_are_in_step(root: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.helpers import HANG_S, HERE, left_behind
+from tests.runs.helpers import HANG_S, HERE, store_at
 from workbench.runs import campaign as campaigns
 from workbench.runs import methods
 from workbench.runs.store import Store
@@ -29,7 +29,4 @@ def fake_method(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A results folder; at the end of the test no process that belongs to it is alive."""
-    store = Store(tmp_path / "results")
-    yield store
-    assert left_behind(store.root) == []
+    yield from store_at(tmp_path / "results")

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import make_spec
 from workbench.runs.processes import MARK
 from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -25,6 +27,27 @@ HANG_S = 240.0
 def fake_spec(text: str, **changes: object) -> RunSpec:
     """A run of the fake method that does what `text` says."""
     return make_spec({"method": "fake", "layers": 4, "steps": 3, "text": text, **changes})
+
+
+def sweep_of(
+    store: Store, name: str = "mine", *, text: str, seeds: int, **more: object
+) -> Campaign:
+    """A sweep of the fake method, a run for each seed."""
+    base = {"method": "fake", "text": text, "steps": 5, **more}
+    return Campaign.create(
+        store, {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
+    )
+
+
+def store_at(root: Path) -> Iterator[Store]:
+    """A results folder for a test; at the end no process that belongs to it is alive."""
+    store = Store(root)
+    yield store
+    for campaign in Campaign.all(store):
+        if campaign.alive:
+            campaign.cancel()
+            wait_for(lambda campaign=campaign: not campaign.alive)
+    assert left_behind(root) == []
 
 
 def processes_of(root: Path) -> list[psutil.Process]:

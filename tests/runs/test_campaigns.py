@@ -9,15 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.runs.fake_method import TOLD_S
-from tests.runs.helpers import HANG_S, HERE, ROOT, left_behind, processes_of, role, wait_for
+from tests.runs.helpers import (
+    HANG_S,
+    HERE,
+    ROOT,
+    left_behind,
+    processes_of,
+    role,
+    sweep_of,
+    wait_for,
+)
 from workbench.runs import campaign as campaigns
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -26,22 +36,9 @@ Make = Callable[..., Campaign]
 
 
 @pytest.fixture
-def make(store: Store, tmp_path: Path) -> Iterator[Make]:
-    """Sweeps of the fake method, each run of which waits for its seed's file in the test's folder;
-    none of their processes is alive at the end."""
-    made = []
-
-    def make(name: str = "mine", text: str = "", seeds: int = 3, **more) -> Campaign:
-        base = {"method": "fake", "text": text or f"until {tmp_path}", "steps": 5, **more}
-        data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
-        made.append(Campaign.create(store, data))
-        return made[-1]
-
-    yield make
-    for campaign in made:
-        if campaign.alive:
-            campaign.cancel()
-            wait_for(lambda campaign=campaign: not campaign.alive)
+def make(store: Store, tmp_path: Path) -> Make:
+    """Sweeps each run of which waits for its seed's file in the test's folder."""
+    return partial(sweep_of, store, text=f"until {tmp_path}", seeds=3)
 
 
 def let(tmp_path: Path, *seeds: int) -> None:
@@ -312,8 +309,9 @@ def test_a_file_that_was_damaged_is_told_and_nothing_starts(make: Make) -> None:
     assert not campaign.alive
     for name in ("state.json", "order.json"):
         (campaign.folder / name).write_text("]")
-    assert state(campaign) == "new"
-    assert campaign.orders() == {}
+        assert (campaign.status().state, campaign.orders()) == ("new", {})
+        assert f"{name} is not used: it is not JSON" in campaign.status().text
+        (campaign.folder / name).unlink()
 
 
 def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def previewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(store: Store) -> Iterator[Callable[..., SweepPanel]]:
-    """Opens pages on the store; at the end no sweep runs."""
+    """Opens pages on the store."""
     panels = []
 
     def opened(**more: object) -> SweepPanel:
@@ -47,10 +47,6 @@ def opened(store: Store) -> Iterator[Callable[..., SweepPanel]]:
     yield opened
     for panel in panels:
         panel.close()
-    for campaign in Campaign.all(store):
-        if campaign.alive:
-            campaign.cancel()
-            wait_for(lambda campaign=campaign: not campaign.alive)
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import psutil
 import pytest
 
 from tests.runs.fake_method import TOLD_S
-from tests.runs.helpers import wait_for
+from tests.runs.helpers import sweep_of, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -24,20 +26,8 @@ facts = attrgetter("where", "step", "steps", "loss", "seconds_left")
 
 
 @pytest.fixture
-def make(store: Store) -> Iterator[Make]:
-    made = []
-
-    def make(name: str = "mine", text: str = "steps", seeds: int = 2, **more) -> Campaign:
-        base = {"method": "fake", "text": text, "steps": 5, **more}
-        data = {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
-        made.append(Campaign.create(store, data))
-        return made[-1]
-
-    yield make
-    for campaign in made:
-        if campaign.alive:
-            campaign.cancel()
-            wait_for(lambda campaign=campaign: not campaign.alive)
+def make(store: Store) -> Make:
+    return partial(sweep_of, store, text="steps", seeds=2)
 
 
 @pytest.fixture
@@ -78,8 +68,12 @@ def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_pat
     events = [event["event"] for event in sweep.new_events()]
     assert events.count("point_ended") == 2
     assert sweep.new_events() == []
+    os.utime(campaign.folder / "sweep.json", (4e9, 4e9))  # the clock was set back after that
     again = follow(Watch(watch.store, InProcess()))
     assert [p.status for p in again.points] == ["ok", "ok"]
+    assert again.new_events()
+    Campaign.create(watch.store, {**campaign.data, "grid": {"seed": [7]}}, replace=True)
+    assert not follow(watch).new_events(), "they were another sweep's"
 
 
 def test_a_failed_run_shows_its_cause_and_its_last_lines(make: Make, watch: Watch) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.gather import gather, main
 from benchmarks.offload_lanes import lanes_file
-from benchmarks.offload_sheet import COLUMNS, SERVER_COLUMNS, Sheet
+from benchmarks.offload_sheet import COLUMNS, Sheet
+from workbench.published.servers import COLUMNS as SERVER_COLUMNS
 
 
 def run(number: int, case: str = "a", method: str = "ours") -> dict[str, Any]:

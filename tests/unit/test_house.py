@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib.metadata
 import json
 import re
@@ -284,6 +285,15 @@ def test_no_file_names_a_machine_or_a_package_registry() -> None:
             continue
         found += [f"{path.relative_to(ROOT)}: {hit[0]}" for hit in FORBIDDEN.finditer(text)]
     assert not found
+
+
+EXAMPLES = [module_name(p) for p in sources("workbench") if "\n    >>> " in p.read_text()]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.failed == 0 < found.attempted
 
 
 def test_outputs_and_environments_are_not_committed() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 CLOCKS = ("monotonic", "perf_counter", "process_time", "thread_time")
 LIMIT = {"wait_for": 2, "wait": 1, "join": 1, "communicate": 2, "wait_procs": 2}
-"""What waits, and with how many arguments the last one says for how long."""
+"""Calls that wait, and with how many arguments the last one says for how long."""
 LEAST_S = 60
-"""What only ends a hang may take as long as this: longer than a busy machine does."""
+"""A limit that only ends a hang may be as long as this: longer than a busy machine does."""
 
 
 def reads_a_clock(node: ast.AST) -> bool:

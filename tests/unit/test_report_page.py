@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import re
 from html.parser import HTMLParser
 
@@ -91,8 +89,3 @@ def test_a_page_points_nowhere() -> None:
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
     assert "@media print" in text
-
-
-def test_the_examples_are_true() -> None:
-    module = importlib.import_module("workbench.report.page")  # its package has a `page` too
-    assert doctest.testmod(module).failed == 0

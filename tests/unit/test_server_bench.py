@@ -9,10 +9,11 @@ import shutil
 import pytest
 
 from benchmarks.offload_cases import GIB
-from benchmarks.offload_sheet import SERVER_COLUMNS, Sheet
+from benchmarks.offload_sheet import Sheet
 from benchmarks.server_cases import CASES, entries
 from benchmarks.servers import main
 from tests.runs.helpers import left_behind
+from workbench.published.servers import COLUMNS
 
 MAY_DIFFER = {"method", "microbatches", "device_memory"}
 """Fields of the spec in which the methods of a case differ."""
@@ -66,7 +67,7 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     assert "100.0%" in printed
     with (tmp_path / "out" / "servers.csv").open() as file:
         harmony, parallel = csv.DictReader(file)
-    assert tuple(harmony) == SERVER_COLUMNS
+    assert tuple(harmony) == COLUMNS
     assert (harmony["method"], parallel["method"]) == ("harmony-pp", "data-parallel")
     assert float(harmony["final_loss"]) == pytest.approx(float(parallel["final_loss"]), rel=1e-6)
     assert float(harmony["load_gib"]) == float(harmony["planned_load_gib"]) > 0
@@ -80,4 +81,4 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
 def test_a_sheet_of_another_benchmark_is_refused(tmp_path):
     (tmp_path / "servers.csv").write_text("method,layers\n")
     with pytest.raises(ValueError, match=r"servers.csv has other columns than this benchmark"):
-        Sheet(tmp_path, "servers", SERVER_COLUMNS)
+        Sheet(tmp_path, "servers", COLUMNS)

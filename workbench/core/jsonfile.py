@@ -26,7 +26,7 @@ _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 """Numbers as their shape: ``1.5E+12`` is ``0.0e00``, without its sign."""
 
 _EXPONENT = re.compile(b"e000")
-"""Of three digits; bytes would be searched slower, for there are many zeros."""
+"""Has three digits; bytes would be searched slower, for there are many zeros."""
 
 
 def parse_json(text: str | bytes, where: str, *, any_text: bool = False) -> Any:

@@ -73,7 +73,7 @@ class Misfit(ValueError):
         return f"{shown if len(shown) <= 80 else shown[:77] + '...'}; it must be {wanted}"
 
     def within(self, place: str) -> Misfit:
-        """The same, seen from what is around it."""
+        """This misfit, seen from what is around it."""
         inner = self.place
         self.place = place + (inner if inner[:1] in ("", "[") else f".{inner}")
         return self
@@ -119,7 +119,7 @@ def _read(read: Read, data: Any, where: str) -> Any:
 
 
 def describe(kind: Any) -> str:
-    """What fits an annotation, in words: ``a whole number or auto``."""
+    """Values that fit an annotation, in words: ``a whole number or auto``."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(describe(each) for each in inner)
@@ -320,7 +320,7 @@ def _open(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     others: Read = _anything,
 ) -> Read:
-    """Of a dict with these fields, and `others`."""
+    """Read a dict with these fields, and `others`."""
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -101,11 +101,6 @@ class Candidate:
         return self.simulation.step_seconds
 
 
-def proved_peak(layout: Layout, profile: Profile) -> dict[str, int]:
-    """Bytes per tier that no execution of the layout's schedule exceeds."""
-    return validate(build(layout, profile)).peak_bytes[0]
-
-
 def evaluate(layout: Layout, profile: Profile, budgets: Budgets, settings: dict) -> Candidate:
     """Build, prove and simulate one layout (whether or not it fits the budgets)."""
     schedule = build(layout, profile, settings=settings)

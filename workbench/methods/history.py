@@ -63,6 +63,15 @@ class History:
             report.event("skipped", step=step, grad_norm=str(norm))
         report.step(step, loss, seconds)
 
+    def measured(self) -> dict[str, Any]:
+        """Fields of an `Outcome`."""
+        return {
+            "losses": self.losses,
+            "step_seconds": self.step_seconds,
+            "skipped_steps": self.skipped,
+            "grad_norms": self.grad_norms,
+        }
+
     def save(
         self,
         next_step: int,

@@ -161,8 +161,7 @@ class Training:
         else:
             notes = [*notes, "resumed after its last step: no bytes were counted in this attempt"]
         return Outcome(
-            losses=history.losses,
-            step_seconds=history.step_seconds,
+            **history.measured(),
             peak_bytes={t: peak if ran else None for t, peak in self.memory.peak_bytes().items()},
             moved_bytes=moved,
             parameters=self.model.parameters_count(),
@@ -170,8 +169,6 @@ class Training:
             resident=plan.resident,
             # The first step warms up.
             predicted=plan.predicted(history.grad_norms[1:], self.spec.clip),
-            skipped_steps=history.skipped,
-            grad_norms=history.grad_norms,
             engine=engine,
             notes=notes,
         )

@@ -309,7 +309,7 @@ def _read_config(path: str | Path) -> tuple[Any, str]:
 
 @contextmanager
 def understood(path: str | Path) -> Iterator[None]:
-    """Whatever a library raises of a configuration's values is a ValueError that names its file."""
+    """Raise a ValueError that names the file for whatever a library raises of its values."""
     try:
         yield
     except Exception as error:

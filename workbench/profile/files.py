@@ -23,7 +23,7 @@ FORMAT = 8
 
 
 def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
-    """What `path` holds, a `kind`, if it was measured on this machine; else says why not."""
+    """The `kind` that `path` holds, if it was measured on this machine; else says why not."""
     try:
         data = read_object(path, "it")
         if data.pop("format", None) != FORMAT:

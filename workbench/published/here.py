@@ -130,5 +130,5 @@ def _provenance(path: Path) -> dict[tuple[str, str, float | None, float | None],
 _READERS: dict[str, Callable[[str], Any]] = {
     **sheet.READERS,
     "method": sheet.method_of(LABELS),
-    "disk_gib": sheet.amount,
+    "disk_gib": sheet.or_none(sheet.amount),
 }

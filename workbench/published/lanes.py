@@ -8,13 +8,13 @@ action. A file that cannot be right is refused in one sentence, as a row of offl
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from workbench.published import sheet
 from workbench.published.here import LABELS
 from workbench.schedule.action import COMPUTE, LANES, lane_kind, parse_name
 from workbench.schedule.simulate import Event
@@ -90,69 +90,55 @@ def read_lanes(path: Path) -> Lanes:
 
     Raises ValueError naming file, line, column and value for what cannot be right.
     """
+    file = "/".join(path.parts[-3:])  # as people find it: device folder, folder and name
     head: dict[str, Any] = {}
-    rows: list[tuple[int, list[str]]] = []
+    rows: list[tuple[str, list[str]]] = []
     for line, text in enumerate(path.read_text().splitlines(), 1):
+        where = f"{file}, line {line}"
         if text.startswith("#"):
-            _enter(path, line, text, head)
+            head |= _entry(where, text, head)
         elif text.strip():
-            rows.append((line, next(csv.reader([text]))))
+            rows.append((where, next(csv.reader([text]))))
     absent = [name for name in HEAD if name not in head]
     if absent:
-        raise ValueError(
-            f"{_name(path)}: no line says {', '.join(f'# {name}:' for name in absent)}"
-        )
-    if not rows or tuple(rows[0][1]) != COLUMNS:
-        where = f", line {rows[0][0]}" if rows else ""
-        raise ValueError(f"{_name(path)}{where}: the columns must be {','.join(COLUMNS)}")
-    step = Lanes(
-        **head,
-        events=tuple(_event(path, line, values) for line, values in rows[1:]),
-        device=path.parent.parent.name,
-    )
-    wrong = _contradiction(step)
-    if wrong:
-        raise ValueError(f"{_name(path)}: {wrong}")
+        raise ValueError(f"{file}: no line says {', '.join(f'# {name}:' for name in absent)}")
+    where, names = rows[0] if rows else (file, [])
+    if tuple(names) != COLUMNS:
+        raise ValueError(f"{where}: the columns must be {','.join(COLUMNS)}")
+    events = tuple(_event(where, values) for where, values in rows[1:])
+    step = Lanes(**head, events=events, device=path.parent.parent.name)
+    if wrong := _contradiction(step):
+        raise ValueError(f"{file}: {wrong}")
     return step
 
 
-def _enter(path: Path, line: int, text: str, head: dict[str, Any]) -> None:
-    """Read ``# name: value`` into the head."""
+def _entry(where: str, text: str, head: dict[str, Any]) -> dict[str, Any]:
+    """``# name: value`` as an entry of the head."""
     name, colon, value = (part.strip() for part in text.removeprefix("#").partition(":"))
     if not colon or name not in _HEAD_READERS or name in head:
         raise ValueError(
-            f"{_name(path)}, line {line}: {text!r} is unknown or twice there; "
-            f"the comments are {', '.join(HEAD)}"
+            f"{where}: {text!r} is unknown or twice there; the comments are {', '.join(HEAD)}"
         )
-    head[name] = _read(path, line, name, value, _HEAD_READERS[name])
+    return sheet.cells(where, [name], [value], _HEAD_READERS)[1]
 
 
-def _event(path: Path, line: int, values: list[str]) -> Event:
-    if len(values) != len(COLUMNS):
-        raise ValueError(
-            f"{_name(path)}, line {line}: {len(values)} fields, and the header has {len(COLUMNS)}"
-        )
-    texts = {name: text.strip() for name, text in zip(COLUMNS, values, strict=True)}
-    read = {name: _read(path, line, name, text, _READERS[name]) for name, text in texts.items()}
-    for name in ("kind", "unit", "microbatch", "turn"):
-        said = getattr(read["name"], name)
-        if read[name] != said:
-            raise ValueError(
-                f"{_name(path)}, line {line}: {name} is {texts[name]!r}, and the name is "
-                f"{texts['name']!r}"
-            )
-    if read["end_s"] < read["start_s"]:
-        raise ValueError(
-            f"{_name(path)}, line {line}: end_s is {texts['end_s']!r}, before start_s "
-            f"{texts['start_s']!r}"
-        )
-    if read["host_bytes"] and read["end_s"] == read["start_s"]:
-        raise ValueError(
-            f"{_name(path)}, line {line}: host_bytes is {texts['host_bytes']!r}, moved in no time"
-        )
+def _event(where: str, values: list[str]) -> Event:
+    texts, read = sheet.cells(where, COLUMNS, values, _READERS)
+    start, end = read["start_s"], read["end_s"]
+    wrong = [
+        f"{name} is {texts[name]!r}, and the name is {texts['name']!r}"
+        for name in ("kind", "unit", "microbatch", "turn")
+        if read[name] != getattr(read["name"], name)
+    ]
+    if end < start:
+        wrong.append(f"end_s is {texts['end_s']!r}, before start_s {texts['start_s']!r}")
+    if read["host_bytes"] and end == start:
+        wrong.append(f"host_bytes is {texts['host_bytes']!r}, moved in no time")
+    if wrong:
+        raise ValueError(f"{where}: {wrong[0]}")
     return Event(
         texts["name"], texts["kind"], read["unit"], read["microbatch"], 0, texts["lane"], 0,
-        read["start_s"], read["end_s"], read["host_bytes"],
+        start, end, read["host_bytes"],
     )  # fmt: skip
 
 
@@ -170,30 +156,6 @@ def _contradiction(step: Lanes) -> str:
     return ""
 
 
-def _name(path: Path) -> str:
-    """The file as people find it: device folder, folder and name."""
-    return "/".join(path.parts[-3:])
-
-
-def _read(path: Path, line: int, name: str, text: str, reader: Callable[[str], Any]) -> Any:
-    try:
-        return reader(text)
-    except ValueError as error:
-        raise ValueError(f"{_name(path)}, line {line}: {name} is {text!r}; {error}") from None
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("it must not be empty")
-    return text
-
-
-def _method(text: str) -> str:
-    if text.partition(" ")[0] not in LABELS:
-        raise ValueError(f"known are {', '.join(LABELS)}, a variant in parentheses after it")
-    return text
-
-
 def _day(text: str) -> date:
     try:
         return date.fromisoformat(text[:10])
@@ -201,37 +163,10 @@ def _day(text: str) -> date:
         raise ValueError("it must begin with a date such as 2026-11-21") from None
 
 
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError("it must be a number")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if value <= 0:
-        raise ValueError("it must be above 0")
-    return value
-
-
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError("it must be a whole number, not negative")
     return int(text)
-
-
-def _count(text: str) -> int:
-    if _whole(text) < 1:
-        raise ValueError("it must be at least 1")
-    return int(text)
-
-
-def _or_none(reader: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: reader(text) if text else None
 
 
 def _lane(text: str) -> str:
@@ -241,18 +176,20 @@ def _lane(text: str) -> str:
 
 
 _HEAD_READERS: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("case", "key", "commit", "hardware"), _text),
-    "method": _method,
+    **dict.fromkeys(("case", "key", "commit", "hardware"), sheet.some),
+    "method": lambda text: sheet.method_of(LABELS)(text) and text,
     "started": _day,
-    "step_seconds": _positive,
-    **dict.fromkeys(("layers", "batch"), _count),
-    **dict.fromkeys(("clip", "device_cap_gib", "host_memory_bytes_per_s"), _or_none(_positive)),
+    "step_seconds": sheet.positive,
+    **dict.fromkeys(("layers", "batch"), sheet.count),
+    **dict.fromkeys(
+        ("clip", "device_cap_gib", "host_memory_bytes_per_s"), sheet.or_none(sheet.positive)
+    ),
 }
 _READERS: dict[str, Callable[[str], Any]] = {
     "lane": _lane,
-    "kind": _text,
+    "kind": sheet.some,
     **dict.fromkeys(("unit", "turn", "host_bytes"), _whole),
-    "microbatch": _or_none(_whole),
+    "microbatch": sheet.or_none(_whole),
     "name": parse_name,
-    **dict.fromkeys(("start_s", "end_s"), _number),
+    **dict.fromkeys(("start_s", "end_s"), sheet.number),
 }

@@ -91,5 +91,5 @@ _READERS: dict[str, Callable[[str], Any]] = {
     **sheet.READERS,
     "method": sheet.method_of(LABELS),
     "ranks": sheet.count,
-    **dict.fromkeys(MOVED, sheet.amount),
+    **dict.fromkeys(MOVED, sheet.or_none(sheet.amount)),
 }

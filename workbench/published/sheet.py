@@ -10,7 +10,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -133,7 +133,9 @@ def read(
     out = []
     for line, values in rows:
         where = f"{_name(path)}, line {line}"
-        texts, fields = _fields(where, names, values, readers)
+        texts, fields = cells(where, names, values, readers)
+        (method, variant), (day, hardware) = fields.pop("method"), fields.pop("measured_on")
+        fields |= {"method": method, "variant": variant, "date": day, "hardware": hardware}
         run = kind(**fields, device=path.parent.name, line=line)
         said = wrong(run, texts)
         if said:
@@ -142,10 +144,13 @@ def read(
     return out
 
 
-def _fields(
-    where: str, names: list[str], values: list[str], readers: dict[str, Callable[[str], Any]]
+def cells(
+    where: str,
+    names: Sequence[str],
+    values: Sequence[str],
+    readers: Mapping[str, Callable[[str], Any]],
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """A row as texts, and in types; `method` and `measured_on` are two fields each."""
+    """A row as texts, and in types. Raises ValueError naming the column and the value."""
     if len(values) != len(names):
         raise ValueError(f"{where}: {len(values)} fields, and the header has {len(names)}")
     texts = {name: text.strip() for name, text in zip(names, values, strict=True)}
@@ -155,10 +160,7 @@ def _fields(
             found[name] = readers[name](text)
         except ValueError as error:
             raise ValueError(f"{where}: {name} is {text!r}; {error}") from None
-    method, variant = found.pop("method")
-    day, hardware = found.pop("measured_on")
-    more = {"method": method, "variant": variant, "date": day, "hardware": hardware}
-    return texts, found | more
+    return texts, found
 
 
 def contradiction(run: Run, texts: dict[str, str]) -> str:
@@ -206,46 +208,46 @@ def count(text: str) -> int:
     return int(float(text))
 
 
-def amount(text: str) -> float | None:
-    """A number that is not negative, or nothing."""
-    value = _number(text)
-    if value is not None and value < 0:
-        raise ValueError("it must be empty or a number that is not negative")
+def amount(text: str) -> float:
+    """A number that is not negative."""
+    if (value := number(text)) < 0:
+        raise ValueError("it must be a number that is not negative")
     return value
 
 
-def positive(text: str) -> float | None:
-    """A number above 0, or nothing."""
-    value = _number(text)
-    if value is not None and value <= 0:
-        raise ValueError("it must be empty or a number above 0")
+def positive(text: str) -> float:
+    """A number above 0."""
+    if (value := number(text)) <= 0:
+        raise ValueError("it must be a number above 0")
     return value
 
 
-def _number(text: str) -> float | None:
-    if not text:
-        return None
+def number(text: str) -> float:
+    """A finite number."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError("it must be empty or a number")
+        raise ValueError("it must be a number")
     return value
 
 
-def _count_or_none(text: str) -> int | None:
-    return count(text) if text else None
+def or_none(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of fields that may be empty."""
+
+    def read(text: str) -> Any:
+        try:
+            return reader(text) if text else None
+        except ValueError as error:
+            raise ValueError(str(error).replace("must be", "must be empty or", 1)) from None
+
+    return read
 
 
-def _loss(text: str) -> float | None:
+def _loss(text: str) -> float:
     """A loss may be no number: that is how a run that diverged looks."""
-    try:
-        return _number(text)
-    except ValueError:
-        if text.lower() in ("nan", "inf", "-inf"):
-            return float(text)
-        raise
+    return float(text) if text.lower() in ("nan", "inf", "-inf") else number(text)
 
 
 def _clip(text: str) -> float | None:
@@ -261,9 +263,10 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
     return reader
 
 
-def _commit(text: str) -> str:
+def some(text: str) -> str:
+    """Any text but none."""
     if not text:
-        raise ValueError("it must say which code ran")
+        raise ValueError("it must not be empty")
     return text
 
 
@@ -280,16 +283,16 @@ def _measured_on(text: str) -> tuple[date, str]:
 
 READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("layers", "hidden", "heads", "seq", "batch"), count),
-    "parameters": _count_or_none,
+    "parameters": or_none(count),
     "dtype": _one_of(DTYPES),
     "clip": _clip,
-    **dict.fromkeys(("device_cap_gib", "host_cap_gib"), positive),
+    **dict.fromkeys(("device_cap_gib", "host_cap_gib"), or_none(positive)),
     "status": _one_of(STATUSES),
-    **dict.fromkeys(("samples_per_second", "step_seconds_median"), positive),
-    **dict.fromkeys(("predicted_step_seconds", "predicted_peak_device_gib"), positive),
-    **dict.fromkeys(("step_seconds_spread", "peak_device_gib", "host_gib"), amount),
-    "final_loss": _loss,
-    "commit": _commit,
+    **dict.fromkeys(("samples_per_second", "step_seconds_median"), or_none(positive)),
+    **dict.fromkeys(("predicted_step_seconds", "predicted_peak_device_gib"), or_none(positive)),
+    **dict.fromkeys(("step_seconds_spread", "peak_device_gib", "host_gib"), or_none(amount)),
+    "final_loss": or_none(_loss),
+    "commit": some,
     "measured_on": _measured_on,
 }
 """Of the columns that all sheets have; `method` is read by `method_of`."""

@@ -1,1 +1,1 @@
-"""What all methods on several ranks share: who is watched, how long, and whose failure counts."""
+"""Ranks of all methods: who is watched, how long, and whose failure counts."""

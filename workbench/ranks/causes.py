@@ -28,10 +28,10 @@ NOTICE_S = 1.0
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 """In messages of errors that say no more than that a peer is gone."""
 FIELDS = ("tier", "what", "asked", "in_use", "budget", "why", "step", "unit", "errno")
-"""Of errors, which are told."""
+"""Fields of errors that are told."""
 
 Told = dict[str, Any]
-"""What is known of a failure: its type (None where the rank told nothing), message, time by the
+"""A failure, as far as it is known: type (None where the rank told nothing), message, time by the
 monotonic clock, whether it is about a lost peer, and fields of the error."""
 
 
@@ -40,7 +40,7 @@ class RankFailed(RuntimeError):
 
 
 def told_of(error: BaseException) -> Told:
-    """What a rank tells of its own failure. Libraries wrap what went wrong in errors of their own:
+    """A rank's own failure, for who asks. Libraries wrap what went wrong in errors of their own:
     memory that ran out is what counts."""
     full = [e for e in chain_of(error) if isinstance(e, OutOfMemory | torch.OutOfMemoryError)]
     error = full[0] if full else error

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -123,6 +122,7 @@ class Campaign:
             )
         try:
             campaign.folder.mkdir(parents=True, exist_ok=True)
+            (campaign.folder / "events.jsonl").unlink(missing_ok=True)  # of the sweep before
             _replace(path, text)
         except OSError as error:
             raise store.unusable(error) from error
@@ -192,10 +192,8 @@ class Campaign:
         self.start(detached=detached)
 
     def orders(self) -> Orders:
-        """What people want; nothing where the file does not fit."""
-        with suppress(OSError, ValueError):
-            return read_as(Orders, read_json(self.folder / "order.json", "it"), "it")
-        return {}
+        """Orders that people gave; none where the file does not fit."""
+        return _read(Orders, self.folder / "order.json")[0]
 
     def _order(self, *, again: bool = False, **changes: Any) -> None:
         """Change what people want, one page at a time. The system ends the turn of one killed."""
@@ -234,7 +232,7 @@ class Campaign:
         if found.state in LIVE and not alive:
             words = "its process was ended; start it again and it goes on with what is left"
             return replace(found, state="interrupted", text=words, running=[], seconds_left=None)
-        return found
+        return replace(found, text=found.text or _read(Orders, self.folder / "order.json")[1])
 
     def lock(self) -> KeyLock | None:
         """The right to conduct the sweep; None while another process has it."""
@@ -253,14 +251,19 @@ class Campaign:
 
 
 def _state_of(folder: Path) -> Status:
-    """What the process said last; of a file that does not fit, why."""
-    path = folder / "state.json"
+    """The state that the process said last, or why it cannot be read."""
+    found, why = _read(Status, folder / "state.json")
+    return replace(found, text=found.text or why)
+
+
+def _read(kind: type, path: Path) -> tuple[Any, str]:
+    """The `kind` that a file holds; where it does not fit, an empty one, and why."""
     try:
-        return read_as(Status, read_json(path, "it", any_text=True), "it")
+        return read_as(kind, read_json(path, "it", any_text=True), "it"), ""
     except FileNotFoundError:
-        return Status()
+        return kind(), ""
     except ValueError as error:
-        return Status(text=f"{path} is not used: {error}")
+        return kind(), f"{path} is not used: {error}"
 
 
 def _replace(path: Path, text: str) -> None:

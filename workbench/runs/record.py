@@ -37,7 +37,7 @@ SCHEMA = 1
 
 
 class Predicted(TypedDict, total=False):
-    """What a plan said of a run before it ran."""
+    """Figures of a plan, told before the run."""
 
     step_seconds: Measured | None
     spread: float

@@ -238,8 +238,7 @@ class RunSpec:
 
 
 MOST = {"batch": 1 << 20, "host_workers": 256, "ranks": 64}
-"""Of what a host has: processors and devices. Each sample, worker and rank takes time to plan for.
-"""
+"""Processors and devices of large hosts. Each sample, worker and rank takes time to plan for."""
 MOST_PASSES = 20_000
 """Passes of a layer in a forward pass of all micro-batches: planning takes time and memory for each
 of them, and a run starts each from Python."""

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.paths import user_path
+from workbench.core.paths import flush, user_path
 from workbench.runs.record import RunRecord, steady_step_seconds
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
         if path.exists() and not _readable(path):
             set_aside(path)
         part.rename(path)
-        _sync_folder(folder)
+        flush(folder)  # a rename is only on the disk once its folder is
     except OSError as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -278,15 +278,6 @@ def _readable(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is only on the disk once its folder is."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _unusable(root: Path, error: OSError) -> StoreError:

@@ -36,7 +36,7 @@ from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 MOST_POINTS = 4000
-"""Of a sweep: hours of runs that take a few seconds each."""
+"""Points of a sweep: hours of runs that take a few seconds each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class Board:
         self._steps, self._drained, self._stages = map(Counts, rest[: 3 * ranks].reshape(3, ranks))
         self._doing = rest[3 * ranks : 5 * ranks].reshape(ranks, 2)
         self._decided = Counts(rest[5 * ranks :])
-        """Of the last steps that have a norm: which step, and 1."""
+        """Number, and 1, of the last steps that have a norm."""
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 3 * KEPT * ranks].reshape(KEPT, ranks, 3)
@@ -85,7 +85,7 @@ class Board:
         self.total = floats[ranks * units : ranks * units + 2]
         """The global norm of the last step that has one, and how many updates were made by then."""
         self._norms_of = floats[ranks * units + 2 :].reshape(KEPT, 2)
-        """Of the last steps that have a norm: (its norm, how many updates by then)."""
+        """Norm, and updates by then, of the last steps that have a norm."""
 
     def pin(self) -> None:
         """Let devices write here without anyone waiting: norms of what stays on them."""

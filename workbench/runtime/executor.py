@@ -43,14 +43,12 @@ from workbench.schedule.action import (
     COMPUTE,
     D2H,
     H2D,
-    MEETING,
     NET_IN,
     NET_OUT,
     VISIT,
     Action,
     lane_kind,
 )
-from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import Schedule
 
 STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
@@ -101,7 +99,6 @@ class Executor:
             )
         self.schedule = schedule
         self._board, self._on_failure = board, on_failure
-        self._rank = board.rank if board else 0
         self._timings = Timings(origin)
         self.events = self._timings.events
         self.step_numbers: list[int] = []
@@ -112,20 +109,12 @@ class Executor:
         self._on_step_end = on_step_end
         self._record_from = record_from
         self._announce = announce
-        self._waits, self._remote = self._divide(unroll(schedule).references)
-        published = {
-            other
-            for i, waits in enumerate(self._remote)
-            for _, other in waits
-            if schedule.actions[other].rank == self._rank != schedule.actions[i].rank
-        }
-        found = walks(
-            schedule, self._rank, self._waits, self._remote, published,
-            announces=announce is not None, together=together,
-        )  # fmt: skip
+        rank = board.rank if board else 0
+        found = walks(schedule, rank, announces=announce is not None, together=together)
+        self._waits, self._remote = found.own, found.remote
         self._walks, self._announcing, self._telling = found.walks, found.announcing, found.telling
         told = {index for lane in found.telling for index in found.lanes[lane]}
-        self._published = published - told
+        self._published = found.published - told
         """What is told to other ranks where it is issued."""
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
@@ -138,7 +127,7 @@ class Executor:
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == self._rank)
+        self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == rank)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -222,19 +211,6 @@ class Executor:
         except BaseException as error:
             self._fail(error)
             self._drain()
-
-    def _divide(
-        self, references: list[tuple[tuple[int, int], ...]]
-    ) -> tuple[list[tuple[tuple[int, int], ...]], list[tuple[tuple[int, int], ...]]]:
-        """Of each action, what it waits for on its own rank, and what on others."""
-        actions = self.schedule.actions
-        own, remote = [], []
-        for i, waits in enumerate(references):
-            mine = [w for w in waits if actions[w[1]].rank == actions[i].rank]
-            own.append(tuple(mine))
-            meets = actions[i].kind in MEETING  # they wait for each other by themselves
-            remote.append(() if meets else tuple(w for w in waits if w not in mine))
-        return own, remote
 
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""

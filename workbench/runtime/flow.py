@@ -12,6 +12,7 @@ import torch
 
 from workbench.runtime.bundle import Boundary, Bundle, copy_into
 from workbench.runtime.links import holds_all, what_of
+from workbench.runtime.shared import SharedHost
 from workbench.runtime.spent import Spent
 from workbench.schedule.action import Action
 
@@ -37,6 +38,8 @@ class Flow(dict[str, Bundle]):
         """Buffer -> the lane on which what lies there was made; not of places in an inbox."""
         self._apart: dict[str, dict[tuple[int, int], Bundle]] = {}
         """Buffer of all samples' gradients -> samples -> those of parts that do not grow."""
+        self._stashes: dict[str, Bundle] = {}
+        """By their actions: they lie where they lay in the step before."""
 
     def boundary_of(self, unit: int) -> Boundary:
         """What flows into a unit."""
@@ -61,6 +64,16 @@ class Flow(dict[str, Bundle]):
             return rows
         own = dict(zip(boundary.apart, self._apart[label][span], strict=True))
         return tuple(own.get(i, tensor) for i, tensor in enumerate(rows))
+
+    def stashed(self, action: Action, label: str, host: SharedHost, batch: int) -> Bundle:
+        """An action's samples in a stash, of the whole batch or of those that pass this rank."""
+        if action.name not in self._stashes:
+            memory, boundary, span = host.view(label), self.boundary(label), action.span
+            whole = len(memory) == boundary.nbytes(batch)
+            first, end = (0, batch) if whole else (self._first, self._end)
+            bundle = boundary.carve(memory, end - first)
+            self._stashes[action.name] = boundary.rows(bundle, span[0] - first, span[1] - first)
+        return self._stashes[action.name]
 
     def lay(self, label: str, bundle: Bundle, action: Action) -> None:
         """Let what an action has made lie in a buffer."""
@@ -101,4 +114,5 @@ class Flow(dict[str, Bundle]):
         super().clear()
         self._made_on.clear()
         self._apart.clear()
+        self._stashes.clear()
         self._spent.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.paths import flush
 from workbench.core.schema import Measured, read_as
 from workbench.runs.report import Reporter
 
@@ -64,9 +64,9 @@ class Manifest:
             told[key] = [x if x is None or isfinite(x) else str(x) for x in told[key]]
         partial = folder / "manifest.partial"
         partial.write_bytes(_sealed(json.dumps(told, allow_nan=False).encode()[:-1]))
-        _flush(partial)
+        flush(partial)
         partial.rename(folder / MANIFEST)
-        _flush(folder)
+        flush(folder)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     paths = (path for path in sorted(temporary.rglob("*")) if path.is_file())
     found = sums(temporary, [path.relative_to(temporary).as_posix() for path in paths])
     for name in found:
-        _flush(temporary / name)
+        flush(temporary / name)
     replace(manifest, files=found).write(temporary)
     shutil.rmtree(target, ignore_errors=True)  # damaged, or this run would have begun after it
     temporary.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
     return target
 
 
@@ -181,12 +181,3 @@ def _sum(path: Path) -> tuple[int, int]:
         while block := file.read(BLOCK):
             size, crc32 = size + len(block), zlib.crc32(block, crc32)
     return size, crc32
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -84,8 +84,6 @@ class PackEngine:
         self._groups = Groups(schedule)
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
-        self._views: dict[str, Bundle] = {}
-        """Of stashes by their actions: they lie where they lay in the step before."""
         compiled = compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         mine = [action for action in schedule.actions if action.rank == board.rank]
@@ -172,14 +170,7 @@ class PackEngine:
         if self._replays is not None:
             self._replays.close()
             self._replays = None
-        for held in (
-            self._flow,
-            self._graphs,
-            self._views,
-            self._steps,
-            self._places,
-            self._memory,
-        ):
+        for held in (self._flow, self._graphs, self._steps, self._places, self._memory):
             held.clear()
         self.mail.close()
 
@@ -338,26 +329,16 @@ class PackEngine:
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._flow.read(links.source, action.span)
-        copy_into(self._host_rows(action, links.host), source)
+        copy_into(self._flow.stashed(action, links.host, self._host, self.spec.batch), source)
         self.traffic.count("store", bytes_of(source), action.kind)
         self._flow.drop(action, step)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
-        source = self._host_rows(action, links.host)
+        source = self._flow.stashed(action, links.host, self._host, self.spec.batch)
         with self.meter:
             here = tuple(t.to(self.device, non_blocking=True, copy=True) for t in source)
         self._flow.lay(links.target, here, action)
         self.traffic.count("load", bytes_of(source), action.kind)
-
-    def _host_rows(self, action: Action, label: str) -> Bundle:
-        """An action's samples in a stash, of all samples or of those that pass this rank."""
-        if action.name not in self._views:
-            memory, boundary = self._host.view(label), self._flow.boundary(label)
-            whole = len(memory) == boundary.nbytes(self.spec.batch)
-            first, end = (0, self.spec.batch) if whole else (self._first, self._end)
-            bundle, span = boundary.carve(memory, end - first), action.span
-            self._views[action.name] = boundary.rows(bundle, span[0] - first, span[1] - first)
-        return self._views[action.name]
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)

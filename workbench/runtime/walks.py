@@ -14,10 +14,11 @@ is told when the device has done it, which the thread that issued it does not wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, MEETING, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.graph import unroll
 from workbench.schedule.issue import ANNOUNCED, Issue
 from workbench.schedule.schedule import Schedule
 
@@ -28,7 +29,7 @@ ISSUED = (H2D, D2H, NET_IN, NET_OUT)
 
 Walk = list[tuple[str, int]]
 """(lane, action) in their order."""
-Refs = Sequence[tuple[tuple[int, int], ...]]
+Refs = list[tuple[tuple[int, int], ...]]
 """Action -> (relative step, action) of what it waits for."""
 
 
@@ -36,6 +37,12 @@ Refs = Sequence[tuple[tuple[int, int], ...]]
 class Walks:
     """The threads of one rank."""
 
+    own: Refs
+    """Waits of each action for its own rank."""
+    remote: Refs
+    """Waits of each action for others."""
+    published: Set[int]
+    """Actions that others wait for."""
     lanes: Mapping[str, list[int]]
     """Lane -> its actions."""
     walks: Mapping[str, Walk]
@@ -44,24 +51,21 @@ class Walks:
     telling: Set[str]
 
 
-def walks(
-    schedule: Schedule,
-    rank: int,
-    waits: Refs,
-    remote: Refs,
-    published: Set[int],
-    *,
-    announces: bool,
-    together: bool,
-) -> Walks:
-    """Divide a rank's lanes among threads. Of each action, `waits` are on its own rank and `remote`
-    on others; others wait for what is `published`. `together`: a device works the lanes off."""
+def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> Walks:
+    """Divide a rank's lanes among threads. `together`: a device works the lanes off."""
     actions = schedule.actions
+    own, remote = _divided(schedule)
+    published = {
+        other
+        for i, waits in enumerate(remote)
+        for _, other in waits
+        if actions[other].rank == rank != actions[i].rank
+    }
     lanes: dict[str, list[int]] = {COMPUTE: []}
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
-    joined = _joined(schedule, lanes, waits, remote) if together else {COMPUTE}
+    joined = _joined(schedule, lanes, own, remote) if together else {COMPUTE}
     told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}}
     told = {lane: those for lane, those in told.items() if those}
     receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]
@@ -76,7 +80,26 @@ def walks(
         for lane in {lane for lane, _ in of_node.values()}:
             del found[lane]
         found[COMPUTE] = [of_node[node] for node in issue.order() if node in of_node]
-    return Walks(lanes=everything, walks=found, announcing={*announced}, telling={*told})
+    return Walks(
+        own=own,
+        remote=remote,
+        published=published,
+        lanes=everything,
+        walks=found,
+        announcing={*announced},
+        telling={*told},
+    )
+
+
+def _divided(schedule: Schedule) -> tuple[Refs, Refs]:
+    """Waits of each action for its own rank, and for others."""
+    own, remote, actions = [], [], schedule.actions
+    for action, waits in zip(actions, unroll(schedule).references, strict=True):
+        mine = [wait for wait in waits if actions[wait[1]].rank == action.rank]
+        own.append(tuple(mine))
+        meets = action.kind in MEETING  # they wait for each other by themselves
+        remote.append(() if meets else tuple(wait for wait in waits if wait not in mine))
+    return own, remote
 
 
 def _joined(

@@ -22,7 +22,7 @@ class Spans:
         self._ends = [*accumulate((end for _, end, _ in self._all), max)]
 
     def sharing(self, span: tuple[int, int]) -> list[int]:
-        """Those of them, by their first samples."""
+        """Actions that share these samples, by their first ones."""
         first, end = span
         at, found = bisect_right(self._ends, first), []
         while at < len(self._all) and self._all[at][0] < end:
@@ -47,13 +47,13 @@ class Proof:
         return self._found.get((kind, unit), [])
 
     def spans(self, kind: Kind, unit: int) -> Spans:
-        """The same by what they work on."""
+        """Samples of all actions of a kind on a unit."""
         if (kind, unit) not in self._spans:
             self._spans[kind, unit] = Spans(self.schedule.actions, self.find(kind, unit))
         return self._spans[kind, unit]
 
     def sharing(self, kind: Kind, unit: int, like: int) -> list[int]:
-        """Those that share samples with the action `like`."""
+        """Actions of the kind that share samples with `like`."""
         return self.spans(kind, unit).sharing(self.schedule.actions[like].span)
 
     def name(self, i: int) -> str:

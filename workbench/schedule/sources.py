@@ -1,4 +1,4 @@
-"""What a pass reads is on its rank, and came from what made it.
+"""A pass reads what is on its rank, and came from what made it.
 
 The order of passes (rules.py) says that a unit's output is made before the next unit runs, not that
 it comes to the rank which runs it. Here it is followed back: on the rank itself, through a message
@@ -83,7 +83,7 @@ def check_sources(proof: Proof) -> None:
 
 
 class _Sources:
-    """What comes to which rank, by whom."""
+    """Values that come to a rank, and from whom."""
 
     def __init__(self, proof: Proof) -> None:
         self._proof, self._actions = proof, proof.schedule.actions

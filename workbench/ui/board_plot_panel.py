@@ -23,7 +23,6 @@ from workbench.ui.board_query import Query
 from workbench.ui.board_thread import Beside
 
 WORK = "workbench.ui.board_work"
-HEADING = "<div class='wb wb-board'><h3>Plot of the runs listed above</h3></div>"
 LABELS = {"x": "x", "y": "y", "colour": "colour", "facet": "panels"}
 TOOLTIPS = {
     "x": "Field along the horizontal axis; fields that vary come first",

@@ -139,7 +139,7 @@ class SweepWatch:
             self._last, self._answer, self._asked = {}, None, (0.0, None)
         before = (self.problem, self.listed, self.tail, [vars(p).copy() for p in self.running()])
         listed = self._list(aside)
-        heard = self._hear(written=stamp[0] / 1e9 if stamp else 0.0)
+        heard = self._hear()
         for _ in range(min(READ_AT_ONCE, len(self._unread))):
             self._read(self._unread.pop(0))
         self._mark_running()
@@ -171,9 +171,9 @@ class SweepWatch:
                 return True
         return False
 
-    def _hear(self, written: float) -> bool:
-        """Take the sweep's events in; those of an earlier sweep of this name are not its."""
-        events = [event for event in self._reader.read() if event.get("time", 0) >= written - 1]
+    def _hear(self) -> bool:
+        """Take the sweep's events in."""
+        events = self._reader.read()
         self._news += events
         for event in events:
             if event["event"] in ("point", "point_ended"):

@@ -1,4 +1,4 @@
-"""What every file format is read with: errors name the place, the value and what would fit."""
+"""The reader of every file format: errors name the place, the value and what would fit."""
 
 from __future__ import annotations
 

@@ -9,29 +9,17 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tests.unit.figures.paper import assert_nothing_leaves, printed, words
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
 from workbench.figures import draw, fig6a, fig7a, fig8a
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import FIGURES, find
-from workbench.figures.style import LOOKS, PAGE_IN, as_svg, bar_look, line_look, save, styled
+from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, save
 from workbench.runs.methods import METHODS
 
 
 def drawn(figure: str, rows: pd.DataFrame, *, same_scale: bool) -> Figure:
-    with styled():
-        paper = Figure(figsize=(PAGE_IN, 2.1), layout="constrained")
-        find(figure).draw(paper, rows, same_scale=same_scale)
-    return paper
-
-
-def words(figure: Figure) -> str:
-    """All text on it, laid out as it will be printed."""
-    figure.draw_without_rendering()
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    texts += [t.get_text() for axes in figure.axes for t in axes.get_xticklabels()]
-    texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    texts.append(figure.get_supxlabel())
-    return "\n".join(texts)
+    return printed(find(figure).draw, rows, same_scale=same_scale)
 
 
 def smoke_rows(figure: str) -> pd.DataFrame:
@@ -92,16 +80,7 @@ def test_nothing_is_drawn_outside_or_over_a_title(figure: str) -> None:
         (paper_rows(figure), True),
         (smoke_rows(figure), False),
     ):
-        paper = drawn(figure, rows, same_scale=same_scale)
-        paper.draw_without_rendering()
-        whole = paper.bbox
-        for axes in paper.axes:
-            for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title]:
-                box = text.get_window_extent()
-                inside = whole.x0 - 1 <= box.x0 and box.x1 <= whole.x1 + 1
-                assert inside, f"{text.get_text()!r} leaves the paper"
-                assert whole.y0 - 1 <= box.y0
-                assert box.y1 <= whole.y1 + 1
+        assert_nothing_leaves(drawn(figure, rows, same_scale=same_scale))
 
 
 def test_a_missing_value_says_why_in_its_place() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
-from tests.unit.figures.test_harmony_drawing import drawn, flat, words
+from tests.unit.figures.paper import flat
+from tests.unit.figures.test_harmony_drawing import drawn
 from tests.unit.figures.test_harmony_verdicts import judged, on_gpus
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import scaling, sizes, table
@@ -71,11 +72,11 @@ def test_10_draws_what_ran_beside_the_published_models(tmp_path: Path) -> None:
     paper = drawn(
         "harmony_10", rows_of("harmony_10", on_gpus(list(map(run, vgg))), nowhere(tmp_path), dials)
     )
-    text = words(paper)
+    text = flat(paper)
     assert "PP Swap" in text
     assert "DP Swap" in text
     assert "GPipe" not in text  # it ran with none of these
-    assert "measured here: the published models" in flat(text)
+    assert "measured here: the published models" in text
     lines = next(axes for axes in paper.axes if "VGG416" in axes.get_title("left")).lines
     assert len([line for line in lines if line.get_marker() in "<>"]) == 2
 

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
+from tests.unit.figures.paper import assert_nothing_leaves, flat, printed, words
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import looks, sizes, table
-from workbench.figures.style import PAGE_IN, as_svg, styled
+from workbench.figures.style import PAGE_IN, as_svg
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event
 
@@ -24,34 +25,8 @@ SERIES = [
 ]  # fmt: skip
 
 
-CURVES = ("harmony_13", "harmony_21")
-"""Of which no number of the original is known."""
-
-
 def drawn(name: str, rows: pd.DataFrame) -> Figure:
-    with styled():
-        paper = Figure(figsize=(PAGE_IN, 2.1), layout="constrained")
-        find(name).draw(paper, rows)
-    return paper
-
-
-def words(figure: Figure) -> str:
-    """All text on it, laid out as it will be printed."""
-    figure.draw_without_rendering()
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    texts += [axes.get_title("left") for axes in figure.axes]
-    texts += [axes.get_ylabel() for axes in figure.axes]
-    legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes)]
-    texts += [text.get_text() for legend in legends if legend for text in legend.get_texts()]
-    for axes in figure.axes:
-        texts += [
-            cell.get_text().get_text() for t in axes.tables for cell in t.get_celld().values()
-        ]
-    return "\n".join([*texts, figure.get_supxlabel()])
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
+    return printed(find(name).draw, rows)
 
 
 def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
@@ -91,26 +66,16 @@ def test_every_method_has_a_look_of_its_own() -> None:
 def test_nothing_leaves_the_paper(name: str, ran: bool, tmp_path: Path) -> None:
     made, store = with_timelines(name, tmp_path) if ran else ([], nowhere(tmp_path))
     paper = drawn(name, rows_of(name, made, store))
-    paper.draw_without_rendering()
-    whole = paper.bbox
     assert paper.get_figwidth() == PAGE_IN
-    for axes in paper.axes:
-        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes._left_title]:
-            if not text.get_text():
-                continue
-            box = text.get_window_extent()
-            inside = whole.x0 - 1 <= box.x0 and box.x1 <= whole.x1 + 1
-            assert inside, f"{text.get_text()!r} leaves the paper"
-            assert whole.y0 - 1 <= box.y0
-            assert box.y1 <= whole.y1 + 1
+    assert_nothing_leaves(paper)
 
 
 @pytest.mark.parametrize(
     "name", [name for name in EXHIBITS if name not in ("harmony_13", "harmony_21")]
 )
 def test_estimates_are_said_to_be_no_measurements(name: str, tmp_path: Path) -> None:
-    text = words(drawn(name, rows_of(name, [], nowhere(tmp_path))))
-    assert "They are not measurements" in flat(text)
+    text = flat(drawn(name, rows_of(name, [], nowhere(tmp_path))))
+    assert "They are not measurements" in text
     assert table.REFERENCE in text
     assert "measured (" not in text
 
@@ -141,15 +106,15 @@ def test_what_a_size_leaves_out_is_named_and_nothing_else_in_the_legend(tmp_path
         ("harmony_10", "PP Swap of BERT, VGG, ResNet"), ("harmony_12", "Harmony-DP on 3 devices"),
         ("harmony_17", "Harmony-DP on 3 devices"), ("harmony_18", "Harmony-DP on 3 devices"),
     ):  # fmt: skip
-        text = flat(words(drawn(name, rows_of(name, runs(name), nowhere(tmp_path)))))
+        text = flat(drawn(name, rows_of(name, runs(name), nowhere(tmp_path))))
         assert f"Not run at {SMOKE.name} size" in text, name
         assert sentence in text
         nothing = drawn(name, rows_of(name, [], nowhere(tmp_path)))
-        assert "Not run at" not in flat(words(nothing))
+        assert "Not run at" not in flat(nothing)
         names = {text.get_text() for legend in nothing.legends for text in legend.get_texts()}
         assert not {each for each in names if each.startswith("measured")}
     twelve = drawn("harmony_12", rows_of("harmony_12", [], nowhere(tmp_path)))
-    assert "Nothing measured is drawn: not here." in flat(words(twelve))
+    assert "Nothing measured is drawn: not here." in flat(twelve)
 
 
 def test_a_device_that_never_computes_has_a_zero(tmp_path: Path) -> None:
@@ -163,9 +128,9 @@ def test_a_device_that_never_computes_has_a_zero(tmp_path: Path) -> None:
 
 def test_losses_that_hardly_fall_are_said_to(tmp_path: Path) -> None:
     falls = rows_of("harmony_13", runs("harmony_13"), nowhere(tmp_path))
-    assert "hardly fall" not in flat(words(drawn("harmony_13", falls)))
+    assert "hardly fall" not in flat(drawn("harmony_13", falls))
     flat_ones = falls.assign(value=0.69)
-    assert "Losses hardly fall here" in flat(words(drawn("harmony_13", flat_ones)))
+    assert "Losses hardly fall here" in flat(drawn("harmony_13", flat_ones))
 
 
 def test_parts_of_a_volume_add_up(tmp_path: Path) -> None:
@@ -182,12 +147,12 @@ def test_curves_lie_on_each_other_and_their_difference_beside(tmp_path: Path) ->
     curves = [line.get_ydata() for line in left.lines]
     assert len(curves) == 3
     assert all(list(curve) == list(curves[0]) for curve in curves)
-    assert "counts as equal" in flat(words(paper))
+    assert "counts as equal" in flat(paper)
     assert right.get_yscale() == "log"
 
 
 def test_table_1_is_a_table(tmp_path: Path) -> None:
-    text = words(drawn("harmony_table1", rows_of("harmony_table1", [], nowhere(tmp_path))))
+    text = flat(drawn("harmony_table1", rows_of("harmony_table1", [], nowhere(tmp_path))))
     for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "U_F/U_B, packs"):
         assert told in text
 
@@ -212,10 +177,10 @@ def test_table_1_tells_plans_for_one_gpu_instead_of_drawing_them(tmp_path: Path)
     alone = {**place, "quantity": "gpus", "value": 1.0, "source": table.SIMULATED,
              "variant": table.THEIRS, "unit": "GPUs"}  # fmt: skip
     there = rows[~((rows["quantity"] == "gpus") & (rows["model"] == "vgg416"))]
-    text = flat(words(drawn("harmony_table1", table.join(there, table.table([alone])))))
+    text = flat(drawn("harmony_table1", table.join(there, table.table([alone]))))
     assert "The published plan of VGG416 is for one GPU alone" in text
     several = rows.assign(value=rows["value"].where(rows["quantity"] != "gpus", 4.0))
-    assert "for one GPU alone" not in flat(words(drawn("harmony_table1", several)))
+    assert "for one GPU alone" not in flat(drawn("harmony_table1", several))
 
 
 def test_equal_figures_are_equal_files(tmp_path: Path) -> None:

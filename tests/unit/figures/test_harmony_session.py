@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
-import jupytext
 import pandas as pd
 import pytest
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.harmony_runs import EXHIBITS, run
 from workbench import harmony_session
-from workbench.figures.exhibit import find, notebook_of
 from workbench.figures.harmony import table
-from workbench.figures.harmony.own_text import READS
-from workbench.figures.sizes import SIZES
 from workbench.harmony_session import HarmonySession
 from workbench.published import harmony_plans
 from workbench.report.harmony import harmony_exhibits, harmony_sections, harmony_verdicts
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.runs import machine
 from workbench.runs.resolve import key_of
 from workbench.session import open_exhibit
@@ -157,46 +150,6 @@ def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     assert set(verdicts["exhibit"]) == set(EXHIBITS)
     assert {"holds", "does not hold", "no value"} == set(verdicts["verdict"])
     assert "They are not measurements" in text
-
-
-# -- notebooks -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_its_notebook_has_six_cells_like_the_others(name: str) -> None:
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(name)}.py")
-    title, parameters, plan, shown, drawing, verdict = source.cells
-    assert title.source.startswith("# Harmony, ")
-    assert find(name).SECTION in " ".join(title.source.split())
-    assert "**Claim**" in title.source
-    told = "all that is drawn is measured" if name in READS else "no measurements"
-    assert told in " ".join(title.source.split())
-    assert all(f"| {size} |" in title.source for size in SIZES)
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in (
-        (plan, "preview"),
-        (shown, "run"),
-        (drawing, "figure"),
-        (verdict, "verdict"),
-    ):
-        assert f"exhibit.{call}(" in cell.source
-    known = inspect_notebook(source)
-    reads = {"text": "str"} if name in READS else {}
-    assert {key: p["inferred_type_name"] for key, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool", **reads,
-    }  # fmt: skip
-    names = ", ".join(["size", "results", *reads])
-    assert f'open_exhibit("{name}", {names})' in plan.source
-    assert all(p["help"] for p in known.values())
-    for cell in source.cells[2:]:
-        nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
-        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {name}
-    check_parameters(read_notebook(name), {"size": "paper", "force": True}, name)
-
-
-def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
-    assert {path.stem for path in NOTEBOOKS.glob("harmony_*.py")} == set(EXHIBITS)
 
 
 def test_rows_survive_their_csv(tmp_path: Path) -> None:

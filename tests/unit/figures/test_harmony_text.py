@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.figures.harmony_runs import nowhere, rows_of, runs
-from tests.unit.figures.test_harmony_drawing import drawn, flat, words
+from tests.unit.figures.paper import flat
+from tests.unit.figures.test_harmony_drawing import drawn
 from workbench.cli import BAD_INPUT, main
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import own_text, sizes
@@ -152,11 +153,11 @@ def test_the_figure_and_its_provenance_name_the_text(name: str, texts: Path) -> 
     assert "SHA-256" in facts["text"]
     rows = rows_of(name, runs(name, session.size), nowhere(texts), session.size)
     assert set(rows["text"]) == {str(texts / TEXTS[name])}
-    own = flat(words(drawn(name, rows)))
+    own = flat(drawn(name, rows))
     assert f"Trained on '{TEXTS[name]}', a text of the user's." in own
     assert str(texts) not in own
     default = rows_of(name, runs(name), nowhere(texts))
-    assert f"Trained on {own_text.DEFAULT_TEXT}." in flat(words(drawn(name, default)))
+    assert f"Trained on {own_text.DEFAULT_TEXT}." in flat(drawn(name, default))
     (texts / TEXTS[name]).rename(texts / "gone")
     assert "cannot be read now" in session.provenance().to_string()
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
+from tests.unit.figures.paper import flat, printed
 from workbench.figures import here_lanes, here_table
-from workbench.figures.exhibit import HERE_LANES, find, notebook_of
+from workbench.figures.exhibit import HERE_LANES
 from workbench.figures.lanes_table import (
     Span,
     best_stretch,
@@ -25,11 +24,9 @@ from workbench.figures.lanes_table import (
     table,
     traffic,
 )
-from workbench.figures.style import styled
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps, read_lanes
 from workbench.report.here import lanes_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -47,18 +44,7 @@ def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
-    with styled():
-        paper = Figure(layout="constrained")
-        here_lanes.draw(paper, rows, steps)
-        paper.draw_without_rendering()
-    return paper
-
-
-def texts(paper: Figure) -> str:
-    found = [text.get_text() for axes in paper.axes for text in axes.texts]
-    found += [axes.get_title(loc="left") for axes in paper.axes]
-    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
-    return " ".join([*found, paper.get_supxlabel()]).replace("\n", " ")
+    return printed(here_lanes.draw, rows, steps)
 
 
 # -- one step among its like ----------------------------------------------------------------------
@@ -190,7 +176,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
     bars = sum(len(bars.get_paths()) for bars in lanes.collections)
     assert bars == len(STEP) + 1, "the host update is cut at the step's end"
     assert (lanes.get_xlim(), memory.get_xlim()) == ((0, 100), (0, 100))
-    words = texts(paper)
+    words = flat(paper)
     assert "78 layers, batch 4: one step of 100 ms, measured; 40 samples/s, goal 80" in words
     assert "Bound by host memory, 7.0 GB or 70 ms at its ceiling, so 57.1 samples/s" in words
     assert "over 90% of its ceiling for 60% of the step; from 80 ms to 40 ms of the next" in words
@@ -219,7 +205,7 @@ def test_nothing_leaves_the_paper(root: Path) -> None:
 
 def test_a_step_without_a_ceiling_is_drawn(tmp_path: Path) -> None:
     write_step(tmp_path, host_memory_bytes_per_s="", clip="", device_cap_gib="")
-    words = texts(drawn(rows_of(tmp_path), measured_steps([tmp_path])))
+    words = flat(drawn(rows_of(tmp_path), measured_steps([tmp_path])))
     assert "The ceiling of host memory was not measured." in words
     assert "Bound by compute, busy 50 ms, so 80 samples/s at most." in words
     assert "mean 70" in words
@@ -249,7 +235,7 @@ def test_without_steps_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert "nothing to show" in session.preview()["note"].iloc[0]
     rows = session.run()
     assert session.figure(rows).paths[0].exists()
-    assert "nothing to show" in texts(session.draw(rows))
+    assert "nothing to show" in flat(session.draw(rows))
     assert session.verdict(rows).empty
     section = "".join(lanes_section(session, None))
     assert section.count("nothing to show") == 1
@@ -263,7 +249,7 @@ def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
     session = open_exhibit(HERE_LANES, "smoke", tmp_path)
     rows = session.rows()
     assert set(rows["device"]) == {"made-up"}
-    words = texts(session.draw(rows))
+    words = flat(session.draw(rows))
     assert "one step of 100 ms" in words
     assert "200 ms" not in words
     assert session.preview()["machine"].tolist() == ["another", "made-up"]
@@ -281,18 +267,3 @@ def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     assert "data:image/svg+xml" in text
     assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
     assert "57.14" in text
-
-
-def test_its_notebook_is_like_the_others() -> None:
-    assert find("here_lanes") is here_lanes
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_LANES)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_lanes.TITLE}")
-    assert here_lanes.SECTION in title.source
-    assert " ".join(here_lanes.CLAIM.split()) in " ".join(title.source.split())
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    assert f'open_exhibit("{HERE_LANES}", size, results, machine=machine)' in plan.source
-    assert all(p["help"] for p in inspect_notebook(source).values())
-    check_parameters(read_notebook(HERE_LANES), {"size": "paper", "force": True}, HERE_LANES)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
+from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from workbench.figures import here_offload
-from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_OFFLOAD, find, notebook_of
+from workbench.figures.exhibit import HERE_OFFLOAD
 from workbench.figures.goals import as_table, goals
 from workbench.figures.here_table import table
-from workbench.figures.style import HERE_LOOKS, styled
+from workbench.figures.style import HERE_LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
 from workbench.report.here import here_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -32,18 +29,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    with styled():
-        paper = Figure(layout="constrained")
-        here_offload.draw(paper, rows)
-        paper.draw_without_rendering()
-    return paper
-
-
-def texts(paper: Figure) -> str:
-    found = [text.get_text() for axes in paper.axes for text in [*axes.texts, axes.title]]
-    found += [t.get_text() for axes in paper.axes for t in axes.get_xticklabels()]
-    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
-    return " ".join([*found, paper.get_supxlabel()]).replace("\n", " ")
+    return printed(here_offload.draw, rows)
 
 
 def judge(folder: Path, lines: list[dict]) -> dict[str, tuple[str, str]]:
@@ -93,7 +79,7 @@ def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> 
         values = shown[shown["batch"] == batch]["share"].dropna()
         heights = [patch.get_height() for patch in axes.patches]
         assert sorted(heights) == pytest.approx(sorted(values))
-    words = texts(paper)
+    words = flat(paper)
     assert "out of device memory" in words
     assert "100% keep" in words
     assert "100 layers, 5.1 B" in words
@@ -106,13 +92,7 @@ def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> 
 
 
 def test_nothing_leaves_the_paper(tmp_path: Path) -> None:
-    paper = drawn(rows_of(tmp_path))
-    for axes in paper.axes:
-        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title]:
-            box = text.get_window_extent()
-            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
-            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
-            assert box.y1 <= paper.bbox.y1 + 1
+    assert_nothing_leaves(drawn(rows_of(tmp_path)))
 
 
 def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> None:
@@ -130,11 +110,11 @@ def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> N
 def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
     lines = [row for row in benchmark() if (row["layers"], row["batch"]) != (100, 16)]
     lines = [row for row in lines if (row["method"], row["layers"]) != ("plain", 78)]
-    words = texts(drawn(rows_of(tmp_path, lines)))
+    words = flat(drawn(rows_of(tmp_path, lines)))
     assert "Not measured: 100 layers at batch 16 (plain, stronghold)" in words
     assert "no plain run" not in words, "plain (keep) is one"
     lines = [row for row in lines if (row["method"], row["layers"]) != ("plain (keep)", 78)]
-    words = texts(drawn(rows_of(tmp_path, lines)))
+    words = flat(drawn(rows_of(tmp_path, lines)))
     assert "78 layers at batch 4 (plain)" in words
     assert "78 layers, 4.0 B no plain run" in words
 
@@ -151,12 +131,12 @@ def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
 )
 def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> None:
     rows = rows_of(tmp_path, lines)
-    assert "Not measured" in texts(drawn(rows))
+    assert "Not measured" in flat(drawn(rows))
     assert len(goals(rows)) == 14
 
 
 def test_without_the_file_the_exhibit_says_so() -> None:
-    assert "nothing to show" in texts(drawn(table([])))
+    assert "nothing to show" in flat(drawn(table([])))
     assert {goal.verdict for goal in goals(table([]))} == {MISSING}
 
 
@@ -394,30 +374,3 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     assert ("data:image/svg+xml" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)
     assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")
-
-
-def test_it_stands_among_the_exhibits_by_its_name() -> None:
-    assert EXHIBITS[: len(FIGURES) + 2] == (*FIGURES, "here_offload", "here_lanes")
-    assert find("here_offload") is here_offload
-    with pytest.raises(ValueError, match="fig9, here_offload"):
-        find("offload")
-
-
-def test_its_notebook_has_six_cells_like_the_others() -> None:
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_OFFLOAD)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_offload.TITLE}")
-    assert here_offload.SECTION in title.source
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    known = inspect_notebook(source)
-    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool", "machine": "str",
-    }  # fmt: skip
-    assert all(p["help"] for p in known.values())
-    for cell in source.cells[2:]:
-        nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
-        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_OFFLOAD}
-    check_parameters(read_notebook(HERE_OFFLOAD), {"size": "paper", "force": True}, HERE_OFFLOAD)

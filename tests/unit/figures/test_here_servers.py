@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from papermill.inspection import inspect_notebook
 
+from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.figures import here_servers, server_panels
-from workbench.figures.exhibit import EXHIBITS, FIGURES, HERE_SERVERS, find, notebook_of
+from workbench.figures.exhibit import HERE_SERVERS
 from workbench.figures.goals import as_table
 from workbench.figures.harmony.looks import LOOKS
 from workbench.figures.server_goals import goals
 from workbench.figures.server_table import table
-from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
 from workbench.report.here import SERVERS_COLUMNS, here_section
-from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
@@ -35,11 +32,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    with styled():
-        paper = Figure(layout="constrained")
-        here_servers.draw(paper, rows)
-        paper.draw_without_rendering()
-    return paper
+    return printed(here_servers.draw, rows)
 
 
 def titles(axes: Any) -> str:
@@ -53,15 +46,6 @@ def titled(paper: Figure, words: str) -> list[Any]:
 def heights(panels: list[Any]) -> list[float]:
     """Of all bars, which are the patches that stand in containers."""
     return [bar.get_height() for axes in panels for group in axes.containers for bar in group]
-
-
-def texts(paper: Figure) -> str:
-    found = [text.get_text() for axes in paper.axes for text in axes.texts]
-    found += [titles(axes) for axes in paper.axes]
-    found += [t.get_text() for axes in paper.axes for t in axes.get_xticklabels()]
-    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
-    words = " ".join([*found, paper.get_supxlabel()])
-    return words.replace("\n", " ").replace("\u00a0", " ")
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -115,7 +99,7 @@ def test_bars_and_markers_are_the_rows(tmp_path: Path) -> None:
         mark.get_ydata()[0] for axes in links for mark in axes.lines if mark.get_marker() == "D"
     ]
     assert sorted(diamonds) == pytest.approx(sorted(ok["planned_moved"].dropna()))
-    words = texts(paper)
+    words = flat(paper)
     assert "112, 70%" in words
     assert "out of device memory" in words
     assert "GPT-2 XL, 1.6 B" in words
@@ -146,14 +130,14 @@ def test_scaling_has_the_speeds_and_the_line_of_proportion(tmp_path: Path) -> No
     assert ideal == pytest.approx([2.0, 8.0])
     assert pp == pytest.approx([2.0 * gpus**0.9 for gpus in (1, 2, 4)])
     assert dp == pytest.approx([1.8 * gpus**0.8 for gpus in (1, 2, 4)])
-    assert "4 GPUs are 3.5 times 1" in texts(large.figure)
+    assert "4 GPUs are 3.5 times 1" in flat(large.figure)
 
 
 def test_no_line_joins_runs_of_different_rounds(tmp_path: Path) -> None:
     lines = [ten(1, 2.0), ten(4, 7.0) | {"commit": "9876fed"}]
     paper = drawn(rows_of(tmp_path, lines))
     assert not titled(paper, "scaling, measured")
-    words = texts(paper)
+    words = flat(paper)
     assert "1 GPU at 0123abc of 2026-11-21, 4 GPUs at 9876fed of 2026-11-21" in words
     assert "scaling (no model ran" not in words, "that is not why"
     (scaled,) = titled(drawn(rows_of(tmp_path, [*lines, ten(2, 3.8)])), "scaling, measured")
@@ -189,13 +173,8 @@ def test_every_axis_says_what_it_shows_and_nothing_leaves_the_paper(tmp_path: Pa
     small = [line(m, n, 16, 6, speed=n * 4.0, layers=200, dtype="fp32") for n in (1, 2, 4)
              for m in ("harmony-pp", "harmony-dp")]  # fmt: skip
     paper = drawn(rows_of(tmp_path, [*benchmark(), *small, ten(8, 9.0, layers=300)]))
-    for axes in paper.axes:
-        assert axes.get_ylabel()
-        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title, axes._left_title]:
-            box = text.get_window_extent()
-            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
-            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
-            assert box.y1 <= paper.bbox.y1 + 1
+    assert all(axes.get_ylabel() for axes in paper.axes)
+    assert_nothing_leaves(paper)
 
 
 def test_the_words_at_bars_end_below_the_titles(tmp_path: Path) -> None:
@@ -210,13 +189,13 @@ def test_what_has_no_rows_is_left_out_and_named(tmp_path: Path) -> None:
     assert [titles(axes).replace("\u00a0", " ") for axes in paper.axes] == [
         "throughput, measured: GPT-2 XL, 1.6 B"
     ]
-    words = texts(paper)
+    words = flat(paper)
     assert "bytes over the host links (no run counts them)" in words
     assert "predictions (no run has one)" in words
     assert "scaling (no model ran in Harmony" in words
     assert "minibatch 64 (Harmony-PP, Harmony-DP, data parallel without a cap)" in words
     assert "minibatch 16 (Harmony-PP, Harmony-DP, ZeRO-Infinity, data parallel" in words
-    assert "Not measured" not in texts(drawn(rows_of(tmp_path)))
+    assert "Not measured" not in flat(drawn(rows_of(tmp_path)))
 
 
 def test_what_moves_nothing_over_the_host_links_has_no_bar_there(tmp_path: Path) -> None:
@@ -230,18 +209,18 @@ def test_settings_of_which_nothing_came_to_an_end_are_named_instead_of_drawn(
 ) -> None:
     lines = [line("harmony-pp", speed=70.0), line("harmony-pp", 8, status="error")]
     paper = drawn(rows_of(tmp_path, lines))
-    assert "No run came to an end: GPT-2 XL, 1.6 B on 8 GPUs at minibatch 64." in texts(paper)
+    assert "No run came to an end: GPT-2 XL, 1.6 B on 8 GPUs at minibatch 64." in flat(paper)
     assert len(heights(titled(paper, "throughput"))) == 1
-    assert "no run in servers.csv came to an end" in texts(drawn(rows_of(tmp_path, lines[1:])))
+    assert "no run in servers.csv came to an end" in flat(drawn(rows_of(tmp_path, lines[1:])))
     lines[1]["status"] = "oom_host"
-    assert "out of host memory" in texts(drawn(rows_of(tmp_path, lines))), "that is an answer"
+    assert "out of host memory" in flat(drawn(rows_of(tmp_path, lines))), "that is an answer"
 
 
 def test_a_variant_is_a_bar_beside_its_method(tmp_path: Path) -> None:
     lines = [line("harmony-pp", speed=70.0), line("harmony-pp (faithful)", speed=60.0)]
     paper = drawn(rows_of(tmp_path, [*lines, line("harmony-pp", speed=75.0, clip="")]))
     assert sorted(heights(titled(paper, "throughput"))) == [60.0, 70.0], "the clipped one stands"
-    assert "60 faithful" in texts(paper)
+    assert "60 faithful" in flat(paper)
 
 
 def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -> None:
@@ -258,7 +237,7 @@ def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -
 
 
 def test_without_the_file_the_exhibit_says_so() -> None:
-    assert "nothing to show" in texts(drawn(table([])))
+    assert "nothing to show" in flat(drawn(table([])))
     found = goals(table([]))
     assert {goal.verdict for goal in found} == {MISSING}
     assert all(goal.why for goal in found)
@@ -299,21 +278,6 @@ def test_a_machine_can_be_asked_for(tmp_path: Path) -> None:
         open_exhibit(HERE_SERVERS, "smoke", tmp_path, machine="b")
 
 
-def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
-    session = open_exhibit(HERE_SERVERS, "smoke", tmp_path)
-    assert "nothing to show" in session.preview()["note"].iloc[0]
-    rows = session.run()
-    assert session.figure(rows).paths[0].exists()
-    assert set(session.verdict(rows)["verdict"]) == {MISSING}
-    assert "nothing to show" in session.provenance().to_string()
-
-
-def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
-    write(tmp_path, [line("harmony-pp", speed=70.0, ranks="many")])
-    with pytest.raises(ValueError, match=r"made-up/servers\.csv, line 2: ranks is 'many'"):
-        open_exhibit(HERE_SERVERS, "smoke", tmp_path).run()
-
-
 @pytest.mark.parametrize("lines", [[], benchmark((4,))])
 def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:
@@ -326,29 +290,3 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     assert ("nothing to show" in text) != bool(lines)
     assert set(SERVERS_COLUMNS) <= set(session.rows().columns)
     assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")
-
-
-def test_it_stands_among_the_exhibits_by_its_name() -> None:
-    assert EXHIBITS[len(FIGURES) + 2] == HERE_SERVERS
-    assert find("here_servers") is here_servers
-
-
-def test_its_notebook_has_six_cells_like_the_others() -> None:
-    source = jupytext.read(NOTEBOOKS / f"{notebook_of(HERE_SERVERS)}.py")
-    title, parameters, plan, run, drawing, verdict = source.cells
-    assert title.source.startswith(f"# {here_servers.TITLE}")
-    assert here_servers.SECTION in title.source
-    assert " ".join(here_servers.CLAIM.split()) in " ".join(title.source.split())
-    assert parameters.metadata["tags"] == ["parameters"]
-    for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
-        assert f"exhibit.{call}(" in cell.source
-    known = inspect_notebook(source)
-    assert {name: p["inferred_type_name"] for name, p in known.items()} == {
-        "size": "str", "results": "str", "force": "bool", "machine": "str",
-    }  # fmt: skip
-    assert all(p["help"] for p in known.values())
-    for cell in source.cells[2:]:
-        nodes = list(ast.walk(ast.parse(cell.source)))
-        assert not [n for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
-        assert {n.value for n in nodes if isinstance(n, ast.Constant)} <= {HERE_SERVERS}
-    check_parameters(read_notebook(HERE_SERVERS), {"size": "paper", "force": True}, HERE_SERVERS)

@@ -9,11 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
+from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.records import paper_rows, record
 from workbench.figures import fig6a, measured_here, sizes
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import FIGURES, find
-from workbench.figures.style import COLUMN_IN, bar_look, line_look, styled
+from workbench.figures.style import COLUMN_IN, bar_look, line_look
 from workbench.figures.verdict import HOLDS, MISSING, UNTESTED, series_to_judge
 
 SERIES = ("measured", "bf16")
@@ -30,18 +31,7 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def drawn(figure: str, rows: pd.DataFrame) -> Figure:
-    with styled():
-        paper = Figure(figsize=(COLUMN_IN, 2.1), layout="constrained")
-        find(figure).draw(paper, rows, same_scale=True)
-        paper.draw_without_rendering()
-    return paper
-
-
-def texts(paper: Figure) -> str:
-    found = [text.get_text() for axes in paper.axes for text in axes.texts]
-    found += [t.get_text() for axes in paper.axes for t in axes.get_xticklabels()]
-    found += [text.get_text() for legend in paper.legends for text in legend.get_texts()]
-    return " ".join([*found, paper.get_supxlabel()]).replace("\n", " ")
+    return printed(find(figure).draw, rows, width=COLUMN_IN, same_scale=True)
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -60,18 +50,12 @@ def test_what_differs_stands_on_the_paper_and_nothing_leaves_it(
     figure: str, tmp_path: Path
 ) -> None:
     paper = drawn(figure, rows_of(figure, tmp_path))
-    words = texts(paper)
+    words = flat(paper)
     assert "measured: bf16 (Made-up GPU, 2026-11-21)" in words
     assert "Measured on Made-up GPU, 2026-11-21: bf16, published fp32" in words
     assert "device capped at 32 GiB" in words
     assert "published run not sound" in words
-    for axes in paper.axes:
-        for text in [*axes.texts, axes.yaxis.label, axes.xaxis.label, axes.title]:
-            box = text.get_window_extent()
-            assert paper.bbox.x0 - 1 <= box.x0, text.get_text()
-            assert box.x1 <= paper.bbox.x1 + 1, text.get_text()
-            assert paper.bbox.y0 - 1 <= box.y0
-            assert box.y1 <= paper.bbox.y1 + 1
+    assert_nothing_leaves(paper)
 
 
 @pytest.mark.parametrize("figure", [f for f in FIGURES if f != "6a"])
@@ -115,7 +99,7 @@ def test_6a_keeps_a_method_of_which_nothing_fitted(tmp_path: Path) -> None:
     lines = [line("zero-offload", 32, host_cap_gib=90.0)]
     (row,) = measured(rows_of("6a", tmp_path, lines)).itertuples()
     assert (row.method, row.status) == ("zero-offload", "oom_device")
-    assert "out of device memory" in texts(drawn("6a", rows_of("6a", tmp_path, lines)))
+    assert "out of device memory" in flat(drawn("6a", rows_of("6a", tmp_path, lines)))
 
 
 def test_8a_takes_the_run_without_a_cap_where_megatron_does_not_fit(tmp_path: Path) -> None:
@@ -146,7 +130,7 @@ def test_7a_compares_at_the_deepest_model_both_were_measured_on(tmp_path: Path) 
     offload = find("7a").verdicts(rows, *SERIES)[2]
     assert offload.here == pytest.approx(0.97 / 0.15)
     assert offload.why == "at 78 layers here, at 48 in the paper"
-    assert "48, here 78 layers" in texts(drawn("7a", rows))
+    assert "48, here 78 layers" in flat(drawn("7a", rows))
 
 
 def test_8b_is_not_judged_where_the_planner_chose_the_windows(tmp_path: Path) -> None:
@@ -216,7 +200,7 @@ def test_a_peer_stands_there_at_its_best_and_ours_as_it_plans(tmp_path: Path) ->
 
 def test_a_run_that_failed_says_why_in_its_place(tmp_path: Path) -> None:
     lines = [line("stronghold", 32, speed=30.0), line("zero-offload", 32)]
-    assert "out of device memory" in texts(drawn("8a", rows_of("8a", tmp_path, lines)))
+    assert "out of device memory" in flat(drawn("8a", rows_of("8a", tmp_path, lines)))
 
 
 def test_they_are_judged_beside_simulations_and_replace_none(tmp_path: Path) -> None:
@@ -252,4 +236,4 @@ def test_beside_runs_of_the_machine_at_hand_each_series_keeps_its_own_ratios(
     ours, here = (find("8a").verdicts(rows, *series)[0] for series in series_to_judge(rows))
     assert ours.here == pytest.approx(0.5)
     assert here.verdict == MISSING, "no ratio mixes two machines"
-    assert "measured (Made-up" in texts(drawn("8a", rows))
+    assert "measured (Made-up" in flat(drawn("8a", rows))

@@ -47,7 +47,7 @@ def test_a_results_folder_of_ones_own_follows_the_repositorys(tmp_path: Path) ->
     [
         ({"batch": None}, r"no line says # batch:"),
         ({"batch": "four"}, r"line 9: batch is 'four'; it must be a whole number"),
-        ({"batch": 0}, r"line 9: batch is '0'; it must be at least 1"),
+        ({"batch": 0}, r"line 9: batch is '0'; it must be a whole number of at least 1"),
         ({"step_seconds": ""}, r"line 7: step_seconds is ''; it must be a number"),
         ({"step_seconds": 0.01}, r"step_seconds is 0\.01, and compute alone takes 0\.05 s"),
         ({"method": "magic"}, r"line 2: method is 'magic'; known are plain"),

@@ -1,4 +1,4 @@
-"""Whatever becomes of a file in the results folder, nobody sees a traceback: what does not fit is
+"""However a file in the results folder is damaged, nobody sees a traceback: what does not fit is
 named, left where it is, and passed over. Damage is drawn by a seed."""
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Progress as text, with and without a terminal."""
 
-import doctest
 import io
 from dataclasses import replace
 
-from workbench.runs import progress
 from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress, describe_record, describe_spec
 from workbench.runs.record import RunRecord
@@ -19,10 +17,6 @@ class Terminal(io.StringIO):
 
 def step(index: int) -> dict:
     return {"event": "step", "step": index, "loss": 2.0 - index, "seconds": 0.5}
-
-
-def test_examples() -> None:
-    assert doctest.testmod(progress).failed == 0
 
 
 def test_a_terminal_has_one_live_line() -> None:

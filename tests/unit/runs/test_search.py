@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.runs.helpers import left_behind
 from workbench.runs import methods
-from workbench.runs import search as module
 from workbench.runs.overrides import make_spec
 from workbench.runs.search import Search, at_layers, next_probe, planned_largest
 from workbench.runs.store import Store
@@ -43,10 +41,6 @@ def test_a_guess_that_is_nearly_right_costs_few_probes(off: int) -> None:
     while (layers := next_probe(fits, guess=25 + off, limit=96)) is not None:
         fits[layers] = layers <= 25
     assert len(fits) <= (2 if off in (0, 1) else 6)
-
-
-def test_the_examples_are_true() -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ def test_files_are_checked_and_only_read_where_they_are_listed(tmp_path: Path) -
         ({"crc33": {}}, "unknown field 'crc33'"),
         ({"losses": ["1.5", "one"]}, "losses[1] is 'one'; it must be a number"),
         ({"crc32": {UNIT: 1}}, "is not the file that the manifest is of"),
+        ({"files": ..., "continues": ...}, "does not say which training it is of"),
     ],
 )
 def test_what_is_not_sound_is_not_trusted(tmp_path, capsys, changes, words) -> None:

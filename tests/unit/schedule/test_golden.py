@@ -1,4 +1,4 @@
-"""A window schedule of four units, printed and simulated, stays what it is.
+"""A window schedule of four units, simulated, stays what it is.
 
 After an intended change, look at the new text and keep it:
 
@@ -11,7 +11,6 @@ from tests.unit.schedule.made_up import Table
 from tests.unit.schedule.window import window_schedule
 from workbench.schedule.action import Kind
 from workbench.schedule.simulate import simulate
-from workbench.schedule.text_table import text_table
 from workbench.schedule.validate import validate
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schedule_window.txt"
@@ -23,7 +22,7 @@ def printed():
     costs = Table({a.name: SECONDS.get(a.kind, 1.0) for a in schedule.actions})
     costs.slowdowns = {("compute", "host"): 1.25, ("h2d", "d2h"): 1.5}
     simulation = simulate(schedule, costs, steps=2)
-    lines = [f"{schedule.name}, 2 host workers, one micro-batch", "", text_table(schedule), ""]
+    lines = [f"{schedule.name}, 2 host workers, one micro-batch", ""]
     lines.append("simulated seconds, compute slowed by host updates and loads by stores")
     lines += [
         f"{e.lane:<8} step {e.step}  {e.name:<5} {e.start_s:9.5f} {e.end_s:9.5f}"

@@ -9,10 +9,9 @@ import pytest
 
 from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
 from workbench.methods.harmony.packs import packs_of
-from workbench.runtime.executor import Executor
 from workbench.runtime.walks import TOLD, walks
 from workbench.schedule.action import COMPUTE, RECEIVES, SENDS, Kind
-from workbench.schedule.graph import resolve, unroll
+from workbench.schedule.graph import resolve
 from workbench.schedule.issue import ANNOUNCED, Issue
 
 CASES = {
@@ -114,22 +113,9 @@ def test_an_action_knows_at_least_what_it_names(schedule):
                     assert clocks[action.name][other.lane] > at
 
 
-def divided(schedule, rank, *, together):
-    """As an executor does."""
-    executor = Executor.__new__(Executor)
-    executor.schedule = schedule
-    own, remote = executor._divide(unroll(schedule).references)
-    mine = {i for i, a in enumerate(schedule.actions) if a.rank == rank}
-    published = {
-        j for i, waits in enumerate(remote) for _, j in waits if j in mine and i not in mine
-    }
-    found = walks(schedule, rank, own, remote, published, announces=True, together=together)
-    return found, own, remote, published
-
-
 def test_one_thread_walks_what_is_only_issued(schedule):
     for rank in range(schedule.num_ranks):
-        found, own, remote, published = divided(schedule, rank, together=True)
+        found = walks(schedule, rank, announces=True, together=True)
         walked = [pair for walk in found.walks.values() for pair in walk]
         assert len(walked) == len({*walked}), "a lane is walked twice"
         assert {*walked} == {(lane, i) for lane, those in found.lanes.items() for i in those}
@@ -140,14 +126,14 @@ def test_one_thread_walks_what_is_only_issued(schedule):
         assert not any(lane.startswith(("host", "visit")) for lane in mine)
         for lane in mine:
             for i in found.lanes[lane]:
-                assert lane.endswith(ANNOUNCED) or not remote[i], "it would wait on the host"
-                assert not {schedule.actions[other].lane for _, other in own[i]} & apart
+                assert lane.endswith(ANNOUNCED) or not found.remote[i], "it would wait on the host"
+                assert not {schedule.actions[other].lane for _, other in found.own[i]} & apart
         told = {i for lane in found.telling for i in found.lanes[lane]}
-        assert told == {i for i in published if schedule.actions[i].lane in mine}
+        assert told == {i for i in found.published if schedule.actions[i].lane in mine}
         assert all(lane.endswith(TOLD) for lane in found.telling)
 
 
 def test_without_a_device_each_lane_has_a_thread(schedule):
-    found, *_ = divided(schedule, 0, together=False)
+    found = walks(schedule, 0, announces=True, together=False)
     assert {*found.walks} == {*found.lanes}
     assert not found.telling

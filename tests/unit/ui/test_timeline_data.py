@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from dataclasses import replace
 
@@ -172,12 +171,6 @@ def test_text_cannot_hide_or_turn_around() -> None:
     assert len(printable("x" * 10_000)) == 200
     data = timeline_data(measured=[event()], title=hostile, notes=[hostile])
     assert data["title"] == data["notes"][0] == printable(hostile)
-
-
-def test_the_examples_are_true() -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0
 
 
 # -- what cannot be shown --------------------------------------------------------------------

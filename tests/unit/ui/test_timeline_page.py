@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 from html.parser import HTMLParser
@@ -12,7 +11,6 @@ import pytest
 
 from tests.unit.ui.made_up import event, two_steps
 from workbench.runs.store import Store
-from workbench.ui import timeline_page
 from workbench.ui.timeline import Timeline, timeline_of
 from workbench.ui.timeline_data import timeline_data
 from workbench.ui.timeline_page import save_html, script, style, timeline_html
@@ -83,12 +81,6 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         save_html({**data, "notes": [float("nan")]}, path)
     assert path.read_text() == timeline_html(data)
     assert [p.name for p in tmp_path.iterdir()] == ["t.html"]
-
-
-def test_the_examples_are_true() -> None:
-    found = doctest.testmod(timeline_page)
-    assert found.attempted > 0
-    assert found.failed == 0
 
 
 def test_the_widget_carries_its_script_and_its_data(tmp_path: Path) -> None:

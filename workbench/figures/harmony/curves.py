@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,22 @@ def specs(size: HarmonySize, trained: Trained) -> list[RunSpec]:
     """Plain training on one device, and both modes on the most devices."""
     ranks = size.most_here()
     return [size.spec(PLAIN, trained), *(size.spec(name, trained, ranks) for name in HARMONY)]
+
+
+def exhibit(
+    of: Callable[[HarmonySize], Trained],
+) -> tuple[Callable[..., list[RunSpec]], Callable[..., pd.DataFrame], Callable[..., pd.DataFrame]]:
+    """`specs`, `rows` and `absent` of an exhibit (exhibit.py), by the training that it shows."""
+    return (
+        lambda size, largest: specs(size, of(size)),
+        lambda records, store, size: rows(records, of(size)),
+        lambda size, why: absent(of(size), why),
+    )
+
+
+def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+    """No value of the original is known."""
+    return table([])
 
 
 def rows(records: list[RunRecord], trained: Trained) -> pd.DataFrame:

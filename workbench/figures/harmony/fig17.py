@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks, scaling
 from workbench.figures.harmony.judge import cannot_tell
-from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.sizes import DP, PP
 from workbench.figures.harmony.table import (
     MEASURED,
     OURS,
@@ -21,9 +21,6 @@ from workbench.figures.harmony.table import (
     pick,
 )
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
-from workbench.runs.store import Store
 
 FIGURE, SECTION = "harmony_17", "VLDB'22, figure 17: GPT-2 of 10 to 40 billion, minibatch 32"
 TITLE = "Time per iteration of models beyond all devices' memory"
@@ -39,26 +36,7 @@ WHY_DP = (
     "where the link keeps up, our runtime's replicas hide their loads and divide their updates, "
     "which the estimate does not"
 )
-
-
-def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
-    """Both modes on every number of devices, and ZeRO-Infinity."""
-    return scaling.specs(size)
-
-
-def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
-    """Seconds of a step."""
-    return scaling.rows(records, size)
-
-
-def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
-    """Reference estimates, and our plans under our simulator."""
-    return scaling.known(plans)
-
-
-def absent(size: HarmonySize, why: str) -> pd.DataFrame:
-    """What did not run."""
-    return scaling.absent(size, why)
+specs, rows, known, absent = scaling.specs, scaling.rows, scaling.known, scaling.absent
 
 
 def draw(figure: Any, rows: pd.DataFrame) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks, scaling
 from workbench.figures.harmony.judge import cannot_tell
-from workbench.figures.harmony.sizes import DP, PP, HarmonySize
+from workbench.figures.harmony.sizes import DP, PP
 from workbench.figures.harmony.table import (
     MEASURED,
     OURS,
@@ -20,9 +20,6 @@ from workbench.figures.harmony.table import (
     pick,
 )
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
-from workbench.runs.store import Store
 
 FIGURE, SECTION = "harmony_18", "VLDB'22, figure 18: GPT-2 of 10 to 40 billion, minibatch 32"
 TITLE = "Scaling to 8 devices"
@@ -40,26 +37,7 @@ WHY_DP = (
     "our replicas hide the loads of weights behind compute and divide the updates, which the "
     "estimate does not"
 )
-
-
-def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
-    """Both modes on every number of devices, and ZeRO-Infinity."""
-    return scaling.specs(size)
-
-
-def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
-    """Seconds of a step; the drawing makes speed of them."""
-    return scaling.rows(records, size)
-
-
-def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
-    """Reference estimates, and our plans under our simulator."""
-    return scaling.known(plans)
-
-
-def absent(size: HarmonySize, why: str) -> pd.DataFrame:
-    """What did not run."""
-    return scaling.absent(size, why)
+specs, rows, known, absent = scaling.specs, scaling.rows, scaling.known, scaling.absent
 
 
 def draw(figure: Any, rows: pd.DataFrame) -> None:

@@ -23,6 +23,7 @@ from workbench.figures.harmony.table import (
 )
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
 
 PLANS = ("17",)
 """Of the kept plans, by their figure."""
@@ -30,7 +31,7 @@ MODELS = ("gpt2_10b", "gpt2_20b", "gpt2_30b", "gpt2_40b")
 DEVICES = (1, 2, 4, 8)
 
 
-def specs(size: HarmonySize) -> list[RunSpec]:
+def specs(size: HarmonySize, largest: dict[str, int]) -> list[RunSpec]:
     """Both modes on every number of devices, on one they are the same; ZeRO-Infinity where peers
     run."""
     runs = [
@@ -53,7 +54,7 @@ def methods(size: HarmonySize) -> tuple[str, ...]:
     return HARMONY + tuple(name for name in size.known_peers() if name == ZERO)
 
 
-def rows(records: list[RunRecord], size: HarmonySize) -> pd.DataFrame:
+def rows(records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
     """Seconds of a step over the number of devices, measured and predicted."""
     names = {trained.model: trained.name for trained in size.grown}
     out: list[dict[str, Any]] = []
@@ -74,7 +75,7 @@ def with_both(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [row | {"method": method} for method in HARMONY]
 
 
-def known(plans: pd.DataFrame) -> pd.DataFrame:
+def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
     """Reference estimates, and our plans under our simulator."""
     told = join(estimated("17", "iteration_s"), planned(pick(plans, figure=PLANS)))
     rows = [row for each in told.to_dict("records") for row in with_both(each)]

@@ -1,32 +1,7 @@
 """Harmony-DP: every rank has all packs and its share of the samples."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 from workbench.methods.harmony import planner
+from workbench.methods.harmony.mode import method
 from workbench.methods.harmony.packs import DP
-from workbench.methods.plan import Plan
-from workbench.profile.profile import Profile
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 
-
-def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The plan from one profile; other micro-batch sizes in proportion."""
-    return plan_sizes(spec, {profile.microbatch: profile})
-
-
-def plan_sizes(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
-    """The plan from profiles by samples in a micro-batch, as a run makes it."""
-    planner.check(spec, DP)
-    return planner.plan(spec, profiles, mode=DP)
-
-
-def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train on the spec's ranks."""
-    from workbench.methods.harmony.train import train
-
-    return train(spec, report, folder, mode=DP)
+plan, plan_sizes, train = method(planner, DP)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
-from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
+from workbench.methods.harmony.mode import Planner
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.history import check_start
@@ -35,23 +33,8 @@ from workbench.schedule.simulate import Event
 from workbench.units import format_bytes
 
 
-class Planner(Protocol):
-    """What plans from profiles: a module."""
-
-    def check(self, spec: RunSpec, mode: str) -> None: ...
-
-    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
-
-
-def train(spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
+def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
     """Plan from this machine's profile, then train on as many ranks as the spec has."""
-    return train_planned(planner, spec, report, folder, mode=mode)
-
-
-def train_planned(
-    planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str
-) -> Outcome:
-    """The same with the plans of another method whose layers visit from shared host memory."""
     check_data(spec, report, folder)
     planner.check(spec, mode)
     check_start(spec, folder)
@@ -130,8 +113,7 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
     ways = ("load", "store", "read", "write")
     moved = {way: sum(result["moved_bytes"][way] for result in results) for way in ways}
     return Outcome(
-        losses=history.losses,
-        step_seconds=history.step_seconds,
+        **history.measured(),
         peak_bytes={
             DEVICE: max((result["device_peak"] for result in results), default=None),
             HOST_TIER: host_layout(made.schedule)[1],
@@ -142,8 +124,6 @@ def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
         parameters=crew.model.parameters_count(),
         predicted=made.predicted(history.grad_norms[1:], crew.spec.clip)
         | {"moved_parts": planned_parts(made.schedule)},
-        skipped_steps=history.skipped,
-        grad_norms=history.grad_norms,
         engine="workbench",
         notes=notes,
     )

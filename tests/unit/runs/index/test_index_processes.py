@@ -199,8 +199,7 @@ print(int(peak[0].split()[1]) / 1024)
 
 
 def test_ten_thousand_records_fit_in_300_mib(root: Path, answered) -> None:
-    """Of a whole fresh process, which also does a change, without the cache and with it; 145 MiB
-    were seen."""
+    """In a fresh process, which also does a change, without the cache and with it; 145 MiB seen."""
     if not Path("/proc/self/status").exists():
         pytest.skip("the peak of resident memory is read from /proc")
     with many() as store:

@@ -43,16 +43,6 @@ class Estimate:
         return sum(self.compute_seconds) / len(self.compute_seconds) / self.seconds
 
     @property
-    def compute_share_of_rank(self) -> float:
-        """Computing time over each GPU's own time until its last event, mean of the GPUs in use."""
-        shares = [
-            seconds / end
-            for seconds, end in zip(self.compute_seconds, self.rank_ends, strict=True)
-            if end > 0
-        ]
-        return sum(shares) / len(shares)
-
-    @property
     def peak_memory_bytes(self) -> float:
         return max(self.memory_bytes)
 
