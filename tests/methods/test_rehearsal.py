@@ -44,10 +44,11 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     before_it = set(living(psutil.Process().children()))
     first, second = Silent(), Silent()
     profiles = profiles_for(spec, tmp_path, first)
-    assert told(first)[-1] == "rehearsing: 24 steps of a small model on 2 ranks"
+    assert "rehearsing: 40 steps of 2 small models on 2 ranks" in told(first)
     assert set(living(psutil.Process().children())) <= before_it
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert seconds >= 0
+    assert profiles[2].hardware.wires.pass_slowdown >= 1
     answered.enter("ranks: what a pass takes beyond its plan", 0.1, seconds)
     assert profiles_for(spec, tmp_path, second) == profiles
     assert told(second) == []
@@ -59,31 +60,44 @@ def told(report):
     return [values["text"] for kind, values in report.events if kind == "profile"]
 
 
-@pytest.mark.parametrize("overhead", [3e-4, 2e-3])
-def test_it_is_what_steps_take_beyond_their_plan(monkeypatch, overhead):
+@pytest.mark.parametrize(
+    ("overhead", "slowdown", "found"),
+    [(3e-4, 1.3, (3e-4, 1.3)), (2e-3, 1.0, (2e-3, 1.0)), (0.0, 1.2, (0.0, 1.2)),
+     (0.0, 0.5, (0.0, 1.0))],
+)  # fmt: skip
+def test_it_is_what_steps_take_beyond_their_plan(monkeypatch, overhead, slowdown, found):
     """Of steady steps that nobody notes down; where they are faster than planned it is nothing."""
-    small = rehearsal._small(2)
-    profile = made_up_profile(of_size(small, 2))
-    took = rehearsal._planned(small, profile, WIRES, overhead).step_seconds
-    assert took > rehearsal._planned(small, profile, WIRES, 0.0).step_seconds
+    there = replace(WIRES, pass_overhead_s=overhead, pass_slowdown=slowdown)
 
-    def steps_of(seconds):
-        crew = SimpleNamespace(
-            run=lambda report: None,
-            close=lambda: None,
-            history=SimpleNamespace(step_seconds=[9.0] * 4 + [seconds] * 17 + [9.0] * 3),
-        )
-        monkeypatch.setattr(rehearsal, "Crew", lambda *args, **kwargs: crew)
+    def profiled(spec):
+        found, times = made_up_profile(of_size(spec, 2)), spec.model.hidden / 64
+        names = ("forward_s", "recompute_s", "backward_s")
+        units = [
+            replace(unit, **{name: times * getattr(unit, name) for name in names})
+            for unit in found.units
+        ]
+        return replace(found, units=tuple(units))
 
-    steps_of(took)
-    assert rehearsal.overhead_s(small, profile, WIRES) == pytest.approx(overhead, rel=0.05)
-    steps_of(0.0)
-    assert rehearsal.overhead_s(small, profile, WIRES) == 0.0
+    def trained(spec, schedule, *_, **__):
+        profile = rehearsal._on(there, profiled(spec))
+        steady = rehearsal.planner.plan(spec, {2: profile}, mode="pp").step_seconds
+        seconds = [9.0] * 8 + [steady] * 29 + [9.0] * 3
+        history = SimpleNamespace(step_seconds=seconds)
+        return SimpleNamespace(run=lambda report: None, close=lambda: None, history=history)
+
+    monkeypatch.setattr(rehearsal, "Crew", trained)
+    trials = [
+        rehearsal.rehearse(spec, profiled(spec), WIRES)
+        for spec in (rehearsal._small(2, width) for width in rehearsal.WIDTHS)
+    ]
+    solved = rehearsal.solved(trials)
+    told = solved["pass_overhead_s"], solved["pass_slowdown"]
+    assert told == pytest.approx(found, rel=0.1, abs=5e-5)
 
 
 def test_who_waited_for_another_process_takes_what_it_measured(tmp_path):
     known = replace(WIRES, pass_overhead_s=1e-3)
-    assert rehearsed(WIRES, tmp_path, "cpu", silent, lambda: 1e-3) == known
+    assert rehearsed(WIRES, tmp_path, "cpu", silent, lambda: {"pass_overhead_s": 1e-3}) == known
     late = rehearsed(WIRES, tmp_path, "cpu", silent, lambda: pytest.fail("measured again"))
     assert late == known
 

@@ -146,7 +146,7 @@ def wires_for(
 
 
 def rehearsed(
-    wires: Wires, results: Path, device: str, echo: Echo, overhead_s: Callable[[], float]
+    wires: Wires, results: Path, device: str, echo: Echo, measure: Callable[[], dict[str, float]]
 ) -> Wires:
     """The same with what passes take where all ranks train, kept beside the links: measured now,
     unless another process did while this one waited."""
@@ -155,7 +155,7 @@ def rehearsed(
     with measuring(path, echo):
         found = stored(path, machine, MeasuredWires, echo)
         if found is None or found.wires.pass_overhead_s is None:
-            wires = replace(wires, pass_overhead_s=overhead_s())
+            wires = replace(wires, **measure())
             found = MeasuredWires(machine=machine, wires=wires)
             write(path, asdict(found))
     return found.wires

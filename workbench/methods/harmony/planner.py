@@ -183,10 +183,10 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
         "message_latency_s": 0.0,
     }
-    overhead, updates, wires = 0.0, hardware.host_adam_params_per_s, hardware.wires
+    overhead, slower, updates, wires = 0.0, 1.0, hardware.host_adam_params_per_s, hardware.wires
     if wires is not None and wires.ranks == ranks:
         rates = {name: getattr(wires, name) for name in rates}
-        overhead = wires.pass_overhead_s or 0.0
+        overhead, slower = wires.pass_overhead_s or 0.0, wires.pass_slowdown
         updates = wires.host_adam_params_per_s or updates
         slowdowns = hardware.slowdowns | wires.slowdowns
     else:
@@ -198,7 +198,9 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         host_bytes=budgets.host,
         host_adam_params_per_s=updates,
         device_adam_params_per_s=hardware.device_adam_params_per_s,
-        compute_slowdown=1.0 if cuda else max(1.0, ranks / 2),
+        compute_slowdown=1.0 if cuda else slower * max(1.0, ranks / 2),
+        cores=0.0 if cuda else hardware.cores / ranks,
+        threads={COMPUTE: max(1, hardware.cores // 2), HOST: max(1, hardware.cores // ranks)},
         pass_overhead_s=overhead,
         action_overhead_s=hardware.action_overhead_s,
         slowdowns=slowdowns if cuda else {},

@@ -1,19 +1,22 @@
 """What the pass of a layer costs where ranks share a processor, from a short training.
 
-Without GPUs every lane of every rank has a thread on the cores that compute. What those threads
-take, and what it costs to take turns, is in no profile of a layer, which is timed alone: with two
-ranks on two cores, passes of 0.2 to 3 ms took half a millisecond longer than that, whatever the
-model. So a small model is trained for a second, once per machine and number of ranks, and what its
-steps take beyond their plan is what passes cost beside their own time.
+Without GPUs every lane of every rank has a thread on the cores that compute. Lanes take turns
+(server.py), and beyond that passes are slower than in the profile of a layer, which is timed alone:
+taking turns costs time, and every turn finds the caches full of other data. With two ranks on two
+cores a pass took about half a millisecond and a tenth of its time longer. So two small models, one
+of which is wider, are trained for some seconds, once per machine and number of ranks. Their steps
+give both numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import TIMELINE_STEPS, Crew
@@ -28,13 +31,14 @@ from workbench.profile.timing import brief
 from workbench.runs.report import Untold
 from workbench.runs.spec import RunSpec
 
-STEPS, UNSTEADY = 24, 4
+STEPS, UNSTEADY = 40, 8
 """Of the training, and those that begin it. The last ones are noted action by action, which takes
 time."""
 SAMPLES = 2
 """Of a micro-batch."""
-TRIED_S = 5e-4
-"""An overhead, to see how much of it a step is."""
+WIDTHS = 64, 192
+TRIED_S, TRIED = 5e-4, 0.2
+"""An overhead and a slowdown, to see how much of them a step is."""
 
 
 def with_overhead(profiles: dict[int, Profile], results: Path, tell: Echo) -> dict[int, Profile]:
@@ -44,37 +48,76 @@ def with_overhead(profiles: dict[int, Profile], results: Path, tell: Echo) -> di
     wires = hardware.wires
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
-    spec = _small(wires.ranks)
-    profile = profile_for(of_size(spec, SAMPLES), results, tell)
 
-    def measure() -> float:
-        tell(f"rehearsing: {STEPS} steps of a small model on {wires.ranks} ranks")
-        return overhead_s(spec, profile, wires)
+    def measure() -> dict[str, float]:
+        tell(f"rehearsing: {STEPS} steps of {len(WIDTHS)} small models on {wires.ranks} ranks")
+        specs = [_small(wires.ranks, width) for width in WIDTHS]
+        return solved(
+            [rehearse(spec, profile_for(of_size(spec, SAMPLES), results, tell), wires)
+             for spec in specs]
+        )  # fmt: skip
 
     found = rehearsed(wires, results, hardware.device, tell, measure)
     return {size: _on(found, profile) for size, profile in profiles.items()}
 
 
-def overhead_s(spec: RunSpec, profile: Profile, wires: Wires) -> float:
-    """Seconds that one pass takes beside its own time, from a training on so many ranks."""
-    planned, longer = (_planned(spec, profile, wires, seconds) for seconds in (0.0, TRIED_S))
+class Rehearsal(NamedTuple):
+    """A training's step in seconds, and its plan's."""
+
+    measured: float
+    planned: float
+    with_overhead: float
+    """With one of `TRIED_S`."""
+    slower: float
+    """With passes that take `TRIED` more of their own time."""
+
+
+def rehearse(spec: RunSpec, profile: Profile, wires: Wires) -> Rehearsal:
+    """Train on so many ranks, and plan the same packs."""
+
+    def planned(**changes: float) -> Plan:
+        there = _on(replace(wires, **changes), profile)
+        return planner.plan(spec, {SAMPLES: there}, mode=PP)
+
+    plan = planned(pass_overhead_s=0.0)
     with (
         TemporaryDirectory(prefix="rehearsal-") as folder,
-        closing(Crew(spec, planned.schedule, Path(folder), device="cpu")) as crew,
+        closing(Crew(spec, plan.schedule, Path(folder), device="cpu")) as crew,
     ):
         crew.run(Untold())
         seconds = median(crew.history.step_seconds[UNSTEADY:-TIMELINE_STEPS])
-    a_step_grows = (longer.step_seconds - planned.step_seconds) / TRIED_S
-    return max(0.0, (seconds - planned.step_seconds) / a_step_grows)
+    return Rehearsal(
+        measured=seconds,
+        planned=plan.step_seconds,
+        with_overhead=planned(pass_overhead_s=TRIED_S).step_seconds,
+        slower=planned(pass_overhead_s=0.0, pass_slowdown=1 + TRIED).step_seconds,
+    )
 
 
-def _small(ranks: int) -> RunSpec:
+def solved(trials: Sequence[Rehearsal]) -> dict[str, float]:
+    """The overhead and the slowdown of passes with which two plans take what was measured; where
+    one of them were less than nothing, the other alone, on the mean."""
+    late = [each.measured - each.planned for each in trials]
+    (a, b), (c, d) = (
+        ((each.with_overhead - each.planned) / TRIED_S, (each.slower - each.planned) / TRIED)
+        for each in trials
+    )
+    overhead = (late[0] * d - late[1] * b) / (a * d - b * c)
+    more = (late[1] * a - late[0] * c) / (a * d - b * c)
+    if more < 0:
+        overhead, more = (late[0] / a + late[1] / c) / 2, 0.0
+    elif overhead < 0:
+        overhead, more = 0.0, (late[0] / b + late[1] / d) / 2
+    return {"pass_overhead_s": max(0.0, overhead), "pass_slowdown": 1 + max(0.0, more)}
+
+
+def _small(ranks: int, hidden: int) -> RunSpec:
     """Four packs of two units for every two ranks, so that each has some of both directions."""
     packs = 2 * ranks
     return RunSpec(
         method="harmony-pp",
         model=ModelSpec(
-            layers=2 * packs - 2, hidden=64, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
+            layers=2 * packs - 2, hidden=hidden, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
         ),
         text=__file__,
         batch=4 * SAMPLES,
@@ -86,11 +129,6 @@ def _small(ranks: int) -> RunSpec:
         forward_packs=" ".join(["2"] * (packs - 1)),
         backward_packs=" ".join(["2"] * packs),
     )
-
-
-def _planned(spec: RunSpec, profile: Profile, wires: Wires, seconds: float) -> Plan:
-    there = _on(replace(wires, pass_overhead_s=seconds), profile)
-    return planner.plan(spec, {SAMPLES: there}, mode=PP)
 
 
 def _on(wires: Wires, profile: Profile) -> Profile:

@@ -48,6 +48,10 @@ class Server:
     action_overhead_s: float = 0.0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
+    cores: float = 0.0
+    """Of one rank, where a processor plays the devices: its lanes take turns on them."""
+    threads: Mapping[str, int] = field(default_factory=dict)
+    """By kind of lane, with such cores; other lanes have one."""
 
     def message_seconds(self, nbytes: int) -> float:
         """Of one message to the next device."""
@@ -56,6 +60,13 @@ class Server:
     def pass_seconds(self, alone: float) -> float:
         """Of a layer's pass that takes so long where nothing else runs."""
         return self.compute_slowdown * alone + self.pass_overhead_s
+
+    def turns(self, lane: str, busy: Iterable[str]) -> float:
+        """How many times as long work on a lane takes, as its rank's cores are shared with these
+        lanes."""
+        own = self.threads.get(lane, 1)
+        wanted = own + sum(self.threads.get(other, 1) for other in busy)
+        return max(1.0, wanted / self.cores) / max(1.0, own / self.cores)
 
 
 def records(schedule: Schedule) -> bool:
@@ -131,9 +142,12 @@ class ServerCosts:
                 raise ValueError(f"{action.name}: a server of several devices has no cost for it")
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """Weights and stashed inputs come over one link, as do outputs and gradients to other
-        devices. Lanes of different kinds disturb each other as on a single device: each of several
-        has its part of the host's memory and cores, and of what the others take of them."""
+        """Lanes on a processor take turns. Else weights and stashed inputs come over one link, as
+        do outputs and gradients to other devices, and lanes of different kinds disturb each other
+        as on a single device: each of several has its part of the host's memory and cores, and of
+        what the others take of them."""
+        if self._server.cores:
+            return self._server.turns(lane, busy)
         key = lane, *busy
         if key not in self._slowdowns:
             beside = sorted({*key[1:]} - {lane})  # two lanes of a link take no more of the rest
