@@ -11,9 +11,10 @@ from statistics import fmean
 import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
+from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import Packs, packs_of
-from workbench.methods.harmony.room import Setting
+from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.plan import DoesNotFit
@@ -176,6 +177,36 @@ def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps
     stands, clips = both_seconds(sure.schedule)
     assert stands == sure.seconds < both_seconds(hedged.schedule)[0]
     assert hedged.seconds < fmean([stands, clips])
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_a_search_of_much_looks_at_a_part_and_finds_about_as_fast_a_plan(mode, monkeypatch):
+    looked_at = []
+    estimate = Pace.step_seconds
+
+    def counted(self, packs, *more):
+        tasks = packs.tasks if mode == "pp" else packs.tasks_of(0)
+        looked_at.extend(len(task.micros) for task in tasks)
+        return estimate(self, packs, *more)
+
+    monkeypatch.setattr(Pace, "step_seconds", counted)
+    setting = replace(SETTING, mode=mode, minibatch=24)
+    whole = search(setting, LAYERS, UNITS, SERVER)
+    most, bounded = sum(looked_at) // 4, {"most_work": sum(looked_at) // 4}
+    looked_at.clear()
+    part, again = (search(setting, LAYERS, UNITS, SERVER, **bounded) for _ in range(2))
+    assert sum(looked_at) <= 2 * most
+    assert (whole.in_part, part.in_part) == (False, True)
+    assert part.seconds <= 1.05 * whole.seconds
+    assert part.packs == again.packs
+
+
+def test_a_step_of_too_many_passes_is_refused_with_a_batch_that_is_not():
+    with pytest.raises(ValueError, match="1200000 forward passes over 12 units; a search") as told:
+        search(replace(SETTING, minibatch=100_000, forward_size=1), LAYERS, UNITS, SERVER)
+    enough = int(str(told.value).rpartition(" ")[2])
+    setting = replace(SETTING, minibatch=enough, forward_size=1)
+    Candidates(setting, LAYERS, UNITS, Pace(LAYERS, SERVER, UNITS), Room(LAYERS, UNITS))
 
 
 @pytest.mark.parametrize(("mode", "ranks", "least"), [("pp", 1, 82_500), ("dp", 3, 65_000)])

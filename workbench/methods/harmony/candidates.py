@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from math import inf
+from math import ceil, inf
 from statistics import fmean
 
 from workbench.methods.harmony.draft import Sizes, longest_forward_s, pass_costs
@@ -41,21 +41,42 @@ NEAR = 1.05
 """Estimates that the simulator may still put in another order."""
 GAIN = 1e-4
 """Share of a step that a move must save."""
+MOST_PASSES, PROOF = 250_000, 6
+"""Forward passes of layers in a step, divided by ranks and so many: a schedule of more takes many
+seconds to make and to prove, which grows with the ranks."""
+TASK = 20
+"""Micro-batches that take as long to estimate as all else that is asked of a task."""
+SHARES, MOVING = (0.4, 0.2, 0.2), 0.2 / IMPROVED
+"""Of all work, what backward packs may take, those with a wide last pack, and other forward packs;
+and moves of the cuts of each choice."""
 
 
 class Candidates:
     """Packs by what their pace is. First every backward choice with forward packs like it, then
     other forward packs for the best of them, then the best with their cuts moved about."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace, room: Room) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        sizes: Sizes,
+        units: int,
+        pace: Pace,
+        room: Room,
+        most_work: float = inf,
+    ) -> None:
+        """`most_work`: micro-batches in all estimates, or what takes as long."""
         self.setting, self.sizes, self.units = setting, sizes, units
+        self._most_work = most_work
+        self.left_out = False
+        """Whether packs were not looked at, since that would be too much work."""
         self._pace, self._room = pace, room
         self._late = _late(setting, sizes, units)
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
-        self._backward_sizes = _sizes(setting, setting.largest_backward, setting.backward_size)
-        self._forward_sizes = _sizes(setting, setting.largest_forward, setting.forward_size)
+        back = units, setting.largest_backward, setting.backward_size
+        forth = units, setting.largest_forward, setting.forward_size
+        self._backward_sizes, self._forward_sizes = _sizes(setting, *back), _sizes(setting, *forth)
         if setting.alike:
             both = [size for size in self._forward_sizes if size in self._backward_sizes]
             self._forward_sizes = self._backward_sizes = both
@@ -70,35 +91,76 @@ class Candidates:
         the fastest pace first."""
         setting, ranks = self.setting, self.setting.ranks
         counts = _counts(self.units, ranks)
-        for size in reversed(self._backward_sizes):  # the fast ones first
-            like = min((n for n in self._forward_sizes if n >= size), default=size)
-            for backward in _backward_packs(setting, self.sizes, self.units, size, counts):
-                self._add(self._packs(backward[:-1], backward, like, size))
-                if setting.mode == PP and len(backward) >= ranks:
-                    self._add(self._packs(backward[:-1], backward, like, size, mirrored=True))
-        self._widen(counts)
+        self._add_all(self._alike(counts), SHARES[0])
+        self._add_all(self._widened(counts), SHARES[1])
         few = [n for n in counts if n % ranks == 0 or n <= ranks]
         known: dict[tuple[int, int], list[tuple[range, ...]]] = {}
+        tries = []
         for packs in [*self._best(KEPT), *self._unlike(lambda p: p.backward_size, KEPT // 2)]:
             before = packs.backward[-1].start
             for forward_size in self._forward_sizes:
                 if packs.mirrored:
-                    self._add(replace(packs, forward_size=forward_size, resident=frozenset()))
+                    like_it = replace(packs, forward_size=forward_size, resident=frozenset())
+                    tries.append(like_it)
                 of = before, forward_size
                 if of not in known:
                     known[of] = _forward_packs(setting, self.sizes, *of, few)
                 for forward in known[of]:
-                    chosen = self._packs(forward, packs.backward, forward_size, packs.backward_size)
-                    self._add(chosen)
+                    sizes = forward_size, packs.backward_size
+                    tries.append(self._packs(forward, packs.backward, *sizes))
+        self._add_all(tries, SHARES[2])
         for packs in self._unlike(lambda p: (len(p.backward), p.mirrored), IMPROVED):
             self._improve(packs)
         kinds = self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED)
-        first = [packs for packs in kinds if self._made[packs] < NEAR * self._fastest]
+        limit = NEAR * self._fastest
+        first = [packs for packs in kinds if self._made[packs] < limit]
+        if self.left_out:  # those that are proved in less time, if they are as good
+            near = [packs for packs in self._best(len(self._made)) if self._made[packs] < limit]
+            first.extend(packs for packs in near if packs not in first)
+            first.sort(key=lambda packs: 2 * self._work(packs) > self._work(near[0]))
         return [*first, *(packs for packs in self._best(len(self._made)) if packs not in first)]
 
-    def _widen(self, counts: list[int]) -> None:
-        """Give the last pack more than its share, and each rank as much to do. The last pack makes
-        its own forward pass, so that the larger it is, the less is computed twice."""
+    def any_fits(self) -> bool:
+        """Whether there would be any; all others are made from those that are looked at here."""
+        device = self.setting.device_bytes
+        tries = self._alike(_counts(self.units, self.setting.ranks))
+        return any(min(self._room.spare(self._settled(packs), device)) >= 0 for packs in tries)
+
+    def _alike(self, counts: list[int]) -> Iterator[Packs]:
+        """Every backward choice with forward packs like it."""
+        setting = self.setting
+        for size in reversed(self._backward_sizes):  # the fast ones first
+            like = min((n for n in self._forward_sizes if n >= size), default=size)
+            for backward in _backward_packs(setting, self.sizes, self.units, size, counts):
+                packs = self._packs(backward[:-1], backward, like, size)
+                yield packs
+                if setting.mode == PP and len(backward) >= setting.ranks:
+                    yield replace(packs, mirrored=True)
+
+    def _add_all(self, tries: Iterable[Packs], share: float) -> None:
+        """Note packs; where all are too much work, as many of them, evenly spread, as take a share
+        of what is allowed, and more only as long as none fits."""
+        tries = [packs for packs in dict.fromkeys(tries) if packs not in self._seen]
+        every = max(1, ceil(sum(map(self._work, tries)) / (share * self._most_work)))
+        for packs in tries[::every]:
+            self._add(packs)
+        left_out = tries if every > 1 else []
+        for packs in left_out:
+            if self._made:
+                self.left_out = True
+                break
+            self._add(packs)
+
+    def _work(self, packs: Packs) -> int:
+        """What an estimate of these packs takes, counted in micro-batches."""
+        samples = packs.minibatch // (packs.ranks if packs.mode == DP else 1)
+        passes = (packs.forward, packs.forward_size), (packs.backward, packs.backward_size)
+        return sum(len(cuts) * (TASK + ceil(samples / size)) for cuts, size in passes)
+
+    def _widened(self, counts: list[int]) -> list[Packs]:
+        """Packs of which the last has more than its share, and each rank as much to do. The last
+        pack makes its own forward pass, so that the larger it is, the less is computed twice."""
+        found = []
         for packs in self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED):
             ranks = packs.ranks if packs.mirrored else 1
             costs = _costs(self.setting, self.sizes, self.units, packs.backward_size)
@@ -109,7 +171,9 @@ class Candidates:
                 for count in [count for count in counts if count <= start]:
                     before = _shared_out(twice[:start], sum(once[start:]), ranks, count)
                     sizes = packs.forward_size, packs.backward_size
-                    self._add(self._packs(before, (*before, last), *sizes, mirrored=packs.mirrored))
+                    backward = *before, last
+                    found.append(self._packs(before, backward, *sizes, mirrored=packs.mirrored))
+        return found
 
     def _best(self, count: int) -> list[Packs]:
         return sorted(self._made, key=self._made.__getitem__)[:count]
@@ -175,6 +239,7 @@ class Candidates:
         best: a short first one fills the pipeline sooner."""
         seconds = self._made[packs]
         left = MOVES // sum(len(task.micros) for task in packs.tasks)
+        left = min(left, MOVING * self._most_work / self._work(packs))
         like = packs.forward == packs.backward[:-1]
         for by in STEPS:
             moves = [
@@ -282,12 +347,22 @@ def _shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple
     return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
 
 
-def _sizes(setting: Setting, largest: int | None, pinned: int | None) -> list[int]:
-    """Of micro-batches in one direction."""
-    if pinned is not None:
-        return [pinned]
+def _sizes(setting: Setting, units: int, largest: int | None, pinned: int | None) -> list[int]:
+    """Of micro-batches in one direction. Raises ValueError where a step is of too many."""
     parts = setting.ranks if setting.mode == DP else 1
-    return micro_batches(setting.minibatch, parts, least=setting.smallest, most=largest)
+    found = [pinned] if pinned is not None else micro_batches(
+        setting.minibatch, parts, least=setting.smallest, most=largest
+    )  # fmt: skip
+    most = MOST_PASSES // (PROOF + setting.ranks)
+    few = [size for size in found if units * ceil(setting.minibatch / size) <= most]
+    if not few:
+        raise ValueError(
+            f"a step of {setting.minibatch} samples in micro-batches of {max(found)} is "
+            f"{units * ceil(setting.minibatch / max(found))} forward passes over {units} units; a "
+            f"search takes at most {most} on {setting.ranks} ranks: name the packs, or use fewer "
+            f"layers, or a batch of at most {most // units * max(found)}"
+        )
+    return few
 
 
 def _costs(setting: Setting, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:

@@ -42,6 +42,9 @@ MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
 LESS = 0.02
 """Share of a device that candidates are made smaller by at least, where none of the first fits."""
+MOST_WORK, ACTION = 1_500_000, 25
+"""Micro-batches in all estimates of a search, some seconds' worth, and how many of them take as
+long as an action of a schedule that is simulated."""
 MORE = 0.1
 """Share by which what is foreseen may be too much: where nothing else is left to try."""
 
@@ -58,6 +61,8 @@ class Found:
     proved: Validation
     trials: int
     """Schedules that were simulated."""
+    in_part: bool = False
+    """Whether there was too much to look at, so that only a part was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +82,15 @@ def search(
     *,
     most_trials: int = MOST_TRIALS,
     last_resort: bool = True,
+    most_work: float = MOST_WORK,
 ) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks, after
-    `most_trials` plans that do not fit. As a last resort plans are tried that hardly can."""
+    `most_trials` plans that do not fit. As a last resort plans are tried that hardly can. Where all
+    plans would be more than `most_work` to look at, a part of them is."""
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
     if least > setting.host_bytes:
         raise _lacks(least, HOST_TIER, setting, "more than ")
-    return _Search(setting, sizes, units, server).found(most_trials, last_resort)
+    return _Search(setting, sizes, units, server, most_work).found(most_trials, last_resort)
 
 
 def outlook(setting: Setting, sizes: Sizes, units: int, server: Server) -> float:
@@ -99,7 +106,14 @@ class _Search:
     """What was tried. Candidates fit as far as is foreseen; where a proof finds that those tried do
     not, others are made for a device that is smaller by what they lacked."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, units: int, server: Server) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        sizes: Sizes,
+        units: int,
+        server: Server,
+        most_work: float = MOST_WORK,
+    ) -> None:
         self._setting, self._sizes, self._units, self._server = setting, sizes, units, server
         self._costs = {
             recorded: [
@@ -115,6 +129,8 @@ class _Search:
         self._room = Room(sizes, units, setting.recorded_below_s)
         self._pace = Pace(sizes, server, units, self._room.recorded)
         self._seen: set[Packs] = set()
+        self._most_work = most_work
+        self._in_part = False
         self._trials = 0
         self._lacking: tuple[int, int] | None = None
         """Bytes of the device and of the host that the smallest of all tried needs."""
@@ -145,11 +161,11 @@ class _Search:
     def _least(self) -> int:
         """Bytes of a device for which there are candidates, to a few percent."""
         low = high = self._setting.device_bytes
-        while next(self._candidates(high), None) is None:
+        while not self.candidates(high).any_fits():
             low, high = high, 2 * high
         while high > (1 + LESS) * low:
             middle = (low + high) // 2
-            if next(self._candidates(middle), None) is None:
+            if not self.candidates(middle).any_fits():
                 low = middle
             else:
                 high = middle
@@ -158,11 +174,16 @@ class _Search:
     def candidates(self, device_bytes: int) -> Candidates:
         """For a device of so many bytes."""
         foreseen = replace(self._setting, device_bytes=device_bytes)
-        return Candidates(foreseen, self._sizes, self._units, self._pace, self._room)
+        asked = foreseen, self._sizes, self._units, self._pace, self._room
+        return Candidates(*asked, self._most_work)
 
     def _candidates(self, device_bytes: int) -> Iterator[Packs]:
-        """The same in their order, without those that were tried."""
-        ordered = self.candidates(device_bytes).ordered()
+        """The same in their order, without those that were tried. More of them may be half the work
+        each time, so that all ends."""
+        candidates = self.candidates(device_bytes)
+        ordered = candidates.ordered()
+        self._in_part |= candidates.left_out
+        self._most_work /= 2
         return (packs for packs in ordered if packs not in self._seen)
 
     def _first(self, candidates: Iterator[Packs]) -> list[_Tried]:
@@ -170,10 +191,11 @@ class _Search:
         found: list[_Tried] = []
         actions = 0
         for packs in candidates:
+            most = min(MOST_ACTIONS, 2 * self._most_work / ACTION)
             self._seen.add(packs)
             found.append(self._tried(packs))
             actions += len(found[-1].schedule.actions)
-            if actions >= MOST_ACTIONS or (len(found) >= TRIALS and actions >= ACTIONS):
+            if actions >= most or (len(found) >= TRIALS and actions >= ACTIONS):
                 break
         return found
 
@@ -191,7 +213,7 @@ class _Search:
             if needed[0] <= setting.device_bytes and needed[1] <= setting.host_bytes:
                 found = Found(
                     packs=best.packs, schedule=best.schedule, seconds=best.seconds, proved=proved,
-                    trials=self._trials,
+                    trials=self._trials, in_part=self._in_part,
                 )  # fmt: skip
                 return found, 0
             self._lacking = min(self._lacking or needed, needed)
