@@ -4,8 +4,9 @@ gradients are clipped or not."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 
 import pytest
@@ -17,6 +18,7 @@ from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.sizes import SECONDS
 from workbench.methods.plan import DoesNotFit
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE
@@ -216,3 +218,29 @@ def test_what_fits_on_a_small_device_fits_on_a_larger_one(mode, ranks, least):
         setting = replace(SETTING, mode=mode, ranks=ranks, device_bytes=device)
         found = search(setting, LAYERS, UNITS, replace(SERVER, ranks=ranks))
         assert all(peaks[DEVICE] <= device for peaks in found.proved.peak_bytes.values())
+
+
+class Slow(Layers):
+    """Layers of which a step takes seconds."""
+
+    def cost(self, unit, samples):
+        cost = super().cost(unit, samples)
+        times = {name: 100 * getattr(cost, name) for name in SECONDS}
+        return replace(cost, **times)
+
+
+def test_more_memory_never_plans_a_slower_step(monkeypatch):
+    """Than the budgets below that every search looks at too, whatever was asked for."""
+    monkeypatch.setattr("workbench.methods.harmony.search.RUNGS", 1)
+    rates = {f.name: getattr(SERVER, f.name) / 100 for f in fields(SERVER) if "_per_s" in f.name}
+    server = replace(SERVER, ranks=2, **rates)
+    layers = Slow(LAYERS.parameters)
+
+    def seconds(device, **limits):
+        setting = replace(SETTING, ranks=2, minibatch=4, device_bytes=device)
+        return search(setting, layers, UNITS, server, **limits).seconds
+
+    rung = 15 << 13
+    least = seconds(rung, most_work=inf)
+    for device in (130_000, random.Random(3).randrange(rung + 1, 16 << 13)):
+        assert seconds(device) <= least
