@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -162,7 +163,7 @@ def _ours(question: Question, profile: ModelProfile) -> Row:
     setting, sizes = _setting(question, profile), PublishedSizes(profile)
     before = process_time()
     try:
-        found = ours.search(setting, sizes, profile.layers, server)
+        found = ours.search(setting, sizes, profile.layers, server, most_work=inf)
     except DoesNotFit as refusal:
         return Row(**_place(question, OURS), note=str(refusal))
     search_s = process_time() - before

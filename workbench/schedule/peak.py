@@ -198,7 +198,7 @@ class _Flow:
                         path.append(link)
                     return path[::-1]
             for lane, limit in enumerate(self.limits[current]):
-                for free in range(seen[lane], limit):
+                for free in reversed(range(seen[lane], limit)):  # late ones reach further
                     for other in self.given[lane][free]:
                         if other not in came_from:
                             came_from[other] = (current, lane, free)

@@ -4,18 +4,21 @@ gradients are clipped or not."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
+from math import inf
 from statistics import fmean
 
 import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
+from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import Packs, packs_of
-from workbench.methods.harmony.room import Setting
+from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
+from workbench.methods.harmony.sizes import SECONDS
 from workbench.methods.plan import DoesNotFit
 from workbench.schedule.graph import unroll
 from workbench.schedule.schedule import DEVICE
@@ -178,6 +181,36 @@ def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps
     assert hedged.seconds < fmean([stands, clips])
 
 
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_a_search_of_much_looks_at_a_part_and_finds_about_as_fast_a_plan(mode, monkeypatch):
+    looked_at = []
+    estimate = Pace.step_seconds
+
+    def counted(self, packs, *more):
+        tasks = packs.tasks if mode == "pp" else packs.tasks_of(0)
+        looked_at.extend(len(task.micros) for task in tasks)
+        return estimate(self, packs, *more)
+
+    monkeypatch.setattr(Pace, "step_seconds", counted)
+    setting = replace(SETTING, mode=mode, minibatch=24)
+    whole = search(setting, LAYERS, UNITS, SERVER)
+    most, bounded = sum(looked_at) // 4, {"most_work": sum(looked_at) // 4}
+    looked_at.clear()
+    part, again = (search(setting, LAYERS, UNITS, SERVER, **bounded) for _ in range(2))
+    assert sum(looked_at) <= 2 * most
+    assert (whole.in_part, part.in_part) == (False, True)
+    assert part.seconds <= 1.05 * whole.seconds
+    assert part.packs == again.packs
+
+
+def test_a_step_of_too_many_passes_is_refused_with_a_batch_that_is_not():
+    with pytest.raises(ValueError, match="1200000 forward passes over 12 units; a search") as told:
+        search(replace(SETTING, minibatch=100_000, forward_size=1), LAYERS, UNITS, SERVER)
+    enough = int(str(told.value).rpartition(" ")[2])
+    setting = replace(SETTING, minibatch=enough, forward_size=1)
+    Candidates(setting, LAYERS, UNITS, Pace(LAYERS, SERVER, UNITS), Room(LAYERS, UNITS))
+
+
 @pytest.mark.parametrize(("mode", "ranks", "least"), [("pp", 1, 82_500), ("dp", 3, 65_000)])
 def test_what_fits_on_a_small_device_fits_on_a_larger_one(mode, ranks, least):
     """Where what is foreseen to fit does not, other packs are tried, until some do."""
@@ -185,3 +218,29 @@ def test_what_fits_on_a_small_device_fits_on_a_larger_one(mode, ranks, least):
         setting = replace(SETTING, mode=mode, ranks=ranks, device_bytes=device)
         found = search(setting, LAYERS, UNITS, replace(SERVER, ranks=ranks))
         assert all(peaks[DEVICE] <= device for peaks in found.proved.peak_bytes.values())
+
+
+class Slow(Layers):
+    """Layers of which a step takes seconds."""
+
+    def cost(self, unit, samples):
+        cost = super().cost(unit, samples)
+        times = {name: 100 * getattr(cost, name) for name in SECONDS}
+        return replace(cost, **times)
+
+
+def test_more_memory_never_plans_a_slower_step(monkeypatch):
+    """Than the budgets below that every search looks at too, whatever was asked for."""
+    monkeypatch.setattr("workbench.methods.harmony.search.RUNGS", 1)
+    rates = {f.name: getattr(SERVER, f.name) / 100 for f in fields(SERVER) if "_per_s" in f.name}
+    server = replace(SERVER, ranks=2, **rates)
+    layers = Slow(LAYERS.parameters)
+
+    def seconds(device, **limits):
+        setting = replace(SETTING, ranks=2, minibatch=4, device_bytes=device)
+        return search(setting, layers, UNITS, server, **limits).seconds
+
+    rung = 15 << 13
+    least = seconds(rung, most_work=inf)
+    for device in (130_000, random.Random(3).randrange(rung + 1, 16 << 13)):
+        assert seconds(device) <= least

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
-from math import inf
+from math import ceil, inf
 from statistics import fmean
 
-from workbench.methods.harmony.draft import Sizes, longest_forward_s, pass_costs
+from workbench.methods.harmony.cuts import (
+    backward_packs,
+    costs_of,
+    cut_moved,
+    forward_packs,
+    last_starts,
+    pack_counts,
+    packs_up_to,
+    shared_out,
+)
+from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import DP, PP, Packs, micro_batches
-from workbench.methods.harmony.partition import min_max_partitions
-from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.room import Room, Setting
-from workbench.profile.profile import UnitCost
 
 KEPT = 4
 """Backward choices for which all forward choices are tried."""
-ROUNDS = 6
-"""Packs a direction are tried up to so many a rank one by one."""
-STRIDE = 1.1
-"""And beyond in whole rounds, each number by so much larger."""
 IMPROVED = 8
 """Choices of different numbers of packs whose cuts are moved about."""
 MOVES = 30_000
 """Micro-batches in all estimates that moving the cuts of one choice may take."""
-EVEN = 2e-3
-"""Share by which the slowest pack may be slower than it must be: cuts are moved afterwards."""
 STEPS = (8, 2, 1)
 """Units that a cut is moved by."""
-FUSED = (0.35, 0.5, 0.65, 0.8, 1.0, 1.2)
-"""Time of the last pack, in shares of what each rank has to do, where it is cut off first."""
 WIDENED = 6
 """Choices of different sizes whose last pack is cut off first."""
 FAR = 1.1
@@ -41,21 +38,43 @@ NEAR = 1.05
 """Estimates that the simulator may still put in another order."""
 GAIN = 1e-4
 """Share of a step that a move must save."""
+MOST_PASSES, PROOF = 250_000, 6
+"""Forward passes of layers in a step, divided by ranks and so many: a schedule of more takes many
+seconds to make and to prove, which grows with the ranks."""
+TASK = 20
+"""Micro-batches that take as long to estimate as all else that is asked of a task."""
+SHARES, MOVING = (0.4, 0.2, 0.2), 0.2 / IMPROVED
+"""Of all work, what backward packs may take, those with a wide last pack, and other forward packs;
+and moves of the cuts of each choice."""
 
 
 class Candidates:
     """Packs by what their pace is. First every backward choice with forward packs like it, then
     other forward packs for the best of them, then the best with their cuts moved about."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, units: int, pace: Pace, room: Room) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        sizes: Sizes,
+        units: int,
+        pace: Pace,
+        room: Room,
+        most_work: float = inf,
+    ) -> None:
+        """`most_work`: micro-batches in all estimates, or what takes as long."""
         self.setting, self.sizes, self.units = setting, sizes, units
+        self._most_work = most_work
+        self.work = 0
+        self.left_out = False
+        """Whether packs were not looked at, since that would be too much work."""
         self._pace, self._room = pace, room
         self._late = _late(setting, sizes, units)
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
-        self._backward_sizes = _sizes(setting, setting.largest_backward, setting.backward_size)
-        self._forward_sizes = _sizes(setting, setting.largest_forward, setting.forward_size)
+        back = units, setting.largest_backward, setting.backward_size
+        forth = units, setting.largest_forward, setting.forward_size
+        self._backward_sizes, self._forward_sizes = _sizes(setting, *back), _sizes(setting, *forth)
         if setting.alike:
             both = [size for size in self._forward_sizes if size in self._backward_sizes]
             self._forward_sizes = self._backward_sizes = both
@@ -69,47 +88,90 @@ class Candidates:
         """All that were found: the fastest of each kind that are near the fastest, then the rest,
         the fastest pace first."""
         setting, ranks = self.setting, self.setting.ranks
-        counts = _counts(self.units, ranks)
-        for size in reversed(self._backward_sizes):  # the fast ones first
-            like = min((n for n in self._forward_sizes if n >= size), default=size)
-            for backward in _backward_packs(setting, self.sizes, self.units, size, counts):
-                self._add(self._packs(backward[:-1], backward, like, size))
-                if setting.mode == PP and len(backward) >= ranks:
-                    self._add(self._packs(backward[:-1], backward, like, size, mirrored=True))
-        self._widen(counts)
+        counts = pack_counts(self.units, ranks)
+        self._add_all(self._alike(counts), SHARES[0])
+        self._add_all(self._widened(counts), SHARES[1])
         few = [n for n in counts if n % ranks == 0 or n <= ranks]
         known: dict[tuple[int, int], list[tuple[range, ...]]] = {}
+        tries = []
         for packs in [*self._best(KEPT), *self._unlike(lambda p: p.backward_size, KEPT // 2)]:
             before = packs.backward[-1].start
             for forward_size in self._forward_sizes:
                 if packs.mirrored:
-                    self._add(replace(packs, forward_size=forward_size, resident=frozenset()))
+                    like_it = replace(packs, forward_size=forward_size, resident=frozenset())
+                    tries.append(like_it)
                 of = before, forward_size
                 if of not in known:
-                    known[of] = _forward_packs(setting, self.sizes, *of, few)
+                    known[of] = forward_packs(setting, self.sizes, *of, few)
                 for forward in known[of]:
-                    chosen = self._packs(forward, packs.backward, forward_size, packs.backward_size)
-                    self._add(chosen)
+                    sizes = forward_size, packs.backward_size
+                    tries.append(self._packs(forward, packs.backward, *sizes))
+        self._add_all(tries, SHARES[2])
         for packs in self._unlike(lambda p: (len(p.backward), p.mirrored), IMPROVED):
             self._improve(packs)
         kinds = self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED)
-        first = [packs for packs in kinds if self._made[packs] < NEAR * self._fastest]
+        limit = NEAR * self._fastest
+        first = [packs for packs in kinds if self._made[packs] < limit]
+        if self.left_out:  # those that are proved in less time, if they are as good
+            near = [packs for packs in self._best(len(self._made)) if self._made[packs] < limit]
+            first.extend(packs for packs in near if packs not in first)
+            first.sort(key=lambda packs: 2 * self._work(packs) > self._work(near[0]))
         return [*first, *(packs for packs in self._best(len(self._made)) if packs not in first)]
 
-    def _widen(self, counts: list[int]) -> None:
-        """Give the last pack more than its share, and each rank as much to do. The last pack makes
-        its own forward pass, so that the larger it is, the less is computed twice."""
+    def any_fits(self) -> bool:
+        """Whether there would be any; all others are made from those that are looked at here."""
+        device = self.setting.device_bytes
+        tries = self._alike(pack_counts(self.units, self.setting.ranks))
+        return any(min(self._room.spare(self._settled(packs), device)) >= 0 for packs in tries)
+
+    def _alike(self, counts: list[int]) -> Iterator[Packs]:
+        """Every backward choice with forward packs like it."""
+        setting = self.setting
+        for size in reversed(self._backward_sizes):  # the fast ones first
+            like = min((n for n in self._forward_sizes if n >= size), default=size)
+            for backward in backward_packs(setting, self.sizes, self.units, size, counts):
+                packs = self._packs(backward[:-1], backward, like, size)
+                yield packs
+                if setting.mode == PP and len(backward) >= setting.ranks:
+                    yield replace(packs, mirrored=True)
+
+    def _add_all(self, tries: Iterable[Packs], share: float) -> None:
+        """Note packs; where all are too much work, as many of them, evenly spread, as take a share
+        of what is allowed, and more only as long as none fits."""
+        tries = [packs for packs in dict.fromkeys(tries) if packs not in self._seen]
+        every = max(1, ceil(sum(map(self._work, tries)) / (share * self._most_work)))
+        for packs in tries[::every]:
+            self._add(packs)
+        left_out = tries if every > 1 else []
+        for packs in left_out:
+            if self._made:
+                self.left_out = True
+                break
+            self._add(packs)
+
+    def _work(self, packs: Packs) -> int:
+        """What an estimate of these packs takes, counted in micro-batches."""
+        samples = packs.minibatch // (packs.ranks if packs.mode == DP else 1)
+        passes = (packs.forward, packs.forward_size), (packs.backward, packs.backward_size)
+        return sum(len(cuts) * (TASK + ceil(samples / size)) for cuts, size in passes)
+
+    def _widened(self, counts: list[int]) -> list[Packs]:
+        """Packs of which the last has more than its share, and each rank as much to do. The last
+        pack makes its own forward pass, so that the larger it is, the less is computed twice."""
+        found = []
         for packs in self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED):
             ranks = packs.ranks if packs.mirrored else 1
-            costs = _costs(self.setting, self.sizes, self.units, packs.backward_size)
+            costs = costs_of(self.setting, self.sizes, self.units, packs.backward_size)
             once = [cost.recompute_s + cost.backward_s for cost in costs]
             twice = [seconds + cost.forward_s for seconds, cost in zip(once, costs, strict=True)]
-            for start in _starts(once, sum(once) / (packs.ranks if packs.mode == PP else 1)):
+            for start in last_starts(once, sum(once) / (packs.ranks if packs.mode == PP else 1)):
                 last = range(start, self.units)
                 for count in [count for count in counts if count <= start]:
-                    before = _shared_out(twice[:start], sum(once[start:]), ranks, count)
+                    before = shared_out(twice[:start], sum(once[start:]), ranks, count)
                     sizes = packs.forward_size, packs.backward_size
-                    self._add(self._packs(before, (*before, last), *sizes, mirrored=packs.mirrored))
+                    backward = *before, last
+                    found.append(self._packs(before, backward, *sizes, mirrored=packs.mirrored))
+        return found
 
     def _best(self, count: int) -> list[Packs]:
         return sorted(self._made, key=self._made.__getitem__)[:count]
@@ -152,6 +214,7 @@ class Candidates:
             return
         packs = self._settled(packs)
         seconds = self._step_seconds(packs)
+        self.work += self._work(packs)
         if seconds < inf:
             self._made[packs] = seconds
             self._fastest = min(self._fastest, seconds)
@@ -175,6 +238,7 @@ class Candidates:
         best: a short first one fills the pipeline sooner."""
         seconds = self._made[packs]
         left = MOVES // sum(len(task.micros) for task in packs.tasks)
+        left = min(left, MOVING * self._most_work / self._work(packs))
         like = packs.forward == packs.backward[:-1]
         for by in STEPS:
             moves = [
@@ -203,14 +267,14 @@ class Candidates:
     def _moved(self, packs: Packs, forward: bool, number: int, more: bool, by: int) -> Packs | None:
         """The same packs with one cut of one direction moved, or with all behind it; None where a
         pack would be empty."""
-        cut = _cut_moved(packs.forward if forward else packs.backward, number, more, by)
+        cut = cut_moved(packs.forward if forward else packs.backward, number, more, by)
         if cut is None:
             return None
         if forward:
             return self._again(packs, cut, packs.backward)
         if packs.forward == packs.backward[:-1]:
             return self._again(packs, cut[:-1], cut)
-        to = _to(packs.forward, cut[-1].start)
+        to = packs_up_to(packs.forward, cut[-1].start)
         return self._again(packs, to, cut) if to else None
 
     def _again(
@@ -232,118 +296,19 @@ def _late(setting: Setting, sizes: Sizes, units: int) -> list[frozenset[int]]:
     return [lenders] if setting.sure else [lenders, every]
 
 
-def _cut_moved(
-    packs: tuple[range, ...], number: int, more: bool, by: int
-) -> tuple[range, ...] | None:
-    """The same number of packs, the end of one of them moved, with or without all that follow."""
-    ends = [pack.stop for pack in packs[:-1]]
-    last = len(ends) if more else number + 1
-    ends[number:last] = [end + by for end in ends[number:last]]
-    ends = [packs[0].start, *ends, packs[-1].stop]
-    if number + 1 >= len(packs) or any(a >= b for a, b in pairwise(ends)):
-        return None
-    return tuple(range(a, b) for a, b in pairwise(ends))
-
-
-def _to(packs: tuple[range, ...], end: int) -> tuple[range, ...]:
-    """The same packs up to another end; what would be empty is left out."""
-    kept = [pack for pack in packs if pack.start < end]
-    return (*kept[:-1], range(kept[-1].start, end)) if kept else ()
-
-
-def _counts(units: int, ranks: int) -> list[int]:
-    """Numbers of packs to try: all small ones, and of large ones whole rounds, ever fewer."""
-    found, number = list(range(1, min(units, ROUNDS * ranks) + 1)), float(ROUNDS * ranks)
-    while number < units:
-        number = max(number + ranks, number * STRIDE)
-        found.append(min(units, round(number / ranks) * ranks))
-    return sorted(set(found))
-
-
-def _starts(work: list[float], share: float) -> list[int]:
-    """Where a last pack of each of these sizes begins."""
-    ends = [0.0, *accumulate(reversed(work))]
-    found = {len(work) - bisect_left(ends, part * share) for part in FUSED}
-    return sorted(start for start in found if 0 < start < len(work))
-
-
-def _shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[range, ...]:
-    """So many packs, dealt out in turn, that all ranks have as much to do as the one that also has
-    the last pack. Every pack has a unit at least."""
-    own = [len(range(rank, count, ranks)) for rank in range(ranks)]
-    share = (sum(work) + last) / len([rank for rank in range(ranks) if own[rank]])
-    own_share = [share - last * (rank == count % ranks) for rank in range(ranks)]
-    wanted = [max(0.0, own_share[n % ranks]) / own[n % ranks] for n in range(count)]
-    ends, sums = [0.0, *accumulate(work)], [*accumulate(wanted)]
-    cuts = [0]
-    for number, until in enumerate(sums[:-1], 1):
-        at = bisect_left(ends, until / sums[-1] * ends[-1]) if sums[-1] else 0
-        cuts.append(min(max(at, cuts[-1] + 1), len(work) - (count - number)))
-    return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
-
-
-def _sizes(setting: Setting, largest: int | None, pinned: int | None) -> list[int]:
-    """Of micro-batches in one direction."""
-    if pinned is not None:
-        return [pinned]
+def _sizes(setting: Setting, units: int, largest: int | None, pinned: int | None) -> list[int]:
+    """Of micro-batches in one direction. Raises ValueError where a step is of too many."""
     parts = setting.ranks if setting.mode == DP else 1
-    return micro_batches(setting.minibatch, parts, least=setting.smallest, most=largest)
-
-
-def _costs(setting: Setting, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
-    """Of passes that are recorded where those of so many samples are."""
-    recorded = longest_forward_s(sizes, units, samples) < setting.recorded_below_s
-    return pass_costs(sizes, units, samples, recorded)
-
-
-def _backward_packs(
-    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
-) -> list[tuple[range, ...]]:
-    costs = _costs(setting, sizes, units, size)
-    needs = [
-        2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
-        for unit, cost in enumerate(costs)
-    ]
-    scratch = [
-        max(0, cost.backward_scratch_bytes + sizes.fresh_bytes(unit))
-        for unit, cost in enumerate(costs)
-    ]
-    seconds = [cost.recompute_s + cost.backward_s for cost in costs]
-    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
-
-
-def _forward_packs(
-    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
-) -> list[tuple[range, ...]]:
-    costs = _costs(setting, sizes, units, size)
-    needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
-    scratch = [cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs]
-    seconds = [cost.forward_s for cost in costs]
-    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
-
-
-def _partitions(
-    seconds: list[float],
-    needs: list[int],
-    scratch: list[int],
-    room: int,
-    counts: list[int],
-) -> list[tuple[range, ...]]:
-    """The best packs for each number of them; memory is what they add up and the most of one."""
-    ends = [0, *accumulate(needs)]
-    largest = [scratch]
-    """[k][i]: the largest of 2 ** k from i on."""
-    while len(largest[-1]) > 1 << len(largest) - 1:
-        last, half = largest[-1], 1 << len(largest) - 1
-        largest.append([max(last[i], last[i + half]) for i in range(len(last) - half)])
-
-    def fits(first: int, last: int) -> bool:
-        level = (last + 1 - first).bit_length() - 1
-        row = largest[level]
-        most = max(row[first], row[last + 1 - (1 << level)])
-        return ends[last + 1] - ends[first] + most <= room
-
-    wanted = [count for count in counts if count <= len(seconds)]
-    if not seconds:
-        return []
-    return list(min_max_partitions(seconds, wanted, fits, tolerance=EVEN, even=True).values())
+    found = [pinned] if pinned is not None else micro_batches(
+        setting.minibatch, parts, least=setting.smallest, most=largest
+    )  # fmt: skip
+    most = MOST_PASSES // (PROOF + setting.ranks)
+    few = [size for size in found if units * ceil(setting.minibatch / size) <= most]
+    if not few:
+        raise ValueError(
+            f"a step of {setting.minibatch} samples in micro-batches of {max(found)} is "
+            f"{units * ceil(setting.minibatch / max(found))} forward passes over {units} units; a "
+            f"search takes at most {most} on {setting.ranks} ranks: name the packs, or use fewer "
+            f"layers, or a batch of at most {most // units * max(found)}"
+        )
+    return few

@@ -15,9 +15,11 @@ from functools import cache
 from itertools import accumulate
 
 from workbench.methods.harmony.draft import Sizes, pass_costs
-from workbench.methods.harmony.packs import DP, PP, Packs, Task
+from workbench.methods.harmony.packs import DP, PP, Packs, Samples, Task
 from workbench.methods.harmony.server import Server
 from workbench.methods.harmony.sheet import AHEAD
+
+_Made = tuple[list[Samples], list[float]]
 
 
 class Pace:
@@ -131,13 +133,13 @@ class _Walk:
         """Rank -> bytes of the pack that lies in its ring."""
         self.ring: dict[int, int] = defaultdict(int)
         """Rank -> bytes of its ring of weights."""
-        self.gone: dict[int, list[float]] = defaultdict(list)
+        self.gone: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when each stash was on the host: no more than `AHEAD` wait on the device."""
-        self.spent: dict[int, list[float]] = defaultdict(list)
+        self.spent: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when what was fetched was of no more use; no more than `AHEAD` are there."""
-        self.left: list[tuple[int, float]] = []
-        """(samples up to, when) of the outputs of the task before."""
-        self.returned: list[tuple[int, float]] = []
+        self.left: _Made = [], []
+        """Micro-batches of the task before, and when the outputs of each were there."""
+        self.returned: _Made = [], []
         """The same of the gradients of its inputs."""
 
     def run(self, tasks: tuple[Task, ...]) -> float:
@@ -173,61 +175,65 @@ class _Walk:
         """The passes of a task; `ready`: when its first unit is there, `whole`: when all are."""
         rank, units = task.rank, task.units
         message = self._message(units.stop)
-        inputs = _Arrivals(self.left)
-        stashed = sorted(self.stashed & {*units})
+        stashed = sorted(self.stashed.intersection(units))
         gone, store = self.gone[rank], self.store[rank]
         first_stashed = units.start in stashed
         compute, net, left, samples = self.compute[rank], self.net[rank], [], 0
-        for first, end in task.micros:
+        for (first, end), came in zip(task.micros, _arrivals(self.left, task), strict=True):
             if end - first != samples:
                 samples = end - first
                 all_s, last_s = self._took(units, samples)[:2]
                 message_s = message(samples)
-            start = max(compute, ready, inputs.when(end))
+                rate = self.server.store_bytes_per_s
+                puts = [(unit, self._bytes(unit, samples) / rate) for unit in stashed]
+                least = whole + last_s
+            start = came if came > compute else compute  # max() takes twice as long
+            start = ready if ready > start else start
             if first_stashed:
-                start = max(start, _before(gone))
-            compute = max(start + all_s, whole + last_s)
-            for unit in stashed:
+                start = max(start, gone[-AHEAD])
+            compute = start + all_s
+            compute = least if least > compute else compute
+            for unit, put_s in puts:
                 if unit > units.start:
-                    compute = max(compute, _before(gone))
-                when = max(store, start if unit == units.start else compute)
-                store = when + self._bytes(unit, samples) / self.server.store_bytes_per_s
+                    compute = max(compute, gone[-AHEAD])
+                store = max(store, start if unit == units.start else compute) + put_s
                 gone.append(store)
             if message_s:
-                net = max(net, compute) + message_s
-            left.append((end, net if message_s else compute))
+                net = (net if net > compute else compute) + message_s
+            left.append(net if message_s else compute)
         self.compute[rank], self.net[rank], self.store[rank] = compute, net, store
-        self.left = left
+        self.left = task.micros, left
 
     def _backward(self, task: Task, ready: float, whole: float) -> None:
         """The same of a backward task: the repeated forward passes and the backward ones."""
         rank, units = task.rank, task.units
         message = self._message(units.start)
-        inputs = _Arrivals(self.left if task.fused else [])
-        gradients = _Arrivals([] if task.fused else self.returned)
+        inputs = _arrivals(self.left if task.fused else ([], []), task)
+        gradients = _arrivals(([], []) if task.fused else self.returned, task)
         fetched = not task.fused and units.start > 0
         spent, fetch = self.spent[rank], self.fetch[rank]
         compute, net, back, samples = self.compute[rank], self.net[rank], [], 0
-        for first, end in task.micros:
+        for (first, end), came, returned in zip(task.micros, inputs, gradients, strict=True):
             if end - first != samples:
                 samples = end - first
                 all_s, last_s, backward_s = self._took(units, samples)[2:]
                 message_s = message(samples)
                 fetch_s = self._bytes(units.start, samples) / self.server.load_bytes_per_s
-            start = max(compute, ready)
+                least = whole + last_s
+            start = came if came > compute else compute
+            start = ready if ready > start else start
             if fetched:
-                fetch = max(fetch, _before(spent)) + fetch_s
+                fetch = max(fetch, spent[-AHEAD]) + fetch_s
                 start = max(start, fetch)
-            elif task.fused:
-                start = max(start, inputs.when(end))
-            compute = max(start + all_s, whole + last_s, gradients.when(end)) + backward_s
+            again = start + all_s if start + all_s > least else least
+            compute = (returned if returned > again else again) + backward_s
             if fetched:
                 spent.append(compute)
             if message_s:
-                net = max(net, compute) + message_s
-            back.append((end, net if message_s else compute))
+                net = (net if net > compute else compute) + message_s
+            back.append(net if message_s else compute)
         self.compute[rank], self.net[rank], self.fetch[rank] = compute, net, fetch
-        self.returned = back
+        self.returned = task.micros, back
 
     def _message(self, unit: int) -> Callable[[int], float]:
         """Seconds of a message of what flows between a unit and the one before, by its samples; 0
@@ -297,22 +303,16 @@ def _sums(values: Iterable[int], *, without: frozenset[int]) -> list[int]:
     return [0, *accumulate(0 if unit in without else value for unit, value in enumerate(values))]
 
 
-def _before(ends: list[float]) -> float:
-    """When there is room for one more."""
-    return ends[-AHEAD] if len(ends) >= AHEAD else 0.0
-
-
-class _Arrivals:
-    """When samples are there, asked for in order."""
-
-    def __init__(self, made: list[tuple[int, float]]) -> None:
-        """`made`: (samples up to, when)."""
-        self._made, self._at, self._last = made, 0, len(made) - 1
-
-    def when(self, end: int) -> float:
-        """When all samples before `end` are."""
-        if self._last < 0:
-            return 0.0
-        while self._at < self._last and self._made[self._at][0] < end:
-            self._at += 1
-        return self._made[self._at][1]
+def _arrivals(made: _Made, task: Task) -> Sequence[float]:
+    """When all samples of each micro-batch of a task are there."""
+    micros, times = made
+    if micros is task.micros:
+        return times
+    if not times:
+        return [0.0] * len(task.micros)
+    found, at, last = [], 0, len(times) - 1
+    for _, end in task.micros:
+        while at < last and micros[at][1] < end:
+            at += 1
+        found.append(times[at])
+    return found

@@ -39,6 +39,10 @@ updates share the interpreter with the one that launches (an H100, micro-batches
 PUBLISHED_RULES = (
     "micro-batches and packs are those of the published rules, at the costs of this server"
 )
+IN_PART = (
+    "all packs of so many layers, micro-batches and ranks take too long to compare: a part was, "
+    "evenly spread"
+)
 LANES = {
     COMPUTE: "compute",
     H2D: "the link to the device",
@@ -124,7 +128,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         moved_bytes=found.schedule.moved_bytes(),
         binding=binding(simulated, spec.ranks),
         settings=settings,
-        notes=tuple(_notes(spec, found.packs, model)),
+        notes=tuple(_notes(spec, found, model)),
     )
 
 
@@ -156,9 +160,12 @@ def _searched(
     return other if LATE * other.seconds < found.seconds else found
 
 
-def _notes(spec: RunSpec, packs: Packs, model: LayeredModel) -> Iterator[str]:
+def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
+    packs = found.packs
     if spec.packing == FAITHFUL:
         yield PUBLISHED_RULES
+    if found.in_part:
+        yield IN_PART
     if model.couples and packs.forward_size != packs.backward_size:
         yield (
             f"micro-batches are {packs.forward_size} samples forward and {packs.backward_size} "

@@ -56,6 +56,7 @@ class Room:
         self._sizes, self._units = sizes, units
         self._recordings = Recordings(sizes, units, recorded_below_s)
         self._visits = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
+        self._ends = [0, *accumulate(self._visits)]
         self._stays = [
             2 * visit + sizes.state_bytes(unit) for unit, visit in enumerate(self._visits)
         ]
@@ -149,10 +150,12 @@ class Room:
 
     def _largest(self, tasks: Sequence[Task], stay: Set[int]) -> tuple[int, int]:
         """Weights of the largest pack, and of the largest backward pack, without what stays."""
+        ends, visits = self._ends, self._visits
         packs = [
-            (task, sum(self._visits[unit] for unit in task.units if unit not in stay))
+            (task, sum([visits[unit] for unit in task.units if unit not in stay]) if stay
+             else ends[task.units.stop] - ends[task.units.start])
             for task in tasks
-        ]
+        ]  # fmt: skip
         backward = [nbytes for task, nbytes in packs if not task.forward]
         return max((nbytes for _, nbytes in packs), default=0), max(backward, default=0)
 

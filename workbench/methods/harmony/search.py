@@ -9,6 +9,10 @@ tells the time of the best, and the validator's bound on memory must keep the bu
 Where updates are guesses, made before the norm of all gradients is known, a step takes one time if
 they stand and another if gradients are clipped, so that all updates wait for the norm. What is made
 small is the mean of both, as on one device (stronghold/search.py).
+
+Estimates are about a percent off, so that a search with more memory may end with a slower plan. So
+the search also makes those of the next few budgets below, out of a row that is always the same
+and takes the fastest: no plan is slower than what a search at one of these budgets finds.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 from statistics import fmean
 
 from workbench.methods.harmony.candidates import Candidates
@@ -42,6 +47,15 @@ MOST_TRIALS = 96
 """After so many that do not fit nothing is expected to."""
 LESS = 0.02
 """Share of a device that candidates are made smaller by at least, where none of the first fits."""
+MOST_WORK, ACTION = 3_000_000, 50
+"""Micro-batches in all estimates of a search, some seconds' worth, and how many of them take as
+long as an action of a schedule that is simulated."""
+BARE, SMALLER = 4, (0.9, 0.8, 0.65, 0.45, 0.0)
+"""So many of the fastest packs are tried with fewer residents too: with those of devices that are
+smaller by these shares. Residents take the room in which a ring loads the next pack."""
+RUNGS, WORTH_S, MOST_WALK = 3, 1.0, 5 * MOST_WORK
+"""Smaller budgets that are searched as well, for a plan for less memory is a plan for more; not
+where a step takes less, or it is more work in all."""
 MORE = 0.1
 """Share by which what is foreseen may be too much: where nothing else is left to try."""
 
@@ -58,6 +72,8 @@ class Found:
     proved: Validation
     trials: int
     """Schedules that were simulated."""
+    in_part: bool = False
+    """Whether there was too much to look at, so that only a part was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +93,34 @@ def search(
     *,
     most_trials: int = MOST_TRIALS,
     last_resort: bool = True,
+    most_work: float = MOST_WORK,
 ) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks, after
-    `most_trials` plans that do not fit. As a last resort plans are tried that hardly can."""
+    `most_trials` plans that do not fit. As a last resort plans are tried that hardly can. Where all
+    plans would be more than `most_work` to look at, a part of them is."""
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
     if least > setting.host_bytes:
         raise _lacks(least, HOST_TIER, setting, "more than ")
-    return _Search(setting, sizes, units, server).found(most_trials, last_resort)
+    searching = _Search(setting, sizes, units, server, most_work)
+    best = searching.found(setting.device_bytes, most_trials, last_resort)
+    if most_work == inf or best.in_part or best.seconds < WORTH_S:
+        return best
+    cost, device = searching.work, setting.device_bytes
+    for _ in range(RUNGS):
+        device = _less(device)
+        if searching.work + cost > MOST_WALK:
+            break
+        try:
+            best = min(best, searching.found(device, TRIALS, False), key=lambda one: one.seconds)
+        except DoesNotFit:
+            break
+    return replace(best, trials=searching.trials)
+
+
+def _less(nbytes: int) -> int:
+    """The next budget below that has four binary digits, whatever was asked for: 10, 9, 8, 7.5."""
+    step = 1 << max(0, (nbytes - 1).bit_length() - 4)
+    return (nbytes - 1) // step * step
 
 
 def outlook(setting: Setting, sizes: Sizes, units: int, server: Server) -> float:
@@ -99,7 +136,14 @@ class _Search:
     """What was tried. Candidates fit as far as is foreseen; where a proof finds that those tried do
     not, others are made for a device that is smaller by what they lacked."""
 
-    def __init__(self, setting: Setting, sizes: Sizes, units: int, server: Server) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        sizes: Sizes,
+        units: int,
+        server: Server,
+        most_work: float = MOST_WORK,
+    ) -> None:
         self._setting, self._sizes, self._units, self._server = setting, sizes, units, server
         self._costs = {
             recorded: [
@@ -114,16 +158,24 @@ class _Search:
         """Of steps that are clipped and not, by whether passes are recorded."""
         self._room = Room(sizes, units, setting.recorded_below_s)
         self._pace = Pace(sizes, server, units, self._room.recorded)
-        self._seen: set[Packs] = set()
-        self._trials = 0
+        self._all_work = self._most_work = most_work
+        self.trials = 0
+        self.work = 0.0
+        """What was done, counted in micro-batches of estimates."""
         self._lacking: tuple[int, int] | None = None
         """Bytes of the device and of the host that the smallest of all tried needs."""
 
-    def found(self, most_trials: int, last_resort: bool) -> Found:
-        setting, foreseen = self._setting, self._setting.device_bytes
+    def found(self, device_bytes: int, most_trials: int, last_resort: bool) -> Found:
+        """The fastest for a device of so many bytes."""
+        self._setting = setting = replace(self._setting, device_bytes=device_bytes)
+        self._seen: set[Packs] = set()
+        self._lacking, self._in_part = None, False
+        self._most_work, foreseen = self._all_work, device_bytes
         sizes = [foreseen, int(foreseen * (1 + MORE))] if last_resort else [foreseen]
         candidates = chain.from_iterable(map(self._candidates, sizes))
         while len(self._seen) < most_trials and (tried := self._first(candidates)):
+            if self._most_work < inf:
+                tried += self._with_fewer(tried)
             found, shortage = self._fitting(tried)
             if found is not None:
                 return found
@@ -145,11 +197,11 @@ class _Search:
     def _least(self) -> int:
         """Bytes of a device for which there are candidates, to a few percent."""
         low = high = self._setting.device_bytes
-        while next(self._candidates(high), None) is None:
+        while not self.candidates(high).any_fits():
             low, high = high, 2 * high
         while high > (1 + LESS) * low:
             middle = (low + high) // 2
-            if next(self._candidates(middle), None) is None:
+            if not self.candidates(middle).any_fits():
                 low = middle
             else:
                 high = middle
@@ -158,11 +210,17 @@ class _Search:
     def candidates(self, device_bytes: int) -> Candidates:
         """For a device of so many bytes."""
         foreseen = replace(self._setting, device_bytes=device_bytes)
-        return Candidates(foreseen, self._sizes, self._units, self._pace, self._room)
+        asked = foreseen, self._sizes, self._units, self._pace, self._room
+        return Candidates(*asked, self._most_work)
 
     def _candidates(self, device_bytes: int) -> Iterator[Packs]:
-        """The same in their order, without those that were tried."""
-        ordered = self.candidates(device_bytes).ordered()
+        """The same in their order, without those that were tried. More of them may be half the work
+        each time, so that all ends."""
+        candidates = self.candidates(device_bytes)
+        ordered = candidates.ordered()
+        self._in_part |= candidates.left_out
+        self.work += candidates.work
+        self._most_work /= 2
         return (packs for packs in ordered if packs not in self._seen)
 
     def _first(self, candidates: Iterator[Packs]) -> list[_Tried]:
@@ -170,10 +228,11 @@ class _Search:
         found: list[_Tried] = []
         actions = 0
         for packs in candidates:
+            most = min(MOST_ACTIONS, 2 * self._most_work / ACTION)
             self._seen.add(packs)
             found.append(self._tried(packs))
             actions += len(found[-1].schedule.actions)
-            if actions >= MOST_ACTIONS or (len(found) >= TRIALS and actions >= ACTIONS):
+            if actions >= most or (len(found) >= TRIALS and actions >= ACTIONS):
                 break
         return found
 
@@ -191,7 +250,7 @@ class _Search:
             if needed[0] <= setting.device_bytes and needed[1] <= setting.host_bytes:
                 found = Found(
                     packs=best.packs, schedule=best.schedule, seconds=best.seconds, proved=proved,
-                    trials=self._trials,
+                    trials=self.trials, in_part=self._in_part,
                 )  # fmt: skip
                 return found, 0
             self._lacking = min(self._lacking or needed, needed)
@@ -205,6 +264,17 @@ class _Search:
                     break
         return None, min(shortages)
 
+    def _with_fewer(self, tried: list[_Tried]) -> list[_Tried]:
+        """The fastest of them with fewer residents."""
+        device, found = self._setting.device_bytes, {}
+        keeping = [one for one in tried if one.packs.resident]
+        for one in sorted(keeping, key=lambda one: one.seconds)[:BARE]:
+            for share in SMALLER:
+                packs = self._room.with_residents(one.packs, int(share * device))
+                if packs != one.packs and packs not in found:
+                    found[packs] = self._tried(packs)
+        return [*found.values()]
+
     def _smaller(self, tried: _Tried, over: dict[int, int]) -> Iterator[tuple[Packs, int]]:
         """What may need so many bytes less: fewer residents, smaller rings, smaller
         micro-batches."""
@@ -216,8 +286,9 @@ class _Search:
             yield replace(packs, forward_size=max(packs.backward_size, packs.forward_size // 2)), 0
 
     def _tried(self, packs: Packs, less: int = 0) -> _Tried:
-        self._trials += 1
+        self.trials += 1
         schedule = scheduled(packs, self._setting, self._sizes, self._room, less)
+        self.work += ACTION * len(schedule.actions)
         graph = unroll(schedule, STEPS)
         costs = self._costs[records(schedule)]
         differ = costs if settles(schedule) else costs[:1]
