@@ -49,13 +49,13 @@ def with_overhead(profiles: dict[int, Profile], results: Path, tell: Echo) -> di
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
 
+    specs = [_small(wires.ranks, width) for width in WIDTHS]
+    known = [profile_for(of_size(spec, SAMPLES), results, tell) for spec in specs]
+
     def measure() -> dict[str, float]:
         tell(f"rehearsing: {STEPS} steps of {len(WIDTHS)} small models on {wires.ranks} ranks")
-        specs = [_small(wires.ranks, width) for width in WIDTHS]
-        return solved(
-            [rehearse(spec, profile_for(of_size(spec, SAMPLES), results, tell), wires)
-             for spec in specs]
-        )  # fmt: skip
+        trained = zip(specs, known, strict=True)
+        return solved([rehearse(spec, profile, wires) for spec, profile in trained])
 
     found = rehearsed(wires, results, hardware.device, tell, measure)
     return {size: _on(found, profile) for size, profile in profiles.items()}
