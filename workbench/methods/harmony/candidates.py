@@ -43,7 +43,7 @@ MOST_PASSES, PROOF = 250_000, 6
 seconds to make and to prove, which grows with the ranks."""
 TASK = 20
 """Micro-batches that take as long to estimate as all else that is asked of a task."""
-SHARES, MOVING = (0.4, 0.2, 0.2), 0.2 / IMPROVED
+SHARES, MOVING = (0.3, 0.4, 0.2), 0.2 / IMPROVED
 """Of all work, what backward packs may take, those with a wide last pack, and other forward packs;
 and moves of the cuts of each choice."""
 

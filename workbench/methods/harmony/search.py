@@ -174,7 +174,7 @@ class _Search:
         sizes = [foreseen, int(foreseen * (1 + MORE))] if last_resort else [foreseen]
         candidates = chain.from_iterable(map(self._candidates, sizes))
         while len(self._seen) < most_trials and (tried := self._first(candidates)):
-            if self._most_work < inf:
+            if self._all_work < inf and not self._in_part:
                 tried += self._with_fewer(tried)
             found, shortage = self._fitting(tried)
             if found is not None:
