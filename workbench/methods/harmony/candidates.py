@@ -118,6 +118,11 @@ class Candidates:
             first.sort(key=lambda packs: 2 * self._work(packs) > self._work(near[0]))
         return [*first, *(packs for packs in self._best(len(self._made)) if packs not in first)]
 
+    @property
+    def smallest(self) -> int:
+        """Samples of the smallest micro-batch that is looked at."""
+        return min(self._backward_sizes)
+
     def any_fits(self) -> bool:
         """Whether there would be any; all others are made from those that are looked at here."""
         device = self.setting.device_bytes

@@ -183,10 +183,13 @@ class _Search:
                 foreseen -= max(shortage, int(LESS * setting.device_bytes))
                 candidates = chain(self._candidates(foreseen), candidates)
         if self._lacking is None:
+            smallest, instead = self.candidates(device_bytes).smallest, "a shorter sequence"
+            if smallest > setting.smallest:
+                instead = "a smaller batch: smaller micro-batches are too many for a search"
             raise DoesNotFit(
                 f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
-                f"with what its backward pass in a micro-batch of {setting.smallest} needs; give "
-                f"it about {format_bytes(self._least())}, or a shorter sequence",
+                f"with what its backward pass in a micro-batch of {smallest} needs; give it about "
+                f"{format_bytes(self._least())}, or {instead}",
                 tier=DEVICE,
             )
         peak, host = self._lacking
