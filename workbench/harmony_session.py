@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from workbench.runs.progress import Progress, format_seconds
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of, shown_event
+from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of
 from workbench.shown import Shown
 from workbench.units import format_bytes
 
@@ -138,15 +137,7 @@ class HarmonySession(Session):
         """
         if force:
             self._plan(Progress(sys.stdout).line)
-        records: list[RunRecord] = []
-        for stage in self.stages(force):
-            progress = Progress(sys.stdout, sweep=stage)
-            try:
-                stage.run(on_event or partial(shown_event, progress))
-            finally:
-                progress.end()
-            records += records_of(stage)
-        return self.rows(records)
+        return self.rows(self._ran(force, on_event))
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """One sweep, where anything runs."""

@@ -137,6 +137,10 @@ class Session:
 
         Blocks. Without `on_event` progress goes to standard output as plain lines.
         """
+        records = self._ran(force, on_event)
+        return self.rows([with_prediction(record, self.store) for record in records])
+
+    def _ran(self, force: bool, on_event: Callable[[Event], None] | None) -> list[RunRecord]:
         records: list[RunRecord] = []
         for stage in self.stages(force):
             progress = Progress(sys.stdout, sweep=stage)
@@ -148,7 +152,7 @@ class Session:
                 progress.end()
             if self.exhibit.FIGURE != "7a" or isinstance(stage, Sweep):
                 records += records_of(stage)
-        return self.rows([with_prediction(record, self.store) for record in records])
+        return records
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """The searches and sweeps of this exhibit, one after the other; run each before the next.
