@@ -20,7 +20,7 @@ import pandas as pd
 from workbench.figures.harmony import own_text, sizes
 from workbench.figures.harmony.exhibit import HarmonyExhibit
 from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
-from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import RATIOS, as_table
 from workbench.model.corpus import STDLIB
 from workbench.preview import UNKNOWN, total
@@ -195,14 +195,11 @@ class HarmonySession(Session):
 
     # -- what they show -------------------------------------------------------------------------
 
-    def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure, at the width of a page."""
-        from matplotlib.figure import Figure
+    figsize = (PAGE_IN, PLOT_HEIGHT_IN)
 
-        with styled():
-            figure = Figure(figsize=(PAGE_IN, PLOT_HEIGHT_IN), layout="constrained")
-            self.exhibit.draw(figure, rows)
-        return figure
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure."""
+        self.exhibit.draw(figure, rows)
 
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Claim, reference ratio and own one, whether it holds and why."""

@@ -25,7 +25,7 @@ from workbench.figures import (
 )
 from workbench.figures.exhibit import HERE_LANES, HERE_OFFLOAD, HERE_SERVERS
 from workbench.figures.sizes import Size
-from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.style import PAGE_IN
 from workbench.published.lanes import measured_steps
 from workbench.published.servers import server_runs
 from workbench.runs.events import Event
@@ -45,6 +45,7 @@ class HereSession(Session, ABC):
     """Of a machine's folder."""
     COUNTED: str
     """What a row is, in the plural."""
+    figsize = (PAGE_IN, PAGE_IN)
 
     def __init__(self, exhibit: Any, size: Size, store: Store, machine: str = "") -> None:
         """`machine`: one that was measured, else the one with most rows. Raises ValueError for one
@@ -105,15 +106,6 @@ class HereSession(Session, ABC):
         if rows.empty:
             return rows
         return rows[rows["device"] == (self.machine or rows["device"].value_counts().idxmax())]
-
-    def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure, at the width of a page."""
-        from matplotlib.figure import Figure
-
-        with styled():
-            figure = Figure(figsize=(PAGE_IN, PAGE_IN), layout="constrained")
-            self.paint(figure, rows)
-        return figure
 
     def provenance(self) -> pd.DataFrame:
         """Where these numbers come from."""

@@ -227,16 +227,24 @@ class Session:
 
     # -- what they show -------------------------------------------------------------------------
 
+    @property
+    def figsize(self) -> tuple[float, float]:
+        """Inches that a figure is wide and, without legend and small print, high."""
+        wide = self.size.name != "paper" or self.exhibit.FIGURE == "7a"
+        return PAGE_IN if wide else COLUMN_IN, PLOT_HEIGHT_IN
+
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure: published values share the axes at their own size, else ratios
+        do."""
+        self.exhibit.draw(figure, rows, same_scale=self.size.name == "paper")
+
     def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure: published values share the axes at their own size, else ratios do."""
+        """The figure."""
         from matplotlib.figure import Figure
 
-        same_scale = self.size.name == "paper"
-        wide = not same_scale or self.exhibit.FIGURE == "7a"
         with styled():
-            width = PAGE_IN if wide else COLUMN_IN
-            figure = Figure(figsize=(width, PLOT_HEIGHT_IN), layout="constrained")
-            self.exhibit.draw(figure, rows, same_scale=same_scale)
+            figure = Figure(figsize=self.figsize, layout="constrained")
+            self.paint(figure, rows)
         return figure
 
     def figure(self, rows: pd.DataFrame) -> Drawing:
