@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from baselines.stages import share_of
 from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel, Whole
 from workbench.model.text import Batches
@@ -42,6 +44,14 @@ def micro_batches(
             part.to(DTYPES[spec.dtype]) if part.is_floating_point() else part for part in inputs
         )
         yield MicroBatch(inputs[0] if len(inputs) == 1 else inputs, targets, rows)
+
+
+def share(batch: MicroBatch) -> MicroBatch:
+    """This rank's rows of a micro-batch: contiguous, and at most one more than another's."""
+    rows = share_of(len(batch.samples), dist.get_rank(), dist.get_world_size())
+    part, tokens = slice(rows.start, rows.stop), batch.tokens
+    mine = tuple(each[part] for each in tokens) if isinstance(tokens, tuple) else tokens[part]
+    return MicroBatch(mine, batch.targets[part], batch.samples[part])
 
 
 def named_units(whole: Whole) -> Iterator[tuple[int, str, nn.Parameter]]:

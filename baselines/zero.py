@@ -34,9 +34,9 @@ from baselines.common import (
     micro_batches,
     named_units,
     now_s,
+    share,
 )
 from baselines.host_adam import torchs_is_faster
-from baselines.rank_parts import share
 from baselines.states import Together
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from baselines.zero_weights import build, set_masters
@@ -69,13 +69,19 @@ class Adapter:
     """What a reader of the record should know of the configuration."""
 
 
-def train_ranks(
-    work: str, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter
+def train(
+    spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter, *, work: str = ""
 ) -> Outcome:
-    """Train on the spec's ranks; `work` is the module whose `training` each of them enters.
+    """Train with DeepSpeed under the adapter's configuration; `work` is the module whose `training`
+    each of several ranks enters.
 
-    Raises what `train` raises, RankFailed, and ValueError for samples that do not divide evenly.
+    Raises ValueError for what DeepSpeed does not offer and for samples that do not divide evenly
+    among ranks, OutOfMemory when a budget was passed, RankFailed.
     """
+    if spec.ranks == 1 or not work:
+        with training(spec, report, folder, adapter) as run:
+            run.run()
+            return run.outcome()
     _refuse(spec, adapter)
     if spec.microbatch % spec.ranks:
         raise ValueError(
@@ -85,16 +91,6 @@ def train_ranks(
     _operators(report, resolve_device(spec.device), adapter)  # before two ranks build the same
     with _scratch(adapter):
         return ranks.train(work, spec, report, folder)
-
-
-def train(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Outcome:
-    """Train with DeepSpeed under the adapter's configuration.
-
-    Raises ValueError for what DeepSpeed does not offer, OutOfMemory when a budget was passed.
-    """
-    with training(spec, report, folder, adapter) as run:
-        run.run()
-        return run.outcome()
 
 
 @contextmanager

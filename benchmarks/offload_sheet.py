@@ -150,6 +150,7 @@ def describe(
     commit = commit or _commit(origin)
     steps = record.step_seconds[entry.warmup :] if record.status == "ok" else []
     seconds = median(steps) if steps else None
+    total = record.seconds
     run = {
         "case": entry.case,
         "method": entry.method,
@@ -159,7 +160,7 @@ def describe(
         "key": record.key,
         "started": record.started,
         "seconds": record.seconds,
-        "start_seconds": _start_seconds(record),
+        "start_seconds": None if total is None else total - sum(record.step_seconds),
         "parameters": entry.spec.model.parameters,
         "warmup": entry.warmup,
         "step_seconds": record.step_seconds,
@@ -196,11 +197,6 @@ def without_paths(text: str) -> str:
     for place, name in ((str(ROOT), "."), (sys.prefix, "ENV"), (sys.base_prefix, "PYTHON")):
         text = text.replace(place, name)
     return text
-
-
-def _start_seconds(record: RunRecord) -> float | None:
-    """Of the run's time, what was not steps: to estimate other runs by."""
-    return None if record.seconds is None else record.seconds - sum(record.step_seconds)
 
 
 def _row(

@@ -13,8 +13,6 @@ What was done is remembered in `.venv/share/workbench/setup.json` as a hash of a
 on, so that a second call returns at once and an interrupted one goes on. Standard library only.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

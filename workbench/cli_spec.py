@@ -156,7 +156,8 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
                 "of the model only seq can"
             )
-        changes["model"] = _hugging_face(arguments.hf_config, changes)
+        told = ModelSpec.hugging_face(arguments.hf_config, seq=changes.get("seq"))
+        changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
     names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
@@ -178,10 +179,6 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
             for spec in specs
         ]
     return specs
-
-
-def _hugging_face(path: str, changes: dict[str, Any]) -> dict[str, Any]:
-    return ModelSpec.hugging_face(path, seq=changes.get("seq")).to_dict()
 
 
 def _default(field: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ import pandas as pd
 from workbench.figures.harmony import own_text, sizes
 from workbench.figures.harmony.exhibit import HarmonyExhibit
 from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
-from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import RATIOS, as_table
 from workbench.model.corpus import STDLIB
 from workbench.preview import UNKNOWN, total
@@ -33,7 +32,7 @@ from workbench.runs.progress import Progress, format_seconds
 from workbench.runs.record import RunRecord
 from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of, shown_event
+from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of
 from workbench.shown import Shown
 from workbench.units import format_bytes
 
@@ -138,15 +137,7 @@ class HarmonySession(Session):
         """
         if force:
             self._plan(Progress(sys.stdout).line)
-        records: list[RunRecord] = []
-        for stage in self.stages(force):
-            progress = Progress(sys.stdout, sweep=stage)
-            try:
-                stage.run(on_event or partial(shown_event, progress))
-            finally:
-                progress.end()
-            records += records_of(stage)
-        return self.rows(records)
+        return self.rows(self._ran(force, on_event))
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """One sweep, where anything runs."""
@@ -204,14 +195,11 @@ class HarmonySession(Session):
 
     # -- what they show -------------------------------------------------------------------------
 
-    def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure, at the width of a page."""
-        from matplotlib.figure import Figure
+    figsize = (PAGE_IN, PLOT_HEIGHT_IN)
 
-        with styled():
-            figure = Figure(figsize=(PAGE_IN, PLOT_HEIGHT_IN), layout="constrained")
-            self.exhibit.draw(figure, rows)
-        return figure
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure."""
+        self.exhibit.draw(figure, rows)
 
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Claim, reference ratio and own one, whether it holds and why."""

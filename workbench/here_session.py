@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -24,7 +25,7 @@ from workbench.figures import (
 )
 from workbench.figures.exhibit import HERE_LANES, HERE_OFFLOAD, HERE_SERVERS
 from workbench.figures.sizes import Size
-from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.style import PAGE_IN
 from workbench.published.lanes import measured_steps
 from workbench.published.servers import server_runs
 from workbench.runs.events import Event
@@ -44,6 +45,7 @@ class HereSession(Session, ABC):
     """Of a machine's folder."""
     COUNTED: str
     """What a row is, in the plural."""
+    figsize = (PAGE_IN, PAGE_IN)
 
     def __init__(self, exhibit: Any, size: Size, store: Store, machine: str = "") -> None:
         """`machine`: one that was measured, else the one with most rows. Raises ValueError for one
@@ -57,8 +59,9 @@ class HereSession(Session, ABC):
             )
 
     @abstractmethod
-    def all_rows(self) -> pd.DataFrame:
-        """The rows of all machines, with at least `device`, `hardware`, `date` and `commit`.
+    def all_rows(self, *, repeated: bool = False) -> pd.DataFrame:
+        """The rows of all machines, with at least `device`, `hardware`, `date` and `commit`; with
+        `repeated` also those of runs that were made again.
 
         Raises ValueError for a file that cannot be right.
         """
@@ -104,15 +107,6 @@ class HereSession(Session, ABC):
             return rows
         return rows[rows["device"] == (self.machine or rows["device"].value_counts().idxmax())]
 
-    def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure, at the width of a page."""
-        from matplotlib.figure import Figure
-
-        with styled():
-            figure = Figure(figsize=(PAGE_IN, PAGE_IN), layout="constrained")
-            self.paint(figure, rows)
-        return figure
-
     def provenance(self) -> pd.DataFrame:
         """Where these numbers come from."""
         return Shown(self.facts(self.rows()).items(), columns=["what", "is"])
@@ -140,6 +134,14 @@ class RunsSession(HereSession):
     """An exhibit whose rows are runs, one for each setting."""
 
     COUNTED = "settings"
+    GOALS: ModuleType
+    """Its `goals` judges the rows."""
+
+    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Goal, what was measured, whether it holds and why."""
+        every = self.all_rows(repeated=True)
+        every = every[every["device"].isin(rows["device"])]
+        return Shown(goals.as_table(self.GOALS.goals(rows, every)))
 
     def facts(self, rows: pd.DataFrame) -> dict[str, str]:
         if rows.empty:
@@ -151,39 +153,27 @@ class RunsSession(HereSession):
 class OffloadSession(RunsSession):
     """``here_offload``: every run of the offload benchmark, beside plain training."""
 
-    FILES = "offload.csv"
+    FILES, GOALS = "offload.csv", goals
 
-    def all_rows(self) -> pd.DataFrame:
-        return here_table.table(measured_runs(self.store))
+    def all_rows(self, *, repeated: bool = False) -> pd.DataFrame:
+        return here_table.table(measured_runs(self.store), repeated=repeated)
 
     def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Shares of plain training, and predictions beside measurements."""
         here_offload.draw(figure, rows)
 
-    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Goal, what was measured, whether it holds and why."""
-        every = here_table.table(measured_runs(self.store), repeated=True)
-        every = every[every["device"].isin(rows["device"])]
-        return Shown(goals.as_table(goals.goals(rows, every)))
-
 
 class ServersSession(RunsSession):
     """``here_servers``: every run on several GPUs, beside data parallelism and its plan."""
 
-    FILES = "servers.csv"
+    FILES, GOALS = "servers.csv", server_goals
 
-    def all_rows(self) -> pd.DataFrame:
-        return server_table.table(server_runs(measured_roots(self.store)))
+    def all_rows(self, *, repeated: bool = False) -> pd.DataFrame:
+        return server_table.table(server_runs(measured_roots(self.store)), repeated=repeated)
 
     def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Throughput, bytes over the host links, scaling and predictions."""
         here_servers.draw(figure, rows)
-
-    def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Goal, what was measured, whether it holds and why."""
-        every = server_table.table(server_runs(measured_roots(self.store)), repeated=True)
-        every = every[every["device"].isin(rows["device"])]
-        return Shown(goals.as_table(server_goals.goals(rows, every)))
 
 
 class LanesSession(HereSession):
@@ -191,7 +181,7 @@ class LanesSession(HereSession):
 
     FILES, COUNTED = "lanes/*.csv", "steps"
 
-    def all_rows(self) -> pd.DataFrame:
+    def all_rows(self, *, repeated: bool = False) -> pd.DataFrame:
         steps = measured_steps(measured_roots(self.store))
         return lanes_table.table(steps, here_table.table(measured_runs(self.store)))
 

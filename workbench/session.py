@@ -137,6 +137,10 @@ class Session:
 
         Blocks. Without `on_event` progress goes to standard output as plain lines.
         """
+        records = self._ran(force, on_event)
+        return self.rows([with_prediction(record, self.store) for record in records])
+
+    def _ran(self, force: bool, on_event: Callable[[Event], None] | None) -> list[RunRecord]:
         records: list[RunRecord] = []
         for stage in self.stages(force):
             progress = Progress(sys.stdout, sweep=stage)
@@ -148,7 +152,7 @@ class Session:
                 progress.end()
             if self.exhibit.FIGURE != "7a" or isinstance(stage, Sweep):
                 records += records_of(stage)
-        return self.rows([with_prediction(record, self.store) for record in records])
+        return records
 
     def stages(self, force: bool = False) -> Iterator[Stage]:
         """The searches and sweeps of this exhibit, one after the other; run each before the next.
@@ -223,16 +227,24 @@ class Session:
 
     # -- what they show -------------------------------------------------------------------------
 
+    @property
+    def figsize(self) -> tuple[float, float]:
+        """Inches that a figure is wide and, without legend and small print, high."""
+        wide = self.size.name != "paper" or self.exhibit.FIGURE == "7a"
+        return PAGE_IN if wide else COLUMN_IN, PLOT_HEIGHT_IN
+
+    def paint(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure: published values share the axes at their own size, else ratios
+        do."""
+        self.exhibit.draw(figure, rows, same_scale=self.size.name == "paper")
+
     def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure: published values share the axes at their own size, else ratios do."""
+        """The figure."""
         from matplotlib.figure import Figure
 
-        same_scale = self.size.name == "paper"
-        wide = not same_scale or self.exhibit.FIGURE == "7a"
         with styled():
-            width = PAGE_IN if wide else COLUMN_IN
-            figure = Figure(figsize=(width, PLOT_HEIGHT_IN), layout="constrained")
-            self.exhibit.draw(figure, rows, same_scale=same_scale)
+            figure = Figure(figsize=self.figsize, layout="constrained")
+            self.paint(figure, rows)
         return figure
 
     def figure(self, rows: pd.DataFrame) -> Drawing:

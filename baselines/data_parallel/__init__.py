@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baselines.data_parallel.planner import plan
+from baselines.parallel_plan import data_parallel as plan
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec

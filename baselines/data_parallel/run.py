@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import ranks
-from baselines.common import micro_batches
+from baselines.common import micro_batches, share
 from baselines.plain import run as plain
-from baselines.rank_parts import share
 from baselines.stages import check_shares, share_of
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter

@@ -16,10 +16,9 @@ large tensor on a CPU is off by a percent.
 
 from __future__ import annotations
 
-import math
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from baselines.adamw import global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import cap_device, decay_groups, micro_batches, named_units, now_s
+from baselines.common import cap_device, decay_groups, named_units
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
 from baselines.ledger import Ledger
+from baselines.plain.run import Stepping
 from baselines.states import ModuleHolder, masters_by_unit
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
@@ -88,7 +88,7 @@ def single_rank(device: torch.device) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-class Training:
+class Training(Stepping):
     """One training by FSDP2, inside a process group."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
@@ -126,27 +126,6 @@ class Training:
         self.history = History(spec, folder, self.batches)
         self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
 
-    def run(self) -> None:
-        """All steps that are left."""
-        spec, first = self.spec, self._resume()
-        counted_step = first + 1  # the first one also compiles and pins
-        for step in range(first, spec.steps):
-            begun_s = now_s(self.device)
-            with self._counting() if self.on_gpu and step == counted_step else nullcontext():
-                loss, norm = self._step(step)
-            seconds = now_s(self.device) - begun_s
-            skipped = not math.isfinite(norm)
-            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Copies of the fp32 weights by their names in the whole model."""
-        return {
-            self.model.state_name(unit, name): self.masters[parameter].clone()
-            for unit, name, parameter in named_units(self.whole)
-        }
-
     def outcome(self) -> Outcome:
         """The measured half of the record."""
         history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -180,24 +159,22 @@ class Training:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns its mean loss and the norm of its gradients."""
-        spec, total = self.spec, torch.zeros((), device=self.device)
-        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
-            loss = self.whole(tokens, targets, step=step, samples=samples)
-            (loss / spec.microbatches).backward()
-            total += loss.detach()
-        with torch.no_grad():
-            for parameter, master in self.masters.items():
-                assert parameter.to_local().data_ptr() == master.data_ptr()
-                master.grad, parameter.grad = parameter.grad.to_local(), None
-            norm = global_norm([master.grad for master in self.masters.values()])
-            self.optimizer.step(spec.learning_rate(step), norm)
-        return float(total) / spec.microbatches, float(norm)
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        for parameter, master in self.masters.items():
+            assert parameter.to_local().data_ptr() == master.data_ptr()
+            master.grad, parameter.grad = parameter.grad.to_local(), None
+        norm = global_norm([master.grad for master in self.masters.values()])
+        self.optimizer.step(lr, norm)
+        return norm
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
-        """Enter the bytes that cross the link."""
+    def _watched(self, nth: int) -> Iterator[None]:
+        """Enter the bytes that cross the link in the second step: the first one also compiles and
+        pins."""
+        if not self.on_gpu or nth != 1:
+            yield
+            return
         with Ledger() as ledger:
             yield
         books = ledger.close_step(None)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from baselines.gpipe.planner import plan
+from baselines.parallel_plan import gpipe as plan
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +50,41 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     return run.outcome()
 
 
-class Training:
+class Stepping:
+    """Steps of one module that torch passes, between what a subclass makes, updates and saves."""
+
+    def run(self) -> None:
+        """All steps that are left."""
+        spec, first = self.spec, self._resume()
+        for step in range(first, spec.steps):
+            begun_s = now_s(self.device)
+            with self._watched(step - first):
+                loss, norm = self._step(step)
+            seconds = now_s(self.device) - begun_s
+            skipped = not math.isfinite(norm)
+            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+            if spec.save_every and (step + 1) % spec.save_every == 0:
+                self._save(step + 1)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of the fp32 weights by their names in the whole model."""
+        return {
+            self.model.state_name(unit, name): self.masters[weight].detach().clone()
+            for unit, name, weight in named_units(self.whole)
+        }
+
+    def _step(self, step: int) -> tuple[float, float]:
+        """One optimizer step; returns its mean loss and the norm of its gradients."""
+        spec, total = self.spec, torch.zeros((), device=self.device)
+        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
+            loss = self.whole(tokens, targets, step=step, samples=samples)
+            (loss / spec.microbatches).backward()
+            total += loss.detach()
+        norm = self._update(spec.learning_rate(step))
+        return float(total) / spec.microbatches, float(norm)
+
+
+class Training(Stepping):
     """One plain training."""
 
     def __init__(
@@ -80,26 +116,6 @@ class Training:
         )
         self.history = History(spec, folder, self.batches)
 
-    def run(self) -> None:
-        """All steps that are left."""
-        spec = self.spec
-        for step in range(self._resume(), spec.steps):
-            begun_s = now_s(self.device)
-            with self.meter:
-                loss, norm = self._step(step)
-            seconds = now_s(self.device) - begun_s
-            skipped = not math.isfinite(norm)
-            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Copies of the fp32 weights by their names in the whole model."""
-        return {
-            self.model.state_name(unit, name): self.masters[weight].detach().clone()
-            for unit, name, weight in named_units(self.whole)
-        }
-
     def outcome(self) -> Outcome:
         """The measured half of the record."""
         history, notes = self.history, []
@@ -123,15 +139,8 @@ class Training:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns its mean loss and the norm of its gradients."""
-        spec, total = self.spec, torch.zeros((), device=self.device)
-        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
-            loss = self.whole(tokens, targets, step=step, samples=samples)
-            (loss / spec.microbatches).backward()
-            total += loss.detach()
-        norm = self._update(spec.learning_rate(step))
-        return float(total) / spec.microbatches, float(norm)
+    def _watched(self, _: int) -> AbstractContextManager[Any]:
+        return self.meter
 
     @torch.no_grad()
     def _update(self, lr: float) -> Tensor:

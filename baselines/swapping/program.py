@@ -22,9 +22,9 @@ from baselines.swapping.sheet import RankSheet, Sheet
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import Samples
 from workbench.methods.harmony.program import RETURNS
-from workbench.methods.harmony.sheet import FETCHES
+from workbench.methods.harmony.sheet import FETCHES, lay_inbox
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, NET_OUT, Kind
+from workbench.schedule.action import COMPUTE, D2H, NET_IN, NET_OUT, Kind
 from workbench.schedule.schedule import Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -78,7 +78,7 @@ class RankProgram(RankSheet):
                 self._forward_pass(number, each.micro, span)
             else:
                 self._backward_pass(number, each.micro, span)
-        self._lay_inbox()
+        lay_inbox(self.sheet, self.received, self.queues[NET_IN])
 
     # -- a forward pass ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from baselines.swapping.division import Division, Visits
 from baselines.swapping.places import Visit
 from workbench.methods.harmony.draft import Sizes, borrowed_bytes, host_weights, share_bytes
 from workbench.methods.harmony.packs import DP, Samples
-from workbench.methods.harmony.sheet import INBOX, held, lay_inbox
+from workbench.methods.harmony.sheet import INBOX, held
 from workbench.methods.replays import replay_bytes
 from workbench.methods.script import Script
 from workbench.profile.profile import UnitCost
@@ -181,9 +181,6 @@ class RankSheet:
             kind, unit, NET_IN, micro, nbytes=nbytes, samples=span,
             after=self._behind(NET_IN, ends), takes=[self.lay(text, nbytes, slot=INBOX)],
         )  # fmt: skip
-
-    def _lay_inbox(self) -> None:
-        lay_inbox(self.sheet, self.received, self.queues[NET_IN])
 
     def _behind(self, queue: str, ends: str) -> list[str]:
         """What must be gone before one thing more comes; notes what will end it."""

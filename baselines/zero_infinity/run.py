@@ -100,9 +100,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with DeepSpeed; the states on the disk, if any, are gone when it returns or raises."""
     from baselines import zero
 
-    if spec.ranks > 1:
-        return zero.train_ranks(__name__, spec, report, folder, adapter(spec, folder))
-    return zero.train(spec, report, folder, adapter(spec, folder))
+    return zero.train(spec, report, folder, adapter(spec, folder), work=__name__)
 
 
 def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextManager[Any]:

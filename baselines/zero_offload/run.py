@@ -56,9 +56,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     chosen = adapter(spec, folder)
     from baselines import zero
 
-    if spec.ranks > 1:
-        return zero.train_ranks(__name__, spec, report, folder, chosen)
-    return zero.train(spec, report, folder, chosen)
+    return zero.train(spec, report, folder, chosen, work=__name__)
 
 
 def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextManager[Any]:

@@ -106,7 +106,9 @@ def _bar(
         why = missing_words(row.status)
         axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
         return
-    axes.bar(x, row.value, width * 0.86, **bar_look(_color(row), row.source, row.variant))
+    axes.bar(
+        x, row.value, width * 0.86, **bar_look(LOOKS[row.method].color, row.source, row.variant)
+    )
     end, above = row.value, 2.5
     if not (pd.isna(row.low) or pd.isna(row.high)):
         error = [[row.value - row.low], [row.high - row.value]]
@@ -122,10 +124,6 @@ def _bar(
         fontsize=6,
         rotation=90 if upright else 0,
     )
-
-
-def _color(row: Any) -> str:
-    return LOOKS[row.method].color
 
 
 def marks(row: Any) -> str:

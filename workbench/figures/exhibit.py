@@ -102,6 +102,14 @@ def value(
     return float(part["value"].iloc[0]) if len(part) else None
 
 
+def advantage(
+    rows: pd.DataFrame, source: str, variant: str | None = None, *, over: str
+) -> float | None:
+    """STRONGHOLD's value of a series over that of a method."""
+    ours, theirs = (value(rows, source, variant, method=name) for name in ("stronghold", over))
+    return quotient(ours, theirs)
+
+
 def quotient(a: float | None, b: float | None) -> float | None:
     """a / b where both are there."""
     return a / b if a is not None and b else None

@@ -15,7 +15,7 @@ import pandas as pd
 
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import quotient, value
+from workbench.figures.exhibit import advantage
 from workbench.figures.panels import notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
@@ -138,13 +138,8 @@ def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
     for method in METHODS:
         if method == "stronghold":
             continue
-        published = quotient(
-            value(rows, "published", method="stronghold"), value(rows, "published", method=method)
-        )
-        here = quotient(
-            value(rows, source, variant, method="stronghold"),
-            value(rows, source, variant, method=method),
-        )
+        published = advantage(rows, "published", over=method)
+        here = advantage(rows, source, variant, over=method)
         part = rows[(rows["source"] == source) & (rows["method"] == method)]
         emulated = method in DEEPSPEED and source == "measured" and "cpu" in set(part["device"])
         device_bound = emulated and "device" in set(part["bound"])

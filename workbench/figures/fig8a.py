@@ -8,7 +8,7 @@ import pandas as pd
 
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import quotient, value
+from workbench.figures.exhibit import advantage
 from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
@@ -59,13 +59,8 @@ def verdicts(rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
     """STRONGHOLD against each baseline."""
     result = []
     for method, threshold in THRESHOLDS.items():
-        published = quotient(
-            value(rows, "published", method="stronghold"), value(rows, "published", method=method)
-        )
-        here = quotient(
-            value(rows, source, variant, method="stronghold"),
-            value(rows, source, variant, method=method),
-        )
+        published = advantage(rows, "published", over=method)
+        here = advantage(rows, source, variant, over=method)
         result.append(
             at_least(
                 claim(method, threshold),

@@ -216,7 +216,7 @@ def model_words(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     sizes = rows["parameters"].dropna()
     size = f", {sizes.iloc[0] / 1e9:.2g}\u00a0B" if len(sizes) else ""
-    if _is_xl(first):
+    if all(first[name] == value for name, value in XL.items()):
         return f"GPT-2 XL{size}"
     seq = "" if first["seq"] == XL["seq"] else f", sequence {first['seq']}"
     dtype = "" if first["dtype"] == XL["dtype"] else f", {first['dtype']}"
@@ -226,10 +226,6 @@ def model_words(rows: pd.DataFrame) -> str:
 def _title(axes: Any, words: str, letters: float) -> None:
     """Above a panel, left, in as many lines as it takes."""
     axes.set_title(textwrap.fill(words, max(12, int(letters))), loc="left", fontsize=7)
-
-
-def _is_xl(row: pd.Series) -> bool:
-    return all(row[name] == value for name, value in XL.items())
 
 
 # -- lines ----------------------------------------------------------------------------------------
@@ -276,7 +272,9 @@ def _several(rows: pd.DataFrame) -> bool:
 
 def draw_scaling(axes: Any, rows: pd.DataFrame) -> None:
     """Samples/s over the number of GPUs; dashed, what the fewest would be worth in proportion."""
-    base = ideal_from(rows)
+    # The run on the fewest GPUs, harmony-pp's where there is one.
+    order = rows.assign(other=rows["method"] != HARMONY[-1]).sort_values(["ranks", "other"])
+    base = order.iloc[0]
     most = rows["ranks"].max()
     per_gpu = base["samples_per_second"] / base["ranks"]
     axes.plot([base["ranks"], most], [base["samples_per_second"], per_gpu * most], **IDEAL)
@@ -298,12 +296,6 @@ def draw_scaling(axes: Any, rows: pd.DataFrame) -> None:
     words = "no cap" if pd.isna(cap) else f"{cap:g} GiB a GPU"
     setting = f"{model_words(rows)}, {words}, minibatch {rows['batch'].iloc[0]}"
     _title(axes, f"scaling, measured: {setting}", SCALING_LETTERS)
-
-
-def ideal_from(rows: pd.DataFrame) -> pd.Series:
-    """The run on the fewest GPUs, harmony-pp's where there is one."""
-    first = rows.assign(other=rows["method"] != HARMONY[-1]).sort_values(["ranks", "other"])
-    return first.iloc[0].drop("other")
 
 
 def _say_gain(axes: Any, rows: pd.DataFrame, base: pd.Series) -> None:

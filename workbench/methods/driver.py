@@ -6,34 +6,37 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.methods.history import check_start
 from workbench.methods.plan import Plan
-from workbench.methods.train import check_data, train_planned
 from workbench.profile.profile import Profile
-from workbench.profile.store import profile_for
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 
 
-def train_with(
-    planner: Callable[[RunSpec, Profile], Plan],
-    spec: RunSpec,
-    report: Reporter,
-    folder: Path,
-    *,
-    engine: str = "workbench",
-) -> Outcome:
-    """Plan from this machine's profile (measured now if it is not stored yet), then train.
+def trained_by(
+    planner: Callable[[RunSpec, Profile], Plan], engine: str = "workbench"
+) -> Callable[[RunSpec, Reporter, Path], Outcome]:
+    """`train` of a method on this runtime."""
 
-    `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
-    """
-    # A text that is not there should be said before minutes of measuring, not after.
-    check_data(spec, report, folder)
-    check_start(spec, folder)
-    report.phase("profiling")
-    profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
-    plan = planner(spec, profile.with_link(spec.link_bytes_per_s))
-    plan = replace(plan, spread=profile.hardware.spread)
-    report.event("plan", **plan.to_dict())
-    return train_planned(spec, plan, report, folder, engine=engine)
+    def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+        """Plan from this machine's profile (measured now if it is not stored yet), then train.
+
+        `folder` is the run's own, ``RESULTS/runs/KEY``; profiles are kept in RESULTS for all runs.
+        """
+        from workbench.methods.history import check_start
+        from workbench.methods.train import check_data, train_planned  # imports torch
+        from workbench.profile.store import profile_for
+
+        # A text that is not there should be said before minutes of measuring, not after.
+        check_data(spec, report, folder)
+        check_start(spec, folder)
+        report.phase("profiling")
+        profile = profile_for(
+            spec, folder.parents[1], lambda text: report.event("profile", text=text)
+        )
+        plan = planner(spec, profile.with_link(spec.link_bytes_per_s))
+        plan = replace(plan, spread=profile.hardware.spread)
+        report.event("plan", **plan.to_dict())
+        return train_planned(spec, plan, report, folder, engine=engine)
+
+    return train

@@ -31,7 +31,7 @@ class History:
         """`folder` is the run's own; `form` that of a library's own files, ours without a name."""
         self._spec, self._folder = spec, folder / "checkpoints"
         wanted = spec.save_every or spec.start_from
-        self._continues = continued_by(spec, batches) if wanted else {}
+        self._continues = {**decided_by(spec), TEXT: batches.digest} if wanted else {}
         self._continues |= {"form": form} if form else {}
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
@@ -189,15 +189,8 @@ def _paths(spec: RunSpec, folder: Path) -> list[Path]:
     return paths
 
 
-def continued_by(spec: RunSpec, batches: Batches | Draws) -> dict[str, Any]:
-    """What a run must share with a checkpoint to continue it: all that decides losses, and nothing
-    of placement, method or number of steps.
-    """
-    return {**decided_by(spec), TEXT: batches.digest}
-
-
 def decided_by(spec: RunSpec) -> dict[str, Any]:
-    """The same without the text."""
+    """All that decides losses, but the text: no placement, method or number of steps."""
     fields = spec.to_dict()
     decides = (
         "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",

@@ -157,7 +157,10 @@ def _backward_pass(draft: Draft, micros: list[int]) -> None:
                 _recompute(draft, unit, micro)
             _backward(draft, unit, micro)
         if micros[-1] == draft.last_micro:
-            _gradients_done(draft, unit)
+            if unit in draft.index:
+                _gradients_out(draft, unit)
+            if draft.eager(unit):
+                updates.update(draft, unit)
     if not draft.layout.clipped and micros[-1] == draft.last_micro:
         updates.update(draft, draft.head)
 
@@ -255,14 +258,6 @@ def _gradient_slot(draft: Draft, unit: int, after: list[str]) -> str:
     nbytes = draft.weight_bytes(unit)
     label = name.gradients(unit)
     return draft.buffer(label, DEVICE, nbytes, slot=f"gradients {k % slots}")
-
-
-def _gradients_done(draft: Draft, unit: int) -> None:
-    """After a unit's last backward pass: gradients leave, or the unit is updated."""
-    if unit in draft.index:
-        _gradients_out(draft, unit)
-    if draft.eager(unit):
-        updates.update(draft, unit)
 
 
 def _gradients_out(draft: Draft, unit: int) -> None:

@@ -239,10 +239,6 @@ def _half(size: Size) -> Size:
     return Size(1, size.seq // 2)
 
 
-Clock = Callable[[Callable[[], None]], Callable[[], Sample]]
-"""Runs an action; returns what will tell its seconds once the step is done."""
-
-
 def _cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
     wall, cpu = time.perf_counter(), time.thread_time()
     action()

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from workbench.core.jsonfile import read_object
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.processes import LOAD_S
@@ -183,7 +184,8 @@ class RayWork:
                 return found
             words = "it was cancelled" if cancelled else f"Ray lost the run: {lines[-1]}"
             with suppress(OSError, ValueError):
-                told = RunSpec.from_dict(_spec_of(self._store.folder(self.key)))
+                file = self._store.folder(self.key) / "spec.json"
+                told = RunSpec.from_dict(read_object(file, "spec"))
                 return RunRecord(
                     key=self.key,
                     method=told.method,
@@ -212,12 +214,6 @@ def _command_line(process: psutil.Process) -> list[str]:
     while not (words := process.cmdline()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return words
-
-
-def _spec_of(folder: Path) -> dict[str, Any]:
-    from workbench.runs.overrides import read_object
-
-    return read_object(folder / "spec.json", "spec")
 
 
 def _carry_out(

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from workbench.core.paths import import_path
@@ -169,12 +168,7 @@ class Job:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> None:
@@ -274,7 +268,8 @@ class Job:
         found = self._store.find(self.key)
         if found is not None and found.started == self._job.started:
             return found
-        returncode = self._exit.get("returncode", _shell_status(self._guard.returncode))
+        ended = self._guard.returncode  # 128 + n is signal n
+        returncode = self._exit.get("returncode", 128 - ended if ended > 128 else ended)
         status, message = verdict(
             self._exit, returncode, cancelled=self._cancelled, timeout_s=self._timeout
         )
@@ -332,8 +327,3 @@ def verdict(
             f"it was killed by signal {-returncode} ({signal.Signals(-returncode).name})",
         )
     return "error", f"it ended with exit status {returncode} and no record; see log.txt"
-
-
-def _shell_status(returncode: int) -> int:
-    """The worker's exit status from the guard's, in which 128 + n is signal n."""
-    return 128 - returncode if returncode > 128 else returncode

@@ -22,7 +22,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -85,12 +84,7 @@ class DeviceMeter(ABC):
     def __enter__(self) -> Self: ...
 
     @abstractmethod
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class StorageMeter(DeviceMeter):
@@ -169,16 +163,11 @@ class StorageMeter(DeviceMeter):
             stack.append(stack[-1])  # counting once is enough
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         stack = self._stack()
         mode = stack.pop()
         if not stack:
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(*failure)
 
     def _stack(self) -> list["_Counting"]:
         """The modes this thread has entered, the same one again for each nesting."""
@@ -327,12 +316,7 @@ class CudaMeter(DeviceMeter):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Turn torch's out-of-memory error into ours."""
         if not isinstance(error, torch.OutOfMemoryError):
             return

@@ -8,7 +8,6 @@ empty waits, and that waiting is what keeps reading ahead and writing behind wit
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor
@@ -83,10 +82,5 @@ class StagingPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,7 +14,6 @@ waste for a layer of hidden size 2048, up to 100 % for others).
 import contextlib
 import mmap
 import threading
-from types import TracebackType
 from typing import Literal, Self
 
 import torch
@@ -151,12 +150,7 @@ class Slab:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.free()
 
 

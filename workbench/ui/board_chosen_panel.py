@@ -21,6 +21,7 @@ from workbench.ui.board import Board
 from workbench.ui.board_files import check_name
 from workbench.ui.board_plot_panel import WORK, PlotPanel
 from workbench.ui.board_query import Query
+from workbench.ui.frame_panel import button
 
 MOST_SWEEPS = 20
 WHERE = "reports/board"
@@ -36,11 +37,11 @@ class ChosenPanel:
         self.chosen: tuple[str, ...] = ()
         self._answer: Answer | None = None
         self._show_answer: Callable[[Any], None] = lambda _: None
-        self.compare = self._button("Compare two", "Two chosen runs side by side", self._compare)
-        self.timeline = self._button(
+        self.compare = button("Compare two", "Two chosen runs side by side", self._compare)
+        self.timeline = button(
             "Timeline", "The timeline of one chosen run, predicted above measured", self._timeline
         )
-        self.commands = self._button(
+        self.commands = button(
             "Show commands", "The command lines that repeat the chosen runs and sweeps",
             self.show_commands,
         )  # fmt: skip
@@ -49,13 +50,13 @@ class ChosenPanel:
             tooltip="Name of exported files: letters, digits, dots, underscores, hyphens",
             layout={"width": "300px"},
         )  # fmt: skip
-        self.csv = self._button(
+        self.csv = button(
             "Export table (CSV)", "All columns of the listed runs, every page", self._export_table
         )
-        self.figure = self._button(
+        self.figure = button(
             "Export plot (PDF, PNG, CSV)", "The plot, and the rows that it draws", self._export_plot
         )
-        self.pair = self._button(
+        self.pair = button(
             "Export comparison", "The comparison as PDF, PNG and CSV", self._export_pair
         )
         self.state = widgets.HTML(html.told(""))
@@ -173,18 +174,13 @@ class ChosenPanel:
     def _enable(self) -> None:
         """A button that cannot do anything says what it waits for."""
         two, one = len(self.chosen) == 2, len(self.chosen) == 1
-        for button, ready, words in (
+        for made, ready, words in (
             (self.compare, two, "Choose two runs to compare them"),
             (self.pair, two, "Choose two runs to export their comparison"),
             (self.timeline, one, "Choose one run to see its timeline"),
         ):
-            button.disabled = not ready
-            button.tooltip = button.description if ready else words
-
-    def _button(self, words: str, tooltip: str, click: Callable[[], None]) -> widgets.Button:
-        made = widgets.Button(description=words, tooltip=tooltip, layout={"width": "auto"})
-        made.on_click(lambda _: click())
-        return made
+            made.disabled = not ready
+            made.tooltip = made.description if ready else words
 
 
 def _usual_name() -> str:

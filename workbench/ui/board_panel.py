@@ -12,7 +12,7 @@ rows changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -31,7 +31,7 @@ from workbench.ui.board_plot_panel import PlotPanel
 from workbench.ui.board_query import ANY, Query
 from workbench.ui.board_thread import Beside
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import button, framed
 from workbench.ui.ticker import Ticker
 
 TICK_S, LOOK_S = 0.1, 1.0
@@ -156,10 +156,10 @@ class BoardPanel:
         self._understood, self._page = query, page.number
         _set(self.table, board_html.runs_table(self.board, page, self.chosen.chosen))
         _set(self.where, html.told(f"Page {page.number:,} of {page.pages:,}"))
-        for button in (self.first, self.previous):
-            button.disabled = page.number == 1
-        for button in (self.next, self.last):
-            button.disabled = page.number == page.pages
+        for made in (self.first, self.previous):
+            made.disabled = page.number == 1
+        for made in (self.next, self.last):
+            made.disabled = page.number == page.pages
         self._pages = page.pages
         self._offer(page.rows, page.first)
         self.plot.fill()
@@ -240,10 +240,10 @@ class BoardPanel:
             description="choose runs", rows=6, layout={"width": "100%", "max_width": "860px"},
             tooltip="Runs of this page by their number; several with Ctrl or Shift",
         )  # fmt: skip
-        self.first = self._turn("First", "First page", lambda: 1)
-        self.previous = self._turn("Previous", "Previous page", lambda: self._page - 1)
-        self.next = self._turn("Next", "Next page", lambda: self._page + 1)
-        self.last = self._turn("Last", "Last page", lambda: self._pages)
+        self.first = button("First", "First page", lambda: self.go_to(1))
+        self.previous = button("Previous", "Previous page", lambda: self.go_to(self._page - 1))
+        self.next = button("Next", "Next page", lambda: self.go_to(self._page + 1))
+        self.last = button("Last", "Last page", lambda: self.go_to(self._pages))
         for control in (self.filter, self.status, self.method, self.sort, self.descending):
             control.observe(self._asked, "value")
         self.columns.observe(self._columns_asked, "value")
@@ -273,11 +273,6 @@ class BoardPanel:
                 self.problems,
             ]
         )
-
-    def _turn(self, words: str, tooltip: str, page: Callable[[], int]) -> widgets.Button:
-        made = widgets.Button(description=words, tooltip=tooltip, layout={"width": "auto"})
-        made.on_click(lambda _: self.go_to(page()))
-        return made
 
     def _asked(self, _: Any) -> None:
         if not self._filling:

@@ -16,20 +16,12 @@ from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import button, framed
 from workbench.ui.ticker import Ticker
 
 LOOK_S = 0.5
 SLOW = "preparing ..."
 KEEP = "keep running when this page or kernel ends"
-
-
-def button(words: str, tooltip: str, click: Callable[[], None], **more: object) -> widgets.Button:
-    """A button that says what it does."""
-    made = widgets.Button(description=words, tooltip=tooltip, **more)
-    made.layout.width = "auto"
-    made.on_click(lambda _: click())
-    return made
 
 
 class ClaimSection:

@@ -12,7 +12,7 @@ moment would stay away. So the frame tells the kernel when it is shown, and hear
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anywidget
@@ -36,6 +36,13 @@ def framed(parts: Sequence[widgets.Widget]) -> widgets.VBox:
     made = widgets.VBox([*parts, frame])
     made.add_class(html.PANEL)
     frame.on_msg(lambda *_: send_again(made))
+    return made
+
+
+def button(words: str, tooltip: str, click: Callable[[], None]) -> widgets.Button:
+    """A button that says what it does."""
+    made = widgets.Button(description=words, tooltip=tooltip, layout={"width": "auto"})
+    made.on_click(lambda _: click())
     return made
 
 

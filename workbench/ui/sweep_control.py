@@ -241,11 +241,8 @@ class SweepControl:
             self.watch.look()
             return
         if not self.starting:  # a double click is one
-            self._starting = threading.Thread(target=self._try, args=(call,), daemon=True)
+            self._starting = threading.Thread(target=self.attempt, args=(call,), daemon=True)
             self._starting.start()
-
-    def _try(self, call: Callable[[], object]) -> None:
-        self.attempt(call)
 
     def _campaign(self) -> Campaign:
         if self.shown is None:

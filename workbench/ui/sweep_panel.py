@@ -25,7 +25,7 @@ from workbench.ui import html, sweep_html
 from workbench.ui.aside import Aside
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import button, framed
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_control import ACTIONS, SweepControl
 from workbench.ui.ticker import Ticker
@@ -148,10 +148,10 @@ class SweepPanel:
         """Everything but the fields. A widget that is set to what it is sends nothing."""
         control, sweep = self.control, self.control.shown
         why_not = control.why_not()
-        for action, button in self.buttons.items():
+        for action, made in self.buttons.items():
             words = BUTTONS[action][1]
-            button.disabled = bool(why_not[action])
-            button.tooltip = f"{words} (not now: {why_not[action]})" if why_not[action] else words
+            made.disabled = bool(why_not[action])
+            made.tooltip = f"{words} (not now: {why_not[action]})" if why_not[action] else words
         self.preview.value = sweep_html.preview_html(control.preview.summary())
         self._show_choices()
         starting = "the sweep is being started ..." if control.starting else ""
@@ -224,7 +224,9 @@ class SweepPanel:
         self.load_file.on_click(lambda _: self._load())
         self.fields = FormPanel(self.control.form, self._typed)
         self.preview = widgets.HTML()
-        self.buttons = {action: self._button(action) for action in ACTIONS}
+        self.buttons = {
+            action: button(*BUTTONS[action], partial(self._do, action)) for action in ACTIONS
+        }
         self.keep = widgets.Checkbox(
             value=False, description=KEEP, tooltip=KEPT, indent=False, layout={"width": "auto"}
         )
@@ -241,13 +243,6 @@ class SweepPanel:
             tooltip="Whose last lines are shown",
         )
         self.log_of.observe(lambda _: self._choose_log(), "value")
-
-    def _button(self, action: str) -> widgets.Button:
-        words, tooltip = BUTTONS[action]
-        made = widgets.Button(description=words, tooltip=tooltip)
-        made.layout.width = "auto"
-        made.on_click(lambda _: self._do(action))
-        return made
 
     def _do(self, action: str) -> None:
         options = {"wait": False} if action in ("start", "go_on", "retry") else {}

@@ -11,7 +11,6 @@ nothing is sent back while somebody zooms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import anywidget
 import traitlets
 
 from workbench.runs.store import Store
-from workbench.schedule.schedule import Schedule
-from workbench.schedule.simulate import Event
 from workbench.ui import timeline_page
 from workbench.ui.timeline_data import timeline_data
 from workbench.ui.timeline_run import run_timeline
@@ -34,27 +31,10 @@ class Timeline(anywidget.AnyWidget):
     data = traitlets.Dict().tag(sync=True)
     """What `timeline_data` made; another value shows another run in the same place."""
 
-    def __init__(
-        self,
-        *,
-        measured: Iterable[Event] = (),
-        predicted: Iterable[Event] = (),
-        title: str = "",
-        schedule: Schedule | None = None,
-        layers: int | None = None,
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        """`schedule` adds the memory of each tier, `layers` tells which units embed and end the
-        model. `data` is ready-made and takes the place of all others."""
-        if data is None:
-            data = timeline_data(
-                measured=measured,
-                predicted=predicted,
-                title=title,
-                schedule=schedule,
-                layers=layers,
-            )
-        super().__init__(data=data)
+    def __init__(self, *, data: dict[str, Any] | None = None, **events: Any) -> None:
+        """Arguments of `timeline_data`, `measured` and `predicted` events and more; or `data` that
+        is ready-made."""
+        super().__init__(data=timeline_data(**events) if data is None else data)
 
     def save_html(self, path: str | Path) -> Path:
         """The same view as one file that works offline; returns its path."""

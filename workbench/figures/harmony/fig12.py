@@ -21,13 +21,13 @@ from workbench.figures.harmony.table import (
     MEASURED,
     OURS,
     REFERENCE,
-    SERVER,
     SIMULATED,
     estimated,
     join,
     label_of,
     measured,
     missing,
+    of_plan,
     one,
     pick,
     predicted,
@@ -99,21 +99,15 @@ def known(size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
     told = estimated("12", *PARTS)
     plans = pick(plans, figure=PLANS, model=MODEL, planner=harmony_plans.OURS)
     own = [
-        {
-            "model": MODEL,
-            "method": row.method,
-            "label": label_of(row.method),
-            "ranks": row.ranks,
-            "minibatch": row.minibatch,
+        of_plan(row)
+        | {
             "setting": row.setting,
             "quantity": part,
             "value": getattr(row, part) / GIB,
             "unit": "GiB",
             "source": SIMULATED,
             "variant": OURS,
-            "hardware": SERVER,
             "how": f"counted in the schedule of our plan, planned {row.planned}",
-            "status": "ok",
         }
         for row in plans.itertuples()
         for part in PARTS

@@ -1,7 +1,5 @@
 """Harmony figure 13: losses of fine-tuning on pairs, however many devices there are (curves.py)."""
 
-from __future__ import annotations
-
 from workbench.figures.harmony import curves
 
 FIGURE, SECTION = "harmony_13", "VLDB'22, figure 13: BERT-Large on MRPC"

@@ -1,7 +1,5 @@
 """Harmony figure 21: losses of training on text, however many devices there are (curves.py)."""
 
-from __future__ import annotations
-
 from workbench.figures.harmony import curves
 
 FIGURE, SECTION = "harmony_21", "VLDB'22, figure 21: GPT2-Medium on WikiText-103"

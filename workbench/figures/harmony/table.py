@@ -113,6 +113,15 @@ def _how(row: Any, by: dict[str, Any]) -> str:
     return f"{row.source}{overlap}" + ("; high: without overlap" if len(by) > 1 else "")
 
 
+def of_plan(row: Any) -> dict[str, Any]:
+    """Whose plan a row of the kept ones is."""
+    return {
+        "model": row.model, "method": row.method, "label": label_of(row.method),
+        "ranks": row.ranks, "minibatch": row.minibatch, "setting": row.given or row.setting,
+        "hardware": SERVER, "status": "ok",
+    }  # fmt: skip
+
+
 def planned(plans: pd.DataFrame) -> pd.DataFrame:
     """Plans (`harmony_plans.kept`) under our simulator: seconds of a step, the published search's
     beside ours."""
@@ -127,19 +136,13 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
                 f"which {fits} a card of {format_bytes(harmony_plans.CARD_BYTES)}"
             )
         rows.append(
-            {
-                "model": row.model,
-                "method": row.method,
-                "label": label_of(row.method),
-                "ranks": row.ranks,
-                "minibatch": row.minibatch,
-                "setting": row.given or row.setting,
+            of_plan(row)
+            | {
                 "quantity": "iteration_s",
                 "value": row.seconds,
                 "unit": "s",
                 "source": SIMULATED,
                 "variant": variant,
-                "hardware": SERVER,
                 "how": f"our simulator, published profile, planned {row.planned}",
                 "status": "no plan" if row.note else "ok",
                 "note": note,
@@ -201,22 +204,15 @@ def recomputed(plans: pd.DataFrame) -> pd.DataFrame:
     """What the published search and estimator say of settings that no stored schedule covers, as
     reference estimates."""
     rows = [
-        {
-            "model": row.model,
-            "method": row.method,
-            "label": label_of(row.method),
-            "ranks": row.ranks,
-            "minibatch": row.minibatch,
-            "setting": row.given or row.setting,
+        of_plan(row)
+        | {
             "quantity": "iteration_s",
             "value": row.estimate_prefetch_s,
             "high": row.estimate_s,
             "unit": "s",
             "source": REFERENCE,
-            "hardware": SERVER,
             "how": "the published search and estimator, done again here, transfers overlap; high: "
             "without overlap",
-            "status": "ok",
             "note": "estimate of the original's own model, recomputed; not a measurement",
         }
         for row in plans[plans["planner"] == harmony_plans.PUBLISHED].itertuples()

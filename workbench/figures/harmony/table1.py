@@ -141,7 +141,8 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
     axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
     looks.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
     steps = pick(part, quantity="iteration_s")
-    alone = on_one_gpu(part)
+    used = pick(part, quantity="gpus", variant=THEIRS)
+    alone = [model for model in FOUR if one(used, model=model) == 1]
     looks.bars(
         axes["step"], without_lone(steps, alone), names, "time per iteration (s)", column="model"
     )
@@ -163,12 +164,6 @@ def draw(figure: Any, rows: pd.DataFrame) -> None:
         "simulated (our). Memory: all that a GPU must hold, proved; a card has "
         f"{format_bytes(CARD_BYTES)}. Estimate: the authors', with overlap.",
     )
-
-
-def on_one_gpu(rows: pd.DataFrame) -> list[str]:
-    """Models of which the published plan lets one GPU alone compute."""
-    used = pick(rows, quantity="gpus", variant=THEIRS)
-    return [model for model in FOUR if one(used, model=model) == 1]
 
 
 def without_lone(steps: pd.DataFrame, alone: list[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ that nothing is added up twice. Both must be the same to the byte.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
@@ -37,7 +37,7 @@ class Recordings:
         """Blocks are recorded where the longest forward pass takes less than `below_s`."""
         self._sizes, self._units, self._below_s = sizes, units, below_s
         self._chains = lru_cache(maxsize=None)(self._chains_of)
-        self._longest = lru_cache(maxsize=None)(self._longest_of)
+        self._longest = lru_cache(maxsize=None)(partial(longest_forward_s, sizes, units))
 
     def made(self, packs: Packs) -> bool:
         """Whether there are any."""
@@ -89,6 +89,3 @@ class Recordings:
             for cost, most, below in zip(costs, last, before, strict=False)
         ]
         return _Chains(before=before, inside=inside, last=last, ends=ends, fragments=fragments)
-
-    def _longest_of(self, samples: int) -> float:
-        return longest_forward_s(self._sizes, self._units, samples)
