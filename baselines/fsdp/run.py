@@ -33,8 +33,8 @@ from baselines.common import cap_device, decay_groups, named_units
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
 from baselines.ledger import Ledger
-from baselines.plain.run import Stepping
 from baselines.states import ModuleHolder, masters_by_unit
+from baselines.stepping import Stepping
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model

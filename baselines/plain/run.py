@@ -11,7 +11,6 @@ compiled where the spec allows it (`baselines.blocks`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups, micro_batches, named_units, now_s
+from baselines.common import decay_groups, named_units
 from baselines.states import ModuleHolder, masters_by_unit
+from baselines.stepping import Stepping
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device, tell_of
 from workbench.model import make_model
@@ -48,40 +48,6 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     tell_of(run.model, spec, report)
     run.run()
     return run.outcome()
-
-
-class Stepping:
-    """Steps of one module that torch passes, between what a subclass makes, updates and saves."""
-
-    def run(self) -> None:
-        """All steps that are left."""
-        spec, first = self.spec, self._resume()
-        for step in range(first, spec.steps):
-            begun_s = now_s(self.device)
-            with self._watched(step - first):
-                loss, norm = self._step(step)
-            seconds = now_s(self.device) - begun_s
-            skipped = not math.isfinite(norm)
-            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
-
-    def parameters(self) -> dict[str, Tensor]:
-        """Copies of the fp32 weights by their names in the whole model."""
-        return {
-            self.model.state_name(unit, name): self.masters[weight].detach().clone()
-            for unit, name, weight in named_units(self.whole)
-        }
-
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns its mean loss and the norm of its gradients."""
-        spec, total = self.spec, torch.zeros((), device=self.device)
-        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
-            loss = self.whole(tokens, targets, step=step, samples=samples)
-            (loss / spec.microbatches).backward()
-            total += loss.detach()
-        norm = self._update(spec.learning_rate(step))
-        return float(total) / spec.microbatches, float(norm)
 
 
 class Training(Stepping):
