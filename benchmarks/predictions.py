@@ -30,7 +30,7 @@ METHODS = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
 IMAGES = {"vgg": ((5, 7, 9), (4, 8, 16)), "resnet": ((4, 6, 8), (8, 16, 24))}
 """Family -> layers, hidden."""
 STEPS, UNSTEADY = 20, 6
-"""Of a run, and those that begin it."""
+"""Steps of a run, and how many of them warm it up."""
 COLUMNS = (
     "method", "family", "layers", "hidden", "seq", "batch", "ranks", "predicted_step_seconds",
     "step_seconds_median", "ratio", "low_s", "high_s", "inside", "cpu", "cores", "commit",
@@ -69,7 +69,7 @@ def row(spec: RunSpec, store: Store) -> dict[str, Any]:
     if record.status != "ok":
         raise RuntimeError(f"{spec.method}: {record.status}, {record.message}")
     measured, predicted = median(record.step_seconds[UNSTEADY:]), record.predicted["step_seconds"]
-    low, high = record.predicted.get("step_seconds_range", (0.7 * predicted, 1.3 * predicted))
+    low, high = (predicted * (1 + sign * record.predicted["spread"]) for sign in (-1, 1))
     model, there = spec.model, record.provenance
     found = (
         spec.method, model.family, model.layers, model.hidden, model.seq, spec.batch, spec.ranks,

@@ -44,8 +44,8 @@ seconds to make and to prove, which grows with the ranks."""
 TASK = 20
 """Micro-batches that take as long to estimate as all else that is asked of a task."""
 SHARES, MOVING = (0.3, 0.4, 0.2), 0.2 / IMPROVED
-"""Of all work, what backward packs may take, those with a wide last pack, and other forward packs;
-and moves of the cuts of each choice."""
+"""Shares of the allowed work for backward packs, for packs with a wide last one, and for other
+forward packs; and for moving the cuts of each choice."""
 
 
 class Candidates:
@@ -155,7 +155,7 @@ class Candidates:
             self._add(packs)
 
     def _work(self, packs: Packs) -> int:
-        """What an estimate of these packs takes, counted in micro-batches."""
+        """Work of an estimate of these packs, counted in micro-batches."""
         samples = packs.minibatch // (packs.ranks if packs.mode == DP else 1)
         passes = (packs.forward, packs.forward_size), (packs.backward, packs.backward_size)
         return sum(len(cuts) * (TASK + ceil(samples / size)) for cuts, size in passes)
@@ -302,7 +302,8 @@ def _late(setting: Setting, sizes: Sizes, units: int) -> list[frozenset[int]]:
 
 
 def _sizes(setting: Setting, units: int, largest: int | None, pinned: int | None) -> list[int]:
-    """Of micro-batches in one direction. Raises ValueError where a step is of too many."""
+    """Samples of the micro-batches to try in one direction. Raises ValueError where a step has too
+    many passes with each of them."""
     parts = setting.ranks if setting.mode == DP else 1
     found = [pinned] if pinned is not None else micro_batches(
         setting.minibatch, parts, least=setting.smallest, most=largest

@@ -67,9 +67,9 @@ class Rehearsal(NamedTuple):
     measured: float
     planned: float
     with_overhead: float
-    """With one of `TRIED_S`."""
+    """A planned step with an overhead of `TRIED_S` a pass."""
     slower: float
-    """With passes that take `TRIED` more of their own time."""
+    """A planned step whose passes take `TRIED` more of their own time."""
 
 
 def rehearse(spec: RunSpec, profile: Profile, wires: Wires) -> Rehearsal:

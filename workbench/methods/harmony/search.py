@@ -217,8 +217,8 @@ class _Search:
         return Candidates(*asked, self._most_work)
 
     def _candidates(self, device_bytes: int) -> Iterator[Packs]:
-        """The same in their order, without those that were tried. More of them may be half the work
-        each time, so that all ends."""
+        """`candidates` in their order, without those that were tried. More of them may be half the
+        work each time, so that all ends."""
         candidates = self.candidates(device_bytes)
         ordered = candidates.ordered()
         self._in_part |= candidates.left_out

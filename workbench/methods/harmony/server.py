@@ -49,9 +49,9 @@ class Server:
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
     cores: float = 0.0
-    """Of one rank, where a processor plays the devices: its lanes take turns on them."""
+    """Cores of one rank, where a processor plays the devices: its lanes take turns on them."""
     threads: Mapping[str, int] = field(default_factory=dict)
-    """By kind of lane, with such cores; other lanes have one."""
+    """Threads by kind of lane, where lanes take turns; other lanes have one."""
 
     def message_seconds(self, nbytes: int) -> float:
         """Of one message to the next device."""
