@@ -52,7 +52,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
     """
     ranks.refuse_host_activations(spec, "a pipeline")
-    stages_of(make_model(spec.model), spec)
+    stages_of(make_model(spec.model, spec.seed), spec)
     return ranks.train(work, spec, report, folder)
 
 
@@ -135,7 +135,7 @@ class Training(plain.Training):
         self.rank = dist.get_rank()
         self.device = resolve_device(spec.device)
         use_rank_threads(self.device.type, spec.ranks)
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.stages = stages_of(self.model, spec)
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)

@@ -140,7 +140,7 @@ class Training:
 
         self.spec, self.report, self.folder = spec, report, folder
         self.adapter, self.device = adapter, device
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.batches = load_batches(spec, self.model, folder / "cache")
         if device.type == "cuda":
             cap_device(device, spec.device_memory)

@@ -226,10 +226,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli_layers import lines_of, rows_of
+    from workbench.cli_layers import lines_of, notes_of, rows_of
 
-    rows = rows_of(specs_from(arguments, window="auto")[0].model)
+    model = specs_from(arguments, window="auto")[0].model
+    rows = rows_of(model)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
+    for note in notes_of(model):
+        print(note, file=sys.stderr)
     return OK
 
 

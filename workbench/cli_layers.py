@@ -2,7 +2,7 @@
 
 Planners and runtimes know a model as a list of units. What a unit owns, and what flows into it,
 decides what packs can be; of a decomposed module it is also the only place where a user sees how
-it was cut. Nothing is computed: units are made without values.
+it was cut. Units are made without values; only a user's own module is run, once, beside its layers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ def rows_of(spec: ModelSpec) -> list[dict[str, Any]]:
         }
         for unit in range(model.num_units)
     ]
+
+
+def notes_of(spec: ModelSpec) -> list[str]:
+    """What is to be known of a user's own module, whose layers are compared with it as a run does
+    it, on samples that are made up. Raises ValueError where they would train otherwise."""
+    if not spec.custom:
+        return []
+    from workbench.methods.compared import made_up_rows, notes_of
+    from workbench.model import make_model
+
+    return notes_of(spec, make_model(spec), made_up_rows(spec), 0)
 
 
 def _told(part: Part) -> str:

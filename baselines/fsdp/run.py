@@ -98,7 +98,7 @@ class Training(Stepping):
         use_device_threads(self.device.type)
         if self.on_gpu:
             cap_device(self.device, spec.device_memory)
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.host_bytes = host_bytes(self.model, pinned=self.on_gpu)
         if spec.host_memory is not None and self.host_bytes > spec.host_memory:
             raise OutOfMemory(

@@ -65,13 +65,16 @@ class Training(Stepping):
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         use_rank_threads(self.device.type, spec.ranks)
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase("building the model")
         with self.meter:
             self.whole = self.model.whole(
-                seed=spec.seed, device=self.device, checkpoint=spec.activations != "keep"
+                seed=spec.seed,
+                device=self.device,
+                checkpoint=spec.activations != "keep",
+                undivided=True,
             )
             self.masters = self._split_masters()
             self.optimizer = self._optimizer()
@@ -110,6 +113,9 @@ class Training(Stepping):
 
     @torch.no_grad()
     def _update(self, lr: float) -> Tensor:
+        for weight in self.masters:
+            if weight.grad is None:  # no gradient reaches it, and it does not decay
+                weight.grad = torch.zeros_like(weight)
         norm = global_norm([weight.grad for weight in self.masters])
         if self.spec.dtype == "fp32":
             self.optimizer.step(lr, norm)

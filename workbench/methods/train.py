@@ -68,7 +68,7 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
 def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
     """Make the model and read the data before anything takes long, and so that of several ranks no
     two tokenize. Raises ValueError for what is wrong with either."""
-    model = make_model(spec.model)
+    model = make_model(spec.model, spec.seed)
     tell_of(model, spec, report)
     load_batches(spec, model, folder / "cache")
 
@@ -94,7 +94,7 @@ class Training:
         self.spec, self.plan, self.folder = spec, plan, folder
         self.device = resolve_device(spec.device)
         use_device_threads(self.device.type)
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.flats = [Flat.of(self.model, unit) for unit in range(self.model.num_units)]
         check_match(plan.schedule, self.flats, DTYPES[spec.dtype], spec)
         self.batches = load_batches(spec, self.model, folder / "cache")

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["ModelSpec", "make_model"]
 
 
-def make_model(spec: ModelSpec) -> LayeredModel:
-    """The model a spec describes. Holds no weights yet: `build` or `whole` make them.
+def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
+    """The model a spec describes. Holds no weights yet: `build` or `whole` make them. `seed`, of
+    the run, decides what a user's own module computes when it is made and keeps as buffers.
 
     Raises ValueError when the Hugging Face configuration a spec names is missing, malformed,
     changed since the spec was made, or when transformers is not installed.
@@ -30,7 +31,7 @@ def make_model(spec: ModelSpec) -> LayeredModel:
     if spec.decomposed:
         from workbench.model.families import make_decomposed
 
-        return make_decomposed(spec)
+        return make_decomposed(spec, seed)
     from workbench.model.hf import HFModel
 
     return HFModel.from_spec(spec)

@@ -15,12 +15,16 @@ unit of the kind whose weights are in the buffer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
+
+from workbench.model.frozen import touched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,11 @@ class Part:
         return (*self.shape[:at], samples * self.rows, *self.shape[at:])
 
 
+Written = Callable[[Any, "Tensor | None", Context], Tensor]
+"""(what the model takes, targets or None, context of unit 0) -> the mean loss of a micro-batch, an
+fp32 scalar; without targets what the model puts out."""
+
+
 class LayeredModel(ABC):
     """Structure and arithmetic of a model; the weights live in the modules it builds."""
 
@@ -76,6 +85,12 @@ class LayeredModel(ABC):
     """Labels the model tells apart, where that is known and labels may be anything."""
     couples: str = ""
     """What a sample gets from the others of its micro-batch, in words; empty where nothing."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether forward and backward passes are to take equal micro-batches, unless the user asks
+        for others, since samples depend on each other there, or nobody knows that they do not."""
+        return bool(self.couples)
 
     @property
     def compilable(self) -> bool:
@@ -137,6 +152,18 @@ class LayeredModel(ABC):
         """What flows into a unit from the one before, for samples of `seq` tokens. Where it is
         several tensors, `forward` takes and returns a tuple."""
         return (Part(shape=(seq, self.hidden)),)
+
+    def as_written(
+        self, units: Sequence[nn.Module], *, checkpoint: bool = False
+    ) -> Written | None:
+        """The model as its author wrote it, undivided, over the parameters and statistics of these
+        units, which are all of it; with `checkpoint` blocks are computed again in the backward
+        pass. None where the units are what was written."""
+        return None
+
+    def unreached(self, unit: int) -> frozenset[str]:
+        """Local names of the parameters that no gradient reaches."""
+        return frozenset()
 
     def kind(self, unit: int) -> str:
         """Units of one kind have equal shapes and can share one module."""
@@ -244,15 +271,17 @@ class LayeredModel(ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         checkpoint: bool = False,
+        undivided: bool = False,
     ) -> Whole:
-        """All units as one module, with the weights `build` gives each."""
+        """All units as one module, with the weights `build` gives each; `undivided` runs what its
+        author wrote in their place."""
         units = [
             self.build(unit, seed=seed, device=device, dtype=dtype)
             for unit in range(self.num_units)
         ]
         for (unit, name), (owner, owner_name) in self.tied().items():
             set_parameter(units[unit], name, units[owner].get_parameter(owner_name))
-        return Whole(self, units, seed=seed, checkpoint=checkpoint)
+        return Whole(self, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
 
 
 class Whole(nn.Module):
@@ -263,13 +292,20 @@ class Whole(nn.Module):
     """
 
     def __init__(
-        self, model: LayeredModel, units: list[nn.Module], *, seed: int, checkpoint: bool
+        self,
+        model: LayeredModel,
+        units: list[nn.Module],
+        *,
+        seed: int,
+        checkpoint: bool,
+        undivided: bool = False,
     ) -> None:
         super().__init__()
         self.layered = model
         self.units = units
         self.seed = seed
         self.checkpoint = checkpoint
+        self.written = model.as_written(units, checkpoint=checkpoint) if undivided else None
         for unit, module in enumerate(units):
             for path, part in model.parts(unit, module).items():
                 _graft(self, path, part)
@@ -303,12 +339,18 @@ class Whole(nn.Module):
         if samples is None:
             samples = tuple(range(step * rows, (step + 1) * rows))
         x = tokens
+        if self.written is not None:
+            first = Context(
+                seed=self.seed, step=step, unit=0, samples=samples, training=self.training
+            )
+            return self.written(x, targets, first)
         for unit, module in enumerate(self.units):
             ctx = Context(
                 seed=self.seed, step=step, unit=unit, samples=samples, training=self.training
             )
             if unit == self.layered.head:
                 x = self.layered.forward(unit, module, x, ctx, targets)
+                x = x if targets is None else touched(x, self._unreached())
             elif self.checkpoint and unit:
                 x = checkpointed(
                     self.layered.forward,
@@ -322,6 +364,16 @@ class Whole(nn.Module):
             else:
                 x = self.layered.forward(unit, module, x, ctx)
         return x
+
+
+    def _unreached(self) -> list[Tensor]:
+        """Parameters that autograd gives no gradient, though libraries wait for one."""
+        model = self.layered
+        return [
+            module.get_parameter(name)
+            for unit, module in enumerate(self.units)
+            for name in model.unreached(unit)
+        ]
 
 
 def set_parameter(module: nn.Module, name: str, value: Tensor) -> None:

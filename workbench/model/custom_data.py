@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.model.keys import permuted
+from workbench.model.drawn import generators
+from workbench.model.keys import key, permuted
 from workbench.model.text import Batches, Text
 
 HASHED = 16
@@ -100,7 +101,10 @@ class Samples:
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """What the model takes, the targets last, on the CPU. Raises ValueError for samples that
         are unlike each other, and for targets that cannot be."""
-        items = [item_of(self._items, self._position(sample)) for sample in samples]
+        items = [
+            item_of(self._items, self._position(sample), key(self._seed, "item", sample))
+            for sample in samples
+        ]
         try:
             rows = tuple(torch.stack(parts) for parts in zip(*items, strict=True))
         except (RuntimeError, ValueError) as error:
@@ -126,10 +130,11 @@ class Samples:
         return permuted(place, len(self._items), self._seed, "sample", epoch)
 
 
-def item_of(items: Any, at: int) -> tuple[Tensor, ...]:
-    """One sample. Raises ValueError where it is no tuple of inputs and a target, and for numbers
+def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
+    """One sample; what it draws of random numbers belongs to the seed. Raises ValueError where it is no tuple of inputs and a target, and for numbers
     that no model here computes with."""
-    item = items[at]
+    with generators(seed):
+        item = items[at]
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise ValueError(
             f"sample {at} is a {type(item).__name__}; it must be a tuple of what the model takes "

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
 from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
-from workbench.model.decompose import Layer, Undecomposed, decompose, from_list
+from workbench.model.decompose import Layer, ListOfLayers, Undecomposed, decompose, from_list
+from workbench.model.drawn import generators, unkeyed
 from workbench.model.frozen import thaw
-from workbench.model.keyed import make_keyed, unkeyed
+from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.refused import refuse
 from workbench.model.spec import ModelSpec
 from workbench.model.text import load_text
 
@@ -35,13 +37,14 @@ class Made:
 
 
 def make(spec: ModelSpec, seed: int) -> Made:
-    """What the spec's function makes after torch's generator was given a seed, which it is spared.
+    """What the spec's function makes after the generators of torch, numpy and Python were given a
+    seed; they are left as they were.
 
-    Raises ValueError where it fails, or gives something else than a module.
+    Raises ValueError where it fails, gives something else than a module, or a module that does what
+    layers could not (refused.py).
     """
     function = function_of(spec.family, spec.config_digest)
-    with torch.random.fork_rng(devices=[]), importing():
-        torch.manual_seed(seed)
+    with generators(seed), importing():
         try:
             made = function(spec)
         except Exception as error:
@@ -59,12 +62,14 @@ def make(spec: ModelSpec, seed: int) -> Made:
         raise ValueError(
             f"{spec.family} gave {_kind(samples)} as samples; they need a length and an index"
         )
-    return Made(module=nn.Sequential(*module) if listed else module, listed=listed, samples=samples)
+    module = ListOfLayers(*module) if listed else module
+    refuse(module, spec.family)
+    return Made(module=module, listed=listed, samples=samples)
 
 
-def make_layered(spec: ModelSpec) -> Decomposed:
+def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
     """The layered model of a spec; it holds no weights, but for what else a module computed."""
-    made = make(spec, 0)
+    made = make(spec, seed)
     module = make_keyed(made.module.train())
     frozen = thaw(module)
     *inputs, targets = _rows(spec, made, EXAMPLE)
@@ -82,12 +87,15 @@ def make_layered(spec: ModelSpec) -> Decomposed:
         )
     _empty(layers)
     model = Decomposed(
+        module,
         layers,
         _Weights(spec, layers),
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
+        targets=targets,
         frozen=frozen,
+        foreign=True,
     )
     model.classes = classes_of(model.output, targets, spec.family)
     return model

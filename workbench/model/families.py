@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from workbench.model import bert, custom_model, vision
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
-from workbench.model.keyed import make_keyed, unkeyed
+from workbench.model.drawn import unkeyed
+from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import FolderPictures, SyntheticPictures
@@ -59,11 +60,11 @@ class Family:
     """``load(spec, source, tokenizer, seed, cache)``."""
 
 
-def make_decomposed(spec: ModelSpec) -> Decomposed:
-    """The layered model of a spec; no weights are made. Raises ValueError for sizes that a family
+def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
+    """The layered model of a spec, its buffers those of the seed; no weights are made. Raises ValueError for sizes that a family
     does not have."""
     if spec.custom:
-        return custom_model.make_layered(spec)
+        return custom_model.make_layered(spec, seed)
     family = FAMILIES[spec.family]
     with torch.device("meta"):
         model = make_keyed(family.make(spec))
@@ -71,11 +72,13 @@ def make_decomposed(spec: ModelSpec) -> Decomposed:
     with unkeyed():
         layers = decompose(model, example, criterion=cross_entropy)
     made = Decomposed(
+        model,
         layers,
         lambda module, unit, seed: family.initialize(module, unit=unit, seed=seed),
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
+        targets=torch.zeros(EXAMPLE, dtype=torch.int64),
     )
     if made.num_units != spec.units:
         raise ValueError(

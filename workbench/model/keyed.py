@@ -2,9 +2,9 @@
 
 A layer that visits a device runs forward twice, and a minibatch passes it in parts. `nn.Dropout`
 would draw other masks the second time, and BatchNorm would count its statistics twice. Their
-counterparts here ask what is running (`running`): masks belong to seed, step, sample, layer and
-place (dropout.py), and running statistics are updated by the pass that is differentiated, the one
-that happens once for each micro-batch whatever the method.
+counterparts here ask what is running (drawn.py): masks belong to seed, step, sample and place, and
+running statistics are updated by the pass that is differentiated, the one that happens once for
+each micro-batch whatever the method.
 
 The statistics that BatchNorm normalizes with are those of a micro-batch, as everywhere: a minibatch
 divided otherwise is another training.
@@ -12,102 +12,88 @@ divided otherwise is another training.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from workbench.model.base import Context
-from workbench.model.dropout import dropout
+from workbench.model.drawn import Seen, current, filled, is_looked_at
 
-_RUNNING = threading.local()
-
-
-class _Unkeyed:
-    """Runs instead of a context where nothing is trained."""
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-_UNKEYED = _Unkeyed()
-
-
-@contextmanager
-def running(ctx: Context | _Unkeyed) -> Iterator[None]:
-    """Say what the modules called inside, in this thread, run."""
-    before = getattr(_RUNNING, "ctx", None)
-    _RUNNING.ctx = ctx
-    try:
-        yield
-    finally:
-        _RUNNING.ctx = before
-
-
-def unkeyed() -> AbstractContextManager[None]:
-    """Say that a model is only looked at: dropout inside, in this thread, is torch's own."""
-    return running(_UNKEYED)
-
-
-class KeyedDropout(nn.Module):
-    """`nn.Dropout` whose masks belong to the samples; the first dimension counts them."""
-
-    def __init__(self, p: float, site: str) -> None:
-        super().__init__()
-        self.p, self.site = p, site
+class KeyedDropout(nn.Dropout):
+    """`nn.Dropout` whose masks belong to the samples."""
 
     def forward(self, x: Tensor) -> Tensor:
-        ctx = getattr(_RUNNING, "ctx", None)
-        if ctx is _UNKEYED:
+        if is_looked_at():
             return F.dropout(x, self.p, self.training)
-        if self.p == 0.0 or not self.training or (ctx is not None and not ctx.training):
+        running = current()
+        if self.p == 0.0 or not self.training or (running and not running.ctx.training):
             return x
-        if ctx is None:
-            raise ValueError(f"dropout {self.site!r} does not know what samples it is called with")
-        return dropout(x, self.p, ctx, self.site)
+        if running is None:
+            raise ValueError("a dropout module does not know what samples it is called with")
+        if isinstance(running, Seen):
+            running.shapes.append((x.shape, True, False))
+            return x
+        if self.p == 1.0:
+            running.next_draw(x.shape, hidden=False)
+            return x * 0.0
+        kept = filled(
+            torch.empty(x.shape, dtype=torch.bool, device=x.device),
+            lambda row, generator: row.bernoulli_(1.0 - self.p, generator=generator),
+            hidden=False,
+        )
+        return x * kept * (1.0 / (1.0 - self.p))
 
 
-class OnceNorm(nn.Module):
-    """BatchNorm whose running statistics see each micro-batch once. Names are BatchNorm's own."""
+class OnceNorm(_BatchNorm):
+    """BatchNorm whose running statistics see each micro-batch once, at each call in a pass. Names
+    are BatchNorm's own."""
 
-    def __init__(self, of: _BatchNorm) -> None:
-        super().__init__()
-        self.eps, self.momentum = of.eps, of.momentum
-        self._counted: tuple[int, tuple[int, ...]] | None = None
-        """The micro-batch that was counted last: a checkpoint's repetition of it is not."""
-        for name in ("weight", "bias"):
-            self.register_parameter(name, getattr(of, name))
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(of, name))
+    _counted: tuple[object, int] = (None, 0)
+    """The micro-batch that was counted last, and the calls of its pass: a repetition of them, as
+    by a checkpoint, is not counted."""
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
         own = (self.running_mean, self.running_var)
         if not self.training:
             batchwise = self.running_mean is None
             return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
-        ctx = getattr(_RUNNING, "ctx", None)
-        micro_batch = None if ctx in (None, _UNKEYED) else (ctx.step, ctx.samples)
-        counts = torch.is_grad_enabled() and self.running_mean is not None
-        counts = counts and (micro_batch is None or micro_batch != self._counted)
+        counts = torch.is_grad_enabled() and self.running_mean is not None and self._is_new()
         rate = self.momentum
         if counts:
-            self._counted = micro_batch
             self.num_batches_tracked.add_(1)
             if rate is None:
                 rate = 1.0 / float(self.num_batches_tracked)
-        if not counts:  # autograd keeps as many tensors as the first time, or a checkpoint objects
+        else:  # autograd keeps as many tensors as the first time, or a checkpoint objects
             own = tuple(None if t is None else t.clone() for t in own)
         return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
 
+    def _is_new(self) -> bool:
+        """Whether this call of a pass with gradients is the first of its kind."""
+        running = current()
+        if running is None:
+            return True
+        call = running.calls[id(self)] = running.calls.get(id(self), 0) + 1
+        micro_batch = running.ctx.step, running.ctx.samples
+        counted = self._counted[1] if self._counted[0] == micro_batch else 0
+        if call <= counted:
+            return False
+        self._counted = micro_batch, call
+        return True
+
+
+ONCE = {norm: type(f"Once{norm.__name__}", (OnceNorm, norm), {}) for norm in NORMS}
+
 
 def make_keyed(model: nn.Module) -> nn.Module:
-    """Put these in the place of a model's dropout and BatchNorm modules; gives the model back."""
-    for path, module in list(model.named_modules()):
-        for name, child in module.named_children():
-            place = f"{path}.{name}" if path else name
-            if type(child) is nn.Dropout:
-                setattr(module, name, KeyedDropout(child.p, place))
-            elif isinstance(child, _BatchNorm):
-                setattr(module, name, OnceNorm(child))
+    """Have a model's dropout and BatchNorm modules do so; they stay the objects that they are, with
+    their hooks. Gives the model back."""
+    for module in model.modules():
+        if type(module) is nn.Dropout:
+            module.__class__ = KeyedDropout
+        elif type(module) in ONCE:
+            module.__class__ = ONCE[type(module)]
     return model

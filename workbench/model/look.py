@@ -13,7 +13,9 @@ nothing of another.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Container
+from contextlib import ExitStack
 from math import prod
 from typing import Any, NamedTuple
 
@@ -27,16 +29,13 @@ from workbench.model.base import Context, set_parameter
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.program import Program, flatten
-from workbench.model.decompose.record import Dice
-from workbench.model.keyed import running
+from workbench.model.drawn import Draw, Seen, draws_of, drawing
 
-SAMPLES = 2
+SAMPLES, MORE = 2, 3
 FOLLOWS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 NUMPY = "meta device type tensor to numpy"
 """In the error of code that looks at values where no function of torch's shows it."""
 WEIGHT_STD = 0.02
-NOTHING_DROPPED = Context(seed=0, step=0, unit=0, samples=(0, 1), training=False)
-
 
 COUNTED = {
     torch.ops.aten._grouped_mm: lambda one, other, *_, **__: 2 * prod(one) * other[-1],
@@ -47,12 +46,14 @@ COUNTED = {
 class Look(NamedTuple):
     flops: float
     """Of one sample."""
-    draws: bool
-    """Whether it draws random numbers otherwise than by keyed dropout."""
+    draws: tuple[Draw, ...]
+    """Where it draws random numbers in training, in order."""
     device: str
     """``meta``, or ``cpu`` for a layer that runs on values only."""
     outputs: tuple[Tensor, ...]
     """What it puts out for two samples, on the meta device."""
+    did: str
+    """Its operations, and on which of its tensors and numbers: layers that do alike are alike."""
 
 
 def look_at(layer: Layer) -> Look:
@@ -91,24 +92,37 @@ class _Failed(Exception):
 
 
 def _look(layer: Layer, device: str) -> Look:
-    counter, dice, asks = (
-        FlopCounterMode(display=False, custom_mapping=COUNTED),
-        Dice(),
-        _Asks(device),
-    )
-    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-        module = _copy(layer.module, device)
+    counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
+    did = _Did()
+    made, drawn = _ran(layer, device, SAMPLES, counter, did)
+    draws: tuple[Draw, ...] = ()
+    if drawn.shapes:
+        _, more = _ran(layer, device, MORE)
+        try:
+            draws = draws_of(drawn, more)
+        except ValueError as error:
+            raise _refusal(layer, str(error)) from error
+    flops = max(1.0, counter.get_total_flops() / SAMPLES)
+    return Look(flops, draws, device, tuple(tensor.to("meta") for tensor in made), did.digest())
+
+
+def _ran(
+    layer: Layer, device: str, samples: int, *watching: TorchDispatchMode
+) -> tuple[tuple[Tensor, ...], Seen]:
+    """What a layer puts out for so many samples, and what it drew."""
+    asks, seen = _Asks(device), Seen(Context(seed=0, step=0, unit=0, samples=(0,) * samples))
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        module = blank_copy(layer.module, device)
         written = _Written(module, layer.state)  # others are caches
-        inputs = [
-            _filled(torch.empty(value.full_shape(SAMPLES), dtype=value.dtype, device=device))
-            for value in layer.inputs
-        ]
+        inputs = blank_inputs(layer, samples, device)
         failed = None
         try:
-            with torch.no_grad(), running(NOTHING_DROPPED), counter, dice, asks:
-                made = module(*inputs)
+            for mode in (torch.no_grad(), drawing(seen), *watching, asks):
+                stack.enter_context(mode)
+            made = module(*inputs)
         except Exception as error:  # whatever it raises
             failed = error
+        stack.close()
     if asks.asked or NUMPY in str(failed):
         said = f" ({_said(failed)})" if failed else ""
         why = f"it asks for values, which are not known before it runs{said}"
@@ -123,11 +137,10 @@ def _look(layer: Layer, device: str) -> Look:
             "repeated, and parts of a batch are on several ranks. The statistics of BatchNorm are "
             "what is kept"
         )
-    flops = max(1.0, counter.get_total_flops() / SAMPLES)
-    return Look(flops, dice.thrown, device, tuple(tensor.to("meta") for tensor in made))
+    return made, seen
 
 
-def _copy(module: Program, device: str) -> Program:
+def blank_copy(module: Program, device: str) -> Program:
     """The module without its criterion, its weights random numbers where there are numbers."""
     module = copy.deepcopy(module).train()
     module.criterion = None
@@ -140,6 +153,14 @@ def _copy(module: Program, device: str) -> Program:
             nn.init.normal_(found[id(old)], std=WEIGHT_STD)
         set_parameter(module, name, found[id(old)])
     return module
+
+
+def blank_inputs(layer: Layer, samples: int, device: str) -> list[Tensor]:
+    """Something for a layer to take."""
+    return [
+        _filled(torch.empty(value.full_shape(samples), dtype=value.dtype, device=device))
+        for value in layer.inputs
+    ]
 
 
 def _filled(tensor: Tensor) -> Tensor:
@@ -167,21 +188,54 @@ def _refusal(layer: Layer, why: str) -> ValueError:
     return ValueError(f"layer {layer.index}, {layer.name!r}: {why}")
 
 
+class _Did(TorchDispatchMode):
+    """Notes operations; tensors are numbered in the order in which they appear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._noted = hashlib.sha256()
+        self._numbers: dict[int, int] = {}
+        self._held: list[Tensor] = []  # an id means nothing once its tensor is gone
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given, form = flatten((args, kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        made, _ = flatten(out)
+        self._noted.update(f"{func} {form} {[*map(self._name, given + made)]}".encode())
+        return out
+
+    def _name(self, leaf: Any) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in self._numbers:
+            self._numbers[id(leaf)] = len(self._held)
+            self._held.append(leaf)
+        return self._numbers[id(leaf)], tuple(leaf.shape), leaf.dtype
+
+    def digest(self) -> str:
+        return self._noted.hexdigest()
+
+
 class _Asks(TorchDispatchMode):
     """Notices functions whose results' sizes, or what is done with them, follow values: those of
-    tensors on the meta device, or of any on another, where nobody knows what they came from."""
+    tensors on the meta device, or of any on another, where nobody knows what they came from; and
+    of what was made of random numbers, wherever it is."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device, self.asked = device, False
+        self._random: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        drawn = any(id(tensor) in self._random for tensor in tensors)
         if not self.asked and _follows_values(func, args, kwargs):
-            leaves, _ = flatten((args, kwargs))
-            tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
-            self.asked = any(tensor.device.type == self._device for tensor in tensors)
-        return func(*args, **kwargs)
+            self.asked = drawn or any(tensor.device.type == self._device for tensor in tensors)
+        out = func(*args, **kwargs)
+        if drawn or torch.Tag.nondeterministic_seeded in func.tags:
+            self._random |= {id(leaf): leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)}
+        return out
 
 
 def _follows_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from workbench.model.base import Context, LayeredModel, Part
+from workbench.model.base import Context, LayeredModel, Part, Written
 from workbench.model.decompose import UNREAD, Layer
-from workbench.model.dropout import seeded
+from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
-from workbench.model.keyed import OnceNorm, running
-from workbench.model.keys import key
+from workbench.model.keyed import OnceNorm
 from workbench.model.look import Look, look_at
+from workbench.model.reach import unreached
+from workbench.model.written import AsWritten
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Initialize = Callable[[nn.Module, int, int], None]
 """Writes initial weights into a layer, of a number, for a seed."""
 
@@ -32,26 +34,30 @@ class Decomposed(LayeredModel):
 
     def __init__(
         self,
+        module: nn.Module,
         layers: list[Layer],
         initialize: Initialize,
         *,
         hidden: int,
         vocab: int,
         max_seq: int,
+        targets: Tensor,
         frozen: Collection[str] = (),
+        foreign: bool = False,
     ) -> None:
-        """`layers` end with the loss; `frozen` are names of what is not trained (frozen.py), which
-        asks for gradients like the rest. Raises ValueError for parameters that ask for none or that
-        no layer reads, and for what no method here can do exactly."""
-        self._units, self._initialize = layers, initialize
+        """`layers` are those of `module`, and end with the loss; `targets` of two samples are an
+        example; `frozen` are names of what is not trained (frozen.py), which asks for gradients
+        like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises ValueError for
+        parameters that ask for none, and for what no method here can do exactly."""
+        self.foreign = foreign
+        self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
             for name, parameter in layer.module.named_parameters():
-                unread = name in layer.idle and name not in layer.shared
-                if unread or not parameter.requires_grad:
-                    why = "no layer reads it" if unread else "it asks for no gradient"
+                if not parameter.requires_grad:
                     raise ValueError(
-                        f"parameter {layer.state.get(name, name)!r} cannot be trained: {why}"
+                        f"parameter {layer.state.get(name, name)!r} cannot be trained: it asks for "
+                        "no gradient"
                     )
                 if parameter.dtype != torch.float32:
                     raise ValueError(
@@ -60,19 +66,28 @@ class Decomposed(LayeredModel):
                         "asked to"
                     )
 
+        self.frozen = frozenset(frozen)
         self.output: Any = None
         """What the model puts out for two samples, on the meta device."""
         self._frozen = [
             tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
             for layer in layers
         ]
-        self._looks = self._look_at_kinds()
+        self._kinds, self._looks = self._look_at_units()
+        of_units = [self._looks[kind].draws for kind in self._kinds]
+        self.draws: list[Draw] = [draw for draws in of_units for draw in draws]
+        """All draws of the model, by their places."""
+        self._places = [0, *accumulate(len(draws) for draws in of_units)]
+        devices = [self._looks[kind].device for kind in self._kinds]
+        self._unreached = unreached(layers, self._kinds, devices, targets)
 
     def skeleton(self, unit: int) -> nn.Module:
         with unset_fake_temporarily():  # buffers cannot be copied there
             module = copy.deepcopy(self._units[unit].module)
             for part in module.modules():
                 if isinstance(part, OnceNorm) and part.running_mean is not None:
+                    if not part.running_mean.is_meta:
+                        continue
                     part.running_mean = torch.zeros_like(part.running_mean, device="cpu")
                     part.running_var = torch.ones_like(part.running_var, device="cpu")
                     part.num_batches_tracked = torch.tensor(0)
@@ -128,51 +143,41 @@ class Decomposed(LayeredModel):
     ) -> Tensor | tuple[Tensor, ...]:
         """Run a unit; what it takes and puts out is its `boundary`, of the last one the loss."""
         inputs = x if isinstance(x, tuple) else (x,)
-        module.train(ctx.training)
-        drawing, frozen = self._drawing(unit, inputs[0].device, ctx), self._frozen[unit]
-        with running(ctx), drawing, held(module, frozen):
+        if module.training != ctx.training:
+            module.train(ctx.training)
+        own = self.draws[: self._places[unit + 1]]
+        with drawing(Pass(ctx, own, self._places[unit])), held(module, self._frozen[unit]):
             if unit == self.head:
                 return module(*inputs, targets=targets)[0].float()
             made = module(*inputs)
         return made if len(made) > 1 else made[0]
 
-    def decays(self, unit: int, local_name: str) -> bool:
-        return local_name not in self._frozen[unit] and super().decays(unit, local_name)
+    def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written:
+        paths = [layer.name for layer in self._units[1:-1]] if checkpoint else []
+        return AsWritten(self, self._module, units, self._units[-1].module.criterion, paths)
 
-    def _drawing(
-        self, unit: int, device: torch.device, ctx: Context
-    ) -> AbstractContextManager[None]:
-        """Numbers that a unit draws by itself belong to the micro-batch, so that a repetition draws
-        the same; those of keyed dropout belong to each sample."""
-        if not ctx.training or not self._looks[self.kind(unit)].draws:
-            return nullcontext()
-        return seeded(device, key(ctx.seed, "drawn", ctx.step, ctx.samples[0], ctx.unit))
+    def unreached(self, unit: int) -> frozenset[str]:
+        return self._unreached[unit]
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        untrained = {*self._frozen[unit], *self._unreached[unit]}
+        return local_name not in untrained and super().decays(unit, local_name)
+
+    @property
+    def alike(self) -> bool:
+        return self.foreign or bool(self.couples)
 
     @cached_property
     def couples(self) -> str:
         parts = (part for layer in self._units for part in layer.module.modules())
-        if any(isinstance(part, OnceNorm) for part in parts):
+        if any(isinstance(part, OnceNorm) and part.training for part in parts):
             return "BatchNorm takes its statistics from a micro-batch"
-        if any(look.draws for look in self._looks.values()):
+        if any(draw.whole for draw in self.draws):
             return "a layer draws random numbers for a whole micro-batch"
         return ""
 
     def kind(self, unit: int) -> str:
         return self._kinds[unit]
-
-    @cached_property
-    def _kinds(self) -> list[str]:
-        """Units are alike when they make the same calls on the same shapes; a kind is named after
-        the first of them."""
-        first: dict[Any, str] = {}
-        kinds = []
-        for layer in self._units:
-            signature = _signature(layer), self._frozen[layer.index]
-            if signature not in first:  # a module that is called twice may see other shapes then
-                taken = layer.name in first.values()
-                first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
-            kinds.append(first[signature])
-        return kinds
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
         return batch * self._looks[self.kind(unit)].flops
@@ -181,19 +186,29 @@ class Decomposed(LayeredModel):
         """Where a unit runs without the data's values: ``meta``, or ``cpu`` if it needs some."""
         return self._looks[self.kind(unit)].device
 
-    def _look_at_kinds(self) -> dict[str, Look]:
-        """What kinds of units do, seen without weights. Not left for later: what is made
-        meanwhile would be counted as memory of a pass."""
-        found: dict[str, Look] = {}
-        at_home: dict[str, bool] = {}
+    def _look_at_units(self) -> tuple[list[str], dict[str, Look]]:
+        """The kind of each unit, and what kinds do, seen without weights. Units are of one kind
+        that do the same operations on the same shapes; it is named after the first of them. Not
+        left for later: what is made meanwhile would be counted as memory of a pass."""
+        kinds: list[str] = []
+        looks: dict[str, Look] = {}
+        seen: dict[Any, tuple[Look, bool]] = {}
+        first: dict[Any, str] = {}
         for layer in self._units:
-            kind = self.kind(layer.index)
-            if kind not in found:
-                found[kind], at_home[kind] = look_at(layer), layer.module.plan.at_home
-            layer.module.plan.at_home = at_home[kind]
+            plan, own = layer.module.plan, _signature(layer)
+            attributes = own if (written := _attributes(layer)) is None else (own, written)
+            if written is None or attributes not in seen:
+                seen[attributes] = look_at(layer), plan.at_home
+            look, plan.at_home = seen[attributes]
+            signature = own, self._frozen[layer.index], look.did
+            if signature not in first:  # a module that is called twice may see other shapes then
+                taken = layer.name in looks
+                first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
+                looks[first[signature]] = look
+            kinds.append(first[signature])
             if layer.index == self.head:
-                self.output = layer.module.restore(found[kind].outputs)
-        return found
+                self.output = layer.module.restore(look.outputs)
+        return kinds, looks
 
 
 def _parameters(layer: Layer) -> list[str]:
@@ -210,17 +225,35 @@ def _signature(layer: Layer) -> Any:
         (name, tuple(parameter.shape), layer.shared.get(name))
         for name, parameter in layer.module.named_parameters(remove_duplicate=False)
     ]
-    children = [str(child) for child in layer.module.children()]
+    children = [type(child) for child in layer.module.modules()]
     calls = [
         (call.target if callable(call.target) else layer.module.slots[call.target], call.results)
         for call in plan.calls
     ]
-    chances = [  # such as how much a block drops, which may be nothing: it draws nothing then
-        (path, name, value)
-        for path, part in layer.module.named_modules()
-        for name, value in vars(part).items()
-        if isinstance(value, float | bool)
-    ]
     inputs = [(v.shape, v.dtype, v.differentiable) for v in layer.inputs]
     outputs = [(v.shape, v.dtype, v.differentiable) for v in layer.outputs]
-    return str((own, children, chances, [(str(t), len(r)) for t, r in calls], inputs, outputs))
+    return str((own, children, [(str(t), len(r)) for t, r in calls], inputs, outputs))
+
+
+def _attributes(layer: Layer) -> str | None:
+    """All that modules of a layer have as plain attributes: layers with equal ones do alike. None
+    where something among them cannot be told from its words, such as a function."""
+    found = []
+    for path, part in layer.module.named_modules():
+        for name, value in vars(part).items():
+            if name in HOOKS and value:
+                return None
+            if name.startswith("_") or name in ("plan", "slots", "criterion", "training"):
+                continue
+            if not _is_plain(value):
+                return None
+            found.append((path, name, value))
+    return str(found)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    return isinstance(value, int | float | str | torch.dtype | None)

@@ -40,6 +40,9 @@ CANCELLED_EXIT = 128 + signal.SIGTERM
 STORE_EXIT = 74
 """The results folder could not be written; EX_IOERR of sysexits."""
 
+COMPARED = "workbench.methods.compared"
+"""Has what is asked of a user's own module before any method trains it."""
+
 TEARDOWN_S = 20
 """After the record is written, how long library threads and destructors may take before a hard
 exit."""
@@ -101,6 +104,8 @@ def main(folder: Path) -> int:
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
+        if spec.model.custom:
+            import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()
         status: Status = "ok"

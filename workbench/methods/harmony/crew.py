@@ -65,7 +65,7 @@ class Crew:
         or one that breaks a rule, and OutOfMemory where the host has no room."""
         self.spec, self.schedule, self.folder = spec, schedule, folder / "ranks"
         self._process, self._limits, self._device = process, limits, device
-        self.model = make_model(spec.model)
+        self.model = make_model(spec.model, spec.seed)
         self.layouts = layouts_of(self.model)
         check_ranks_match(schedule, self.layouts, DTYPES[spec.dtype], spec)
         _check_rules(schedule)

@@ -78,12 +78,12 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         guesses=spec.clipping != "wait",
         sure=spec.clipping == "speculate",
         recorded_below_s=recorded_below_s(spec, profile.hardware),
-        forward_size=forward_size or (backward_size if model.couples else None),
-        backward_size=backward_size or (forward_size if model.couples else None),
+        forward_size=forward_size or (backward_size if model.alike else None),
+        backward_size=backward_size or (forward_size if model.alike else None),
         largest_forward=limits.forward if limits else known,
         largest_backward=limits.backward if limits else known,
         smallest=limits.smallest if limits else 1,
-        alike=bool(model.couples) and (forward_size is None or backward_size is None),
+        alike=model.alike and (forward_size is None or backward_size is None),
     )
     less = setting.device_bytes - Budgets.launched(spec, profile)
     launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
@@ -166,11 +166,18 @@ def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
         yield PUBLISHED_RULES
     if found.in_part:
         yield IN_PART
-    if model.couples and packs.forward_size != packs.backward_size:
-        yield (
-            f"micro-batches are {packs.forward_size} samples forward and {packs.backward_size} "
-            f"backward, as asked, and {model.couples}: this is not the training of other methods"
-        )
+    if model.alike and packs.forward_size != packs.backward_size:
+        sizes = f"{packs.forward_size} samples forward and {packs.backward_size} backward"
+        if model.couples:
+            yield (
+                f"micro-batches are {sizes}, as asked, and {model.couples}: this is not the "
+                "training of other methods"
+            )
+        else:
+            yield (
+                f"micro-batches are {sizes}, as asked: where samples of the module depend on each "
+                "other, this is not the training of other methods"
+            )
 
 
 def server_of(profile: Profile, spec: RunSpec) -> Server:

@@ -47,7 +47,7 @@ def main(folder: Path, number: int, perturb: Perturb | None = None) -> int:
         board.come(Stage.HERE)
         device = _device(order["device"], number, schedule.num_ranks)
         _meet(folder, device, number, schedule)
-        model = make_model(spec.model)
+        model = make_model(spec.model, spec.seed)
         rank = Rank(
             spec,
             schedule,

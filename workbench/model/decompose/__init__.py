@@ -25,6 +25,7 @@ from workbench.model.decompose.program import Program, State
 __all__ = [
     "UNREAD",
     "Layer",
+    "ListOfLayers",
     "Undecomposed",
     "Value",
     "decompose",
@@ -91,6 +92,8 @@ def from_list(
 
 
 class ListOfLayers(nn.Sequential):
+    """Modules that are called one after another; a tuple is the arguments of the next."""
+
     def forward(self, *inputs: Any) -> Any:
         for module in self:
             out = module(*inputs)
@@ -112,7 +115,7 @@ def _decompose(
     if isinstance(criterion, nn.Module) and has_weights(criterion):
         raise ValueError("a criterion with parameters cannot be added: make it part of the model")
     trace, mode = record(model, args, kwargs, blocks, grow=grow)
-    programs = []
+    programs, modes = [], _modes(model)
     pieces = cut(trace, blocks, model)
     for piece in pieces:
         piece.plan.mode = mode
@@ -124,11 +127,26 @@ def _decompose(
             {key: trace.tensors[key] for key in keys},
         )
         program.training = model.training
+        program.modes = {
+            path: modes[part] for path, part in program.named_modules() if part in modes
+        }
         programs.append(program)
     if criterion is not None:
         programs[-1].criterion = criterion
         pieces[-1].outputs = (Value("loss", (), torch.float32, True, None),)
     return _named(pieces, programs, named)
+
+
+def _modes(model: nn.Module) -> dict[nn.Module, tuple[bool, bool]]:
+    """Modules that are in another mode than the model after its own `train` and `eval`, and in
+    which; both are called."""
+    before = {part: part.training for part in model.modules()}
+    training = {part: part.training for part in model.train().modules()}
+    evaluating = {part: part.training for part in model.eval().modules()}
+    for part, mode in before.items():
+        part.training = mode
+    both = {part: (training[part], evaluating[part]) for part in before}
+    return {part: pair for part, pair in both.items() if pair != (True, False)}
 
 
 def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> list[Layer]:

@@ -254,6 +254,9 @@ class Program(nn.Module):
         super().__init__()
         self.plan = plan
         self.criterion: Callable | None = None
+        self.modes: dict[str, tuple[bool, bool]] = {}
+        """Submodules that the model's own `train` leaves in another mode than the model's: path
+        here -> whether one trains while the model does, and while it does not."""
         self.slots: dict[str, str] = {}
         for path, part in parts.items():
             self.add_module(self._slot(path), part)
@@ -271,6 +274,12 @@ class Program(nn.Module):
         else:
             self.register_buffer(local, tensor, persistent=False)
         return local
+
+    def train(self, mode: bool = True) -> Program:
+        super().train(mode)
+        for path, kept in self.modes.items():
+            self.get_submodule(path).training = kept[0] if mode else kept[1]
+        return self
 
     def forward(self, *inputs: Tensor, targets: Any = None) -> tuple[Tensor, ...]:
         plan = self.plan

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -62,6 +63,8 @@ BY_SHAPE = {
 
 
 OWN_FUNCTION = "it uses an autograd function of its own outside of its blocks"
+HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+GRADIENTS = ("backward", "grad")
 
 
 class Refusal(Exception):
@@ -140,6 +143,7 @@ class Recorder(TorchFunctionMode):
         self.fakes, self.states, self.compute = fakes, states, compute
         self.numbers: dict[int, int] = {}
         self.tensors: list[Tensor] = []  # by number
+        self.makers: list[Any] = []  # of each, what autograd calls to pass its gradient on
         self.captured: list[Tensor] = []  # an id means nothing once its tensor is gone
         self.twins: dict[int, tuple[Tensor, Tensor]] = {}
         self.homes: dict[int, int] = {}  # storage -> storage that it stands for
@@ -156,6 +160,10 @@ class Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") == "__set__":
             raise Refusal(f"it sets {func.__self__.__name__!r} of a tensor")
+        if getattr(func, "__name__", "") in HOOKS:
+            raise Refusal(f"it calls {func.__name__!r} of a tensor outside of its blocks")
+        if getattr(func, "__name__", "") in GRADIENTS and callable(func):
+            raise Refusal("it takes gradients outside of its blocks")
         if func in _device_constructors() and (kwargs or {}).get("device") is None:
             kwargs = {**(kwargs or {}), "device": torch.device("cpu")}  # wherever the layer runs
         return self.call(func, func, args, kwargs or {})
@@ -285,9 +293,14 @@ class Recorder(TorchFunctionMode):
         return State(key)
 
     def _is_foreign(self, tensor: Tensor) -> bool:
-        """Whether something unseen gave the tensor a gradient, or took it away."""
+        """Whether something unseen gave the tensor a gradient, or took it away, or has another way
+        for it."""
         number = self.numbers.get(id(tensor))
-        return number is not None and self.trace.grads[number][-1][1] != tensor.requires_grad
+        if number is None:
+            return False
+        made = self.makers[number]
+        own = made is not tensor.grad_fn and isinstance(tensor.grad_fn, BackwardCFunction)
+        return own or self.trace.grads[number][-1][1] != tensor.requires_grad
 
     def put_out(self, out: Any) -> None:
         """Note the model's output."""
@@ -309,6 +322,7 @@ class Recorder(TorchFunctionMode):
     def _number(self, tensor: Tensor, name: str, index: int) -> int:
         number = self.numbers[id(tensor)] = len(self.trace.names)
         self.tensors.append(tensor)
+        self.makers.append(tensor.grad_fn)
         self.trace.names.append(name or "output")
         self.trace.shapes.append(tuple(tensor.shape))
         self.trace.dtypes.append(tensor.dtype)

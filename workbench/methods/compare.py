@@ -1,0 +1,222 @@
+"""The layers of a module against the module as its author wrote it, before a run trains either.
+
+The module runs on the first samples of the run, and so do its layers, the way that runtimes run
+them: forward without gradients, then each layer once more for its backward pass, on tensors that
+are cut from the graph. Loss, every gradient and BatchNorm's statistics are compared, twice. Then
+the module runs as the first time again, which shows whether a pass leaves something behind that the
+next one reads. All of it is on the CPU in fp32 and on copies, so that nobody has called the run's
+own module before the run does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workbench.model.base import Context, LayeredModel, Whole
+from workbench.runtime.statistics import undivided
+
+SAMPLES = 4
+"""Compared at most."""
+CLOSE = 1e-6
+"""Relative to the tensor's norm: a gradient of several layers may be added up in another order."""
+APART = 1e-3
+"""Relative difference of a batch's gradients and those of its halves from which on samples are said
+to depend on each other; sums over fewer samples round otherwise."""
+
+Rows = Sequence[Tensor]
+"""Inputs, the targets last."""
+Seen = dict[str, Tensor]
+"""What a pass leaves: the loss, gradients and statistics by their names."""
+
+
+def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> list[str]:
+    """Notes for people; `again` is the model made once more from the seed. Raises ValueError, one sentence, where the layers would not train as the
+    module does, with the first tensor that differs and the likely reason."""
+    samples = tuple(range(len(rows[-1])))
+    first, second = (Context(seed=seed, step=step, unit=0, samples=samples) for step in range(2))
+    written, layers = model.whole(seed=seed, undivided=True), again.whole(seed=seed)
+    if written.written is None:
+        return []
+    _same(
+        _state(written),
+        _state(layers),
+        "made twice from one seed, the module holds other numbers: {name!r} differs; draw them "
+        "from the generators of torch, numpy or Python",
+    )
+    states = _generators()
+    wanted = [_by_author(written, rows, first)]
+    before = _attributes(written)
+    wanted.append(_by_author(written, rows, second))
+    _refuse_changes(before, _attributes(written))
+    if _generators() != states:
+        raise ValueError(
+            "the module draws from numpy's or Python's generator in forward passes, which are "
+            "repeated here and would draw other numbers; draw from torch's"
+        )
+    again = _by_author(written, rows, first)
+    _same(
+        {name: again[name] for name in wanted[0] if not name.startswith(STATISTIC)},
+        wanted[0],
+        "a forward pass of the module leaves something behind that the next one reads: {name!r} is "
+        "another after the same samples ({relative:.0e} relative)" + _suspects(before, written),
+    )
+    for ctx, expected in zip((first, second), wanted, strict=True):
+        _same(
+            _by_layers(layers, rows, ctx),
+            expected,
+            "cut into layers the module would train otherwise than by itself: {name!r} differs "
+            "({relative:.0e} relative); its code reads something that is neither handed from "
+            "module to module nor a parameter or buffer, or hooks gradients between its blocks",
+        )
+    if len(samples) > 1 and not model.couples and _depends(layers, rows, first, wanted[0]):
+        return [
+            "samples depend on the others of their micro-batch: a batch that is divided otherwise "
+            "is another training"
+        ]
+    return []
+
+
+STATISTIC = "statistic "
+LOSS = "loss"
+
+
+def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
+    """One pass of the module itself."""
+    *inputs, targets = (row.clone() for row in rows)
+    loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
+    loss.backward()
+    seen = {LOSS: loss.detach()} | {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in whole.named_parameters()
+    }
+    whole.zero_grad()
+    return seen | _statistics(whole)
+
+
+def _by_layers(whole: Whole, rows: Rows, ctx: Context, share: float = 1.0) -> Seen:
+    """One pass of the layers, as runtimes run them; `share`: of the whole batch's samples."""
+    model, units = whole.layered, whole.units
+    *inputs, targets = (row.clone() for row in rows)
+    given: list[tuple[Tensor, ...]] = [tuple(inputs)]
+    with torch.no_grad():
+        for unit, module in enumerate(units[:-1]):
+            x = given[-1] if len(given[-1]) > 1 else given[-1][0]
+            made = model.forward(unit, module, x, replace(ctx, unit=unit))
+            given.append(tuple(t.clone() for t in (made if isinstance(made, tuple) else (made,))))
+    names = {id(parameter): name for name, parameter in whole.named_parameters()}
+    seen = {name: torch.zeros_like(p) for name, p in whole.named_parameters()}
+    above: list[Tensor] = []
+    for unit in reversed(range(model.num_units)):
+        module, head = units[unit], unit == model.head
+        learns = [part.differentiable for part in model.boundary(unit, model.max_seq)]
+        x = tuple(
+            t.detach().requires_grad_(unit > 0 and learn)
+            for t, learn in zip(given[unit], learns if unit else [False] * len(inputs), strict=True)
+        )
+        y = model.forward(
+            unit, module, x if len(x) > 1 else x[0], replace(ctx, unit=unit), targets if head else None
+        )
+        if head:
+            seen[LOSS] = y.detach() * share
+            ends, pulls = [y * share], None
+        else:
+            parts = model.boundary(unit + 1, model.max_seq)
+            out = y if isinstance(y, tuple) else (y,)
+            back = [t for t, part in zip(out, parts, strict=True) if part.differentiable]
+            pairs = [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
+            ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
+        through = [t for t in x if t.requires_grad]
+        parameters = [*module.parameters()]
+        grads: Sequence[Tensor] = [torch.zeros_like(t) for t in (*through, *parameters)]
+        if ends:
+            grads = torch.autograd.grad(ends, [*through, *parameters], pulls, materialize_grads=True)
+        above = [*grads[: len(through)]]
+        for parameter, grad in zip(parameters, grads[len(through) :], strict=True):
+            seen[names[id(parameter)]] += grad
+    return seen | _statistics(whole)
+
+
+def _state(whole: Whole) -> Seen:
+    """Parameters, and what units have as buffers."""
+    buffers = {
+        f"{name} of layer {unit}": buffer.clone()
+        for unit, module in enumerate(whole.units)
+        for name, buffer in module.named_buffers()
+    }
+    return buffers | dict(whole.named_parameters())
+
+
+def _statistics(whole: Whole) -> Seen:
+    found = undivided(whole.layered, whole.units)
+    return {f"{STATISTIC}{name}": value.clone() for name, value in found.items()}
+
+
+def _depends(layers: Whole, rows: Rows, ctx: Context, expected: Seen) -> bool:
+    """Whether the halves of a batch teach otherwise than the whole of it."""
+    count = len(ctx.samples)
+    sums: Seen = {}
+    for start, end in ((0, count // 2), (count // 2, count)):
+        part = replace(ctx, samples=ctx.samples[start:end])
+        seen = _by_layers(layers, [row[start:end] for row in rows], part, (end - start) / count)
+        for name, value in seen.items():
+            sums[name] = sums[name] + value if name in sums else value
+    found = ((n, value) for n, value in expected.items() if not n.startswith(STATISTIC))
+    return any(_apart(sums[name], value) > APART for name, value in found)
+
+
+def _same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], sentence: str) -> None:
+    """Raise ValueError with the sentence for the first tensor that differs."""
+    for name, value in expected.items():
+        if name in found and (relative := _apart(found[name], value)) > CLOSE:
+            told = name.removeprefix(STATISTIC)
+            raise ValueError(sentence.format(name=told, relative=relative))
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The norm of the difference over the norm; infinite where one is not a number."""
+    if torch.equal(one, other):
+        return 0.0
+    difference = (one.double() - other.double()).norm()
+    norm = float(other.double().norm())
+    found = float(difference) / norm if norm else float("inf")
+    return found if found == found else float("inf")
+
+
+def _generators() -> object:
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, keys.tolist(), rest
+
+
+def _attributes(whole: Whole) -> dict[str, Any]:
+    """Plain attributes of all submodules, by path, but for whether they train."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, part in whole.written.module.named_modules()
+        for name, value in vars(part).items()
+        if not name.startswith("_") and name != "training"
+    }
+
+
+def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number, word or truth that a pass changed."""
+    for name, value in after.items():
+        plain = isinstance(value, int | float | str | None) and type(before.get(name)) is type(value)
+        if plain and name in before and before[name] != value:
+            raise ValueError(
+                f"the module changes its attribute {name!r} in every forward pass ({before[name]!r} "
+                f"became {value!r}), and passes are repeated and divided here; compute it from what "
+                "the module is given"
+            )
+
+
+def _suspects(before: Mapping[str, Any], whole: Whole) -> str:
+    """The attributes that hold something else than before."""
+    changed = [n for n, value in _attributes(whole).items() if before.get(n) is not value]
+    return f"; it keeps {', '.join(map(repr, changed[:3]))}" if changed else ""

@@ -1,0 +1,113 @@
+"""A user's own module, compared with its layers once and remembered (compare.py).
+
+Files lie in RESULTS/compared, named after all that decides the answer: the model's numbers, the
+files that the module is made by, torch's version, the samples' shapes and this project's own code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from workbench.core import sources
+from workbench.core.jsonfile import read_json
+from workbench.methods.compare import SAMPLES, compare
+from workbench.methods.train import load_batches
+from workbench.model import make_model
+from workbench.model.base import LayeredModel
+from workbench.model.custom import imports_digest
+from workbench.model.families import blank_rows
+from workbench.model.spec import ModelSpec
+from workbench.profile.files import write
+from workbench.runs.report import Reporter
+from workbench.runs.spec import RunSpec
+from workbench.units import format_bytes
+
+COPIES = 6
+"""Of all weights in memory while they are compared: those of the module made twice, of layers and
+module, and gradients."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
+    """Compare the first samples of a run that trains a user's own module, unless that was done.
+    Raises ValueError as `compare` does, and where samples are others when they are read twice."""
+    if not spec.model.custom:
+        return
+    model = make_model(spec.model, spec.seed)
+    batches = load_batches(spec, model)
+    wanted = range(min(SAMPLES, spec.batch))
+    rows = batches.rows(wanted)
+    for one, other in zip(rows, batches.rows(wanted), strict=True):
+        if not torch.equal(one, other):
+            raise ValueError(
+                f"samples of {batches.data.name} are others when they are read again: draw in "
+                "__getitem__ from the generators of torch, numpy or Python, which are seeded for "
+                "each sample, and keep nothing there"
+            )
+    path = results / "compared" / f"{_digest(spec, rows)}.json"
+    notes = _known(path)
+    if notes is None:
+        report.phase("comparing the layers with the module as it is written")
+        notes = notes_of(spec.model, model, rows, spec.seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, {"family": spec.model.family, "notes": notes})
+    for note in notes:
+        report.phase(f"{spec.model.family}: {note}")
+
+
+def notes_of(
+    spec: ModelSpec, model: LayeredModel, rows: tuple[Tensor, ...], seed: int
+) -> list[str]:
+    """Those of `compare`, or why the module is not compared."""
+    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
+    if wanted > free:
+        return [
+            f"not compared with the module as it is written: that takes {format_bytes(wanted)} of "
+            f"memory, and {format_bytes(free)} are free"
+        ]
+    return compare(model, make_model(spec, seed), rows, seed)
+
+
+def made_up_rows(spec: ModelSpec) -> tuple[Tensor, ...]:
+    """Samples of the right shapes for a model whose data nobody asks for: noise, and whole numbers
+    that are ids and labels everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.randn(row.shape, generator=generator)
+        if row.is_floating_point()
+        else torch.randint(2, row.shape, generator=generator).to(row.dtype)
+        for row in blank_rows(spec, SAMPLES)
+    )
+
+
+def _digest(spec: RunSpec, rows: tuple[Tensor, ...]) -> str:
+    def ours(name: str, _: Path) -> bool:
+        return name.partition(".")[0] == "workbench"
+
+    facts: list[Any] = [
+        spec.model.to_dict(),
+        spec.seed,
+        imports_digest(spec.model.family),
+        torch.__version__,
+        [(tuple(row.shape), str(row.dtype)) for row in rows],
+        sources.imports_digest(__name__, (ROOT, *sys.path), ours),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _known(path: Path) -> list[str] | None:
+    """The notes in a file; None where there is none that can be read."""
+    try:
+        notes = read_json(path, path.name)["notes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    whole = isinstance(notes, list) and all(isinstance(note, str) for note in notes)
+    return notes if whole else None

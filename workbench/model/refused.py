@@ -1,0 +1,38 @@
+"""Modules that layers would train otherwise than torch does: refused before anything is made of
+them, by the name of the part that stands in the way."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+def refuse(model: nn.Module, name: str) -> None:
+    """Raise ValueError, one sentence, for what no layer can do as the module does. Tensors that a
+    module computes from its weights before each pass, as weight norm does, are cut from them."""
+    for path, part in model.named_modules():
+        where = f"{name}: {path!r}" if path else name
+        if "forward" in vars(part):
+            raise ValueError(
+                f"{where} had its forward replaced on the instance, which a copy of it does not "
+                "know; give it a class whose forward does that"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise ValueError(
+                f"{where} is a sparse {type(part).__name__}, and AdamW takes no sparse gradients; "
+                "use sparse=False"
+            )
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise ValueError(
+                f"{where} has a hook on its backward pass, which layers would call at other times; "
+                "put what it does into the module's forward pass"
+            )
+        for attribute, value in vars(part).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                setattr(part, attribute, value.detach())
+    for path, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"{name}: parameter {path!r} has a hook on its gradient, which copies of it would "
+                "not have; put what it does into the module's forward pass, as by a mask on the "
+                "weight"
+            )
