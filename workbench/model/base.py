@@ -161,6 +161,11 @@ class LayeredModel(ABC):
         pass. None where the units are what was written."""
         return None
 
+    def norm_calls(self, unit: int, path: str) -> int:
+        """How often a pass of a unit calls the BatchNorm at a path, whose statistics see each call;
+        0 where they are kept as they are."""
+        return 1
+
     def unreached(self, unit: int) -> frozenset[str]:
         """Local names of the parameters that no gradient reaches."""
         return frozenset()

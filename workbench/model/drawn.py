@@ -97,6 +97,8 @@ class Seen(Pass):
         super().__init__(ctx)
         self.shapes: list[tuple[torch.Size, bool, bool]] = []
         """Of each draw: its shape, whether it can be drawn by parts, whether it is hidden."""
+        self.norms: dict[str, int] = {}
+        """The calls of BatchNorm modules, by their paths."""
 
 
 class _Unkeyed:

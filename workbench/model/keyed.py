@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from workbench.model.drawn import Seen, current, filled, is_looked_at
+from workbench.model.drawn import Pass, Seen, current, filled, is_looked_at
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -61,7 +61,11 @@ class OnceNorm(_BatchNorm):
         if not self.training:
             batchwise = self.running_mean is None
             return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
-        counts = torch.is_grad_enabled() and self.running_mean is not None and self._is_new()
+        running = current()
+        if isinstance(running, Seen):
+            running.calls[id(self)] = running.calls.get(id(self), 0) + 1
+        counts = torch.is_grad_enabled() and self.running_mean is not None
+        counts = counts and (running is None or self._is_new(running))
         rate = self.momentum
         if counts:
             self.num_batches_tracked.add_(1)
@@ -71,11 +75,8 @@ class OnceNorm(_BatchNorm):
             own = tuple(None if t is None else t.clone() for t in own)
         return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
 
-    def _is_new(self) -> bool:
-        """Whether this call of a pass with gradients is the first of its kind."""
-        running = current()
-        if running is None:
-            return True
+    def _is_new(self, running: Pass) -> bool:
+        """Whether this call of a pass with gradients is no repetition."""
         call = running.calls[id(self)] = running.calls.get(id(self), 0) + 1
         micro_batch = running.ctx.step, running.ctx.samples
         counted = self._counted[1] if self._counted[0] == micro_batch else 0

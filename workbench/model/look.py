@@ -52,6 +52,8 @@ class Look(NamedTuple):
     """``meta``, or ``cpu`` for a layer that runs on values only."""
     outputs: tuple[Tensor, ...]
     """What it puts out for two samples, on the meta device."""
+    norms: dict[str, int]
+    """How often a pass calls a BatchNorm that trains, by its path."""
     did: str
     """Its operations, and on which of its tensors and numbers: layers that do alike are alike."""
 
@@ -103,7 +105,8 @@ def _look(layer: Layer, device: str) -> Look:
         except ValueError as error:
             raise _refusal(layer, str(error)) from error
     flops = max(1.0, counter.get_total_flops() / SAMPLES)
-    return Look(flops, draws, device, tuple(tensor.to("meta") for tensor in made), did.digest())
+    bare = tuple(tensor.to("meta") for tensor in made)
+    return Look(flops, draws, device, bare, drawn.norms, did.digest())
 
 
 def _ran(
@@ -137,6 +140,8 @@ def _ran(
             "repeated, and parts of a batch are on several ranks. The statistics of BatchNorm are "
             "what is kept"
         )
+    paths = {id(part): path for path, part in module.named_modules()}
+    seen.norms = {paths[norm]: calls for norm, calls in seen.calls.items()}
     return made, seen
 
 

@@ -156,6 +156,9 @@ class Decomposed(LayeredModel):
         paths = [layer.name for layer in self._units[1:-1]] if checkpoint else []
         return AsWritten(self, self._module, units, self._units[-1].module.criterion, paths)
 
+    def norm_calls(self, unit: int, path: str) -> int:
+        return self._looks[self.kind(unit)].norms.get(path, 0)
+
     def unreached(self, unit: int) -> frozenset[str]:
         return self._unreached[unit]
 

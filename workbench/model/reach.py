@@ -6,6 +6,7 @@ the first: a gradient comes back for a tensor between layers if one does in the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -58,7 +59,8 @@ def _reached(layer: Layer, device: str, above: tuple[bool, ...], targets: Tensor
         named = [*module.named_parameters(remove_duplicate=False)]
         leaves = [t for t in inputs if t.requires_grad] + [p for _, p in named]
         try:
-            with drawing(Seen(Context(seed=0, step=0, unit=0, samples=(0,) * SAMPLES))):
+            ctx = Context(seed=0, step=0, unit=0, samples=(0,) * SAMPLES)
+            with warnings.catch_warnings(action="ignore"), drawing(Seen(ctx)):
                 # a view, since a layer may write to what it is given
                 given = [t.view_as(t) if t.requires_grad else t for t in inputs]
                 made = module(*given, targets=targets.to(device))

@@ -80,7 +80,9 @@ class Alone:
         ends = [t for t in y if t.requires_grad]
         through = [t for t in x if t.requires_grad]
         above = None if self.targets is not None else [torch.ones_like(t) for t in ends]
-        torch.autograd.grad(ends, [*through, *self.parameters], above, materialize_grads=True)
+        if ends:  # a layer may have nothing to learn, nor to pass on
+            wanted = [*through, *self.parameters]
+            torch.autograd.grad(ends, wanted, above, materialize_grads=True)
 
     def there_and_back(self) -> None:
         """Forward with autograd, and backward."""

@@ -283,8 +283,13 @@ class PackEngine:
             wanted = self._flow.boundary_of(unit + 1).differentiable
             back = [t for t, d in zip(y, wanted, strict=True) if d]
             pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
-            ends, above = zip(*[(t, g) for t, g in pairs if t.requires_grad], strict=True)
-        grads = torch.autograd.grad(ends, [*through, *parameters], above, materialize_grads=True)
+            pairs = [(t, g) for t, g in pairs if t.requires_grad]
+            ends, above = [t for t, _ in pairs], [g for _, g in pairs]
+        wanted = [*through, *parameters]
+        if ends:
+            grads = torch.autograd.grad(ends, wanted, above, materialize_grads=True)
+        else:  # nothing is learned below
+            grads = tuple(map(torch.zeros_like, wanted))
         self.statistics.end(unit, span)
         if unit:
             self._flow.write(links.input_gradient, grads[: len(through)], action)

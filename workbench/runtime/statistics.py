@@ -72,6 +72,11 @@ class Statistics:
         for unit, module in modules.items():
             if norms := norms_in(module):
                 self._norms[unit] = norms
+        self._calls = {
+            norm: model.norm_calls(unit, path)
+            for unit, norms in self._norms.items()
+            for path, norm in norms.items()
+        }
         self._names = {
             (unit, path, what): name_of(model, unit, path, what)
             for unit, norms in self._norms.items()
@@ -93,8 +98,9 @@ class Statistics:
         self._last = {unit: max(span for u, span in mine if u == unit) for unit in self._norms}
         for unit in self._ahead:
             for norm in self._norms[unit].values():
-                norm.running_mean.zero_()
-                norm.running_var.zero_()
+                if self._calls[norm]:
+                    norm.running_mean.zero_()
+                    norm.running_var.zero_()
 
     def begin(self, unit: int, span: tuple[int, int]) -> None:
         """Before a pass that is differentiated: what the ranks before have seen in this step."""
@@ -108,7 +114,7 @@ class Statistics:
 
     def _fade(self, unit: int, micro_batches: int) -> None:
         for norm in self._norms[unit].values():
-            for _ in range(micro_batches):
+            for _ in range(micro_batches * self._calls[norm]):
                 norm.num_batches_tracked.add_(1)
                 rate = norm.momentum
                 if rate is None:
@@ -119,15 +125,23 @@ class Statistics:
     def write(self, path: Path) -> None:
         """To a file that `merged` reads; none where there are no statistics."""
         if self._names:
-            values = {name: self._value(key).cpu().clone() for key, name in self._names.items()}
+            values = {
+                name: self._value(key).cpu().clone()
+                for key, name in self._names.items()
+                if self._changes(key) or not self._ahead[key[0]]
+            }
             save_file(values, path)
 
     def read(self, path: Path) -> None:
         """Begin with the values of a file: only their number, where another rank has the rest."""
         values = load_file(path)
         for key, name in self._names.items():
-            if not self._ahead[key[0]] or key[-1] == COUNT:
+            if not (self._changes(key) and self._ahead[key[0]]) or key[-1] == COUNT:
                 self._value(key).copy_(values[name])
+
+    def _changes(self, key: tuple[int, str, str]) -> bool:
+        unit, path, _ = key
+        return self._calls[self._norms[unit][path]] > 0
 
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key

@@ -167,17 +167,11 @@ def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
     if found.in_part:
         yield IN_PART
     if model.alike and packs.forward_size != packs.backward_size:
-        sizes = f"{packs.forward_size} samples forward and {packs.backward_size} backward"
-        if model.couples:
-            yield (
-                f"micro-batches are {sizes}, as asked, and {model.couples}: this is not the "
-                "training of other methods"
-            )
-        else:
-            yield (
-                f"micro-batches are {sizes}, as asked: where samples of the module depend on each "
-                "other, this is not the training of other methods"
-            )
+        why = model.couples or "samples of a user's own module may depend on each other"
+        yield (
+            f"micro-batches are {packs.forward_size} samples forward and {packs.backward_size} "
+            f"backward, as asked, and {why}: this is not the training of other methods"
+        )
 
 
 def server_of(profile: Profile, spec: RunSpec) -> Server:

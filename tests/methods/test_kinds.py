@@ -1,0 +1,184 @@
+"""A module of the user's own trains as torch's own loop trains it, or is refused before it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.nn import functional as F
+
+from baselines.plain.run import Training
+from tests.methods import kinds
+from tests.methods.grammar import GENOMES, drawn_as
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
+from tests.methods.plain import spec_for
+from tests.methods.test_modules import crew_for, packs_for
+from workbench.methods.compared import ensure
+from workbench.methods.harmony.packs import packs_of
+from workbench.methods.train import load_batches
+from workbench.model import ModelSpec, make_model
+from workbench.model.base import Context
+from workbench.model.drawn import Pass, drawing, generators
+from workbench.model.keyed import make_keyed
+from workbench.runtime import checkpoint
+from workbench.runtime.statistics import undivided
+
+TRAIN = (
+    "augmented", "half_frozen", "counted_twice", "deltas", "numbered", "fourier", "taught",
+    "normed_weights", "relative", "time_first",
+)  # fmt: skip
+DRAW = ("together", "counted_twice", "numbered", "time_first")
+
+
+def spec_of(name: str, **changes):
+    family = f"tests.methods.kinds:{name}"
+    model = ModelSpec(family=family, layers=3, hidden=12, heads=2, seq=6, vocab=256, tied=False)
+    return spec_for(
+        model=model, text=__file__, batch=4, steps=3, seed=5, lr=1e-2, eps=1e-3, clip=None, **changes
+    )
+
+
+def by_torch(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
+    """Torch's own loop. Nothing of ours is in it, but for the random numbers of a module that draws
+    some."""
+    with generators(spec.seed):
+        made = getattr(kinds, spec.model.family.partition(":")[2])(spec.model)
+    net = made[0] if isinstance(made, tuple) else made
+    draws = make_model(spec.model, spec.seed).draws
+    assert bool(draws) == spec.model.family.endswith(DRAW) or "drawn_now" in spec.model.family
+    net = make_keyed(net) if draws else net
+    net.train()
+    matrices, others = ([p for p in net.parameters() if (p.dim() > 1) == two] for two in (1, 0))
+    groups = [{"params": matrices, "weight_decay": spec.weight_decay}]
+    optimizer = torch.optim.AdamW(
+        [*groups, {"params": others, "weight_decay": 0.0}],
+        betas=(spec.beta1, spec.beta2), eps=spec.eps,
+    )  # fmt: skip
+    batches, losses = load_batches(spec, make_model(spec.model, spec.seed)), []
+    for step in range(spec.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.zero_grad()
+        total, samples = 0.0, batches.samples(step)
+        for start in range(0, spec.batch, micro):
+            mine = samples[start : start + micro]
+            *inputs, targets = batches.rows(mine)
+            ctx = Context(seed=spec.seed, step=step, unit=0, samples=mine)
+            with drawing(Pass(ctx, draws)) if draws else nullcontext():
+                out = net(*inputs)
+            loss = F.cross_entropy(out.flatten(0, -2), targets.flatten()) * micro / spec.batch
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses, net
+
+
+def assert_equal(trained, losses, parameters, statistics) -> None:
+    """`trained`: what `by_torch` gave."""
+    expected, net = trained
+    assert losses == pytest.approx(expected, rel=10 * LOSS_TOLERANCE)
+    wanted = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers())
+    for name, value in {**parameters, **statistics}.items():
+        worst = float((value - wanted[name].detach()).abs().max())
+        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+    assert len(parameters) == len([*net.parameters()])
+
+
+@pytest.mark.parametrize("activations", ["keep", "recompute"])
+@pytest.mark.parametrize("name", TRAIN)
+def test_plain_training_is_torchs_own_loop(name, activations, tmp_path):
+    spec = spec_of(name, method="plain", activations=activations, microbatches=2)
+    ensure(spec, tmp_path, Silent())
+    assert_trains(Training(spec, Silent(), tmp_path), by_torch(spec, 2))
+
+
+def assert_trains(run: Training, trained) -> None:
+    run.run()
+    statistics = undivided(run.model, run.whole.units)
+    assert_equal(trained, run.history.losses, run.parameters(), statistics)
+
+
+@pytest.mark.parametrize(("mode", "ranks"), [("pp", 2), ("dp", 2), ("pp", 1), ("dp", 1)])
+@pytest.mark.parametrize("name", ["together", "time_first"])
+def test_packs_of_its_layers_are_torchs_own_loop(name, mode, ranks, tmp_path):
+    """Forward passes are repeated, and parts of a batch are on two ranks."""
+    spec = spec_of(name)
+    units = make_model(spec.model).num_units
+    backward = packs_of([2, *[1] * (units - 4), 2])
+    packs = packs_for(spec, mode=mode, ranks=ranks, backward=backward, forward=backward[:-1])
+    with crew_for(packs, spec, tmp_path) as crew:
+        crew.run(Silent())
+        found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        assert_equal(by_torch(spec, 2), crew.history.losses, found, crew.statistics())
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("masked_gradients", "parameter 'floors.1.mix.weight' has a hook on its gradient"),
+        ("scaled_gradients", "calls 'register_hook' of a tensor outside of its blocks"),
+        ("annealed", r"changes its attribute 'floors.0.seen' in every forward pass \(1 became 2\)"),
+        ("remembering", "leaves something behind that the next one reads.*'floors.0.before'"),
+        ("opposed", "an autograd function of its own outside of its blocks"),
+        ("sometimes", "layer 1, 'floors.0': it asks for values"),
+        ("pythons", "draws from numpy's or Python's generator in forward passes"),
+        ("replaced", "'floors.0' had its forward replaced on the instance"),
+        ("sparse", "'0' is a sparse Embedding, and AdamW takes no sparse gradients"),
+        ("penalized", "it takes gradients outside of its blocks"),
+        ("unlike_itself", "made twice from one seed, the module holds other numbers: 'exit.bias'"),
+        ("counting", "samples of .*:counting are others when they are read again"),
+    ],
+)
+def test_what_layers_would_train_otherwise_is_refused(name, sentence, tmp_path):
+    with pytest.raises(ValueError, match=sentence) as error:
+        ensure(spec_of(name), tmp_path, Silent())
+    assert "\n" not in str(error.value)
+
+
+def test_samples_that_depend_on_each_other_are_said_to_and_looked_at_once(tmp_path, monkeypatch):
+    told = []
+    report = Silent()
+    monkeypatch.setattr(report, "phase", told.append)
+    for _ in range(2):
+        ensure(spec_of("relative"), tmp_path, report)
+    compared, note, again = told
+    assert "comparing" in compared
+    assert note == again
+    assert "depend on the others of their micro-batch" in note
+    assert make_model(spec_of("relative").model).alike
+
+
+@pytest.fixture
+def tries(request) -> int:
+    return 300 if request.config.getoption("--thorough") else 30
+
+
+def test_any_module_is_trained_as_by_torch_or_refused(tries, tmp_path_factory, monkeypatch):
+    """Undivided by plain training, and by its layers, each of which runs twice."""
+    ended = Counter()
+
+    @settings(max_examples=tries, deadline=None, derandomize=True, database=None)
+    @given(GENOMES)
+    def holds(genome):
+        monkeypatch.setattr(kinds, "drawn_now", drawn_as(genome), raising=False)
+        spec = spec_of("drawn_now", method="plain", activations="recompute", microbatches=2)
+        folder = tmp_path_factory.mktemp("drawn")
+        try:
+            ensure(spec, folder, Silent())
+        except ValueError as error:
+            assert "\n" not in str(error)
+            ended["refused"] += 1
+            return
+        ended["trained"] += 1
+        trained, layers = by_torch(spec, 2), Training(spec, Silent(), folder)
+        layers.whole.written = None
+        assert_trains(Training(spec, Silent(), folder), trained)
+        assert_trains(layers, trained)
+
+    holds()
+    assert ended["trained"] > tries // 4
+    assert ended["refused"] > tries // 4
