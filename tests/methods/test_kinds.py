@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from baselines.plain.run import Training
 from tests.methods import kinds
-from tests.methods.grammar import GENOMES, drawn_as
+from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import spec_for
 from tests.methods.test_modules import crew_for, packs_for
@@ -172,6 +172,7 @@ def test_any_module_is_trained_as_by_torch_or_refused(tries, tmp_path_factory, m
         except ValueError as error:
             assert "\n" not in str(error)
             ended["refused"] += 1
+            assert genome.habit in REFUSED_HABITS or {*genome.floors} & {*REFUSED_FLOORS}, error
             return
         ended["trained"] += 1
         trained, layers = by_torch(spec, 2), Training(spec, Silent(), folder)
@@ -180,5 +181,4 @@ def test_any_module_is_trained_as_by_torch_or_refused(tries, tmp_path_factory, m
         assert_trains(layers, trained)
 
     holds()
-    assert ended["trained"] > tries // 4
-    assert ended["refused"] > tries // 4
+    assert min(ended["trained"], ended["refused"]) > tries // 5

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.model.base import Context, LayeredModel, Whole
+from workbench.model.base import Context, LayeredModel, Part, Whole
 from workbench.runtime.statistics import undivided
 
 SAMPLES = 4
@@ -90,8 +90,15 @@ LOSS = "loss"
 def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
     """One pass of the module itself."""
     *inputs, targets = (row.clone() for row in rows)
-    loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
-    loss.backward()
+    try:
+        loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
+        loss.backward()
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the author's code raises
+        raise ValueError(
+            f"the module fails by itself: {type(error).__name__}: {error}".split("\n")[0]
+        ) from error
     seen = {LOSS: loss.detach()} | {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in whole.named_parameters()
@@ -102,45 +109,57 @@ def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
 
 def _by_layers(whole: Whole, rows: Rows, ctx: Context, share: float = 1.0) -> Seen:
     """One pass of the layers, as runtimes run them; `share`: of the whole batch's samples."""
-    model, units = whole.layered, whole.units
+    model, head = whole.layered, whole.layered.head
     *inputs, targets = (row.clone() for row in rows)
-    given: list[tuple[Tensor, ...]] = [tuple(inputs)]
+    parts = [model.boundary(unit, model.max_seq) for unit in range(model.num_units)]
     with torch.no_grad():
-        for unit, module in enumerate(units[:-1]):
-            x = given[-1] if len(given[-1]) > 1 else given[-1][0]
-            made = model.forward(unit, module, x, replace(ctx, unit=unit))
-            given.append(tuple(t.clone() for t in (made if isinstance(made, tuple) else (made,))))
+        _forward(whole, tuple(t.clone() for t in inputs), None, ctx, parts)
+    graphs = _forward(whole, tuple(inputs), targets, ctx, parts)
     names = {id(parameter): name for name, parameter in whole.named_parameters()}
     seen = {name: torch.zeros_like(p) for name, p in whole.named_parameters()}
+    seen[LOSS] = graphs[head][1][0].detach() * share
     above: list[Tensor] = []
-    for unit in reversed(range(model.num_units)):
-        module, head = units[unit], unit == model.head
-        learns = [part.differentiable for part in model.boundary(unit, model.max_seq)]
-        x = tuple(
-            t.detach().requires_grad_(unit > 0 and learn)
-            for t, learn in zip(given[unit], learns if unit else [False] * len(inputs), strict=True)
-        )
-        y = model.forward(
-            unit, module, x if len(x) > 1 else x[0], replace(ctx, unit=unit), targets if head else None
-        )
-        if head:
-            seen[LOSS] = y.detach() * share
-            ends, pulls = [y * share], None
-        else:
-            parts = model.boundary(unit + 1, model.max_seq)
-            out = y if isinstance(y, tuple) else (y,)
-            back = [t for t, part in zip(out, parts, strict=True) if part.differentiable]
+    for unit, (x, y) in reversed([*enumerate(graphs)]):
+        ends, pulls = [y[0] * share], None
+        if unit != head:
+            back = [t for t, part in zip(y, parts[unit + 1], strict=True) if part.differentiable]
             pairs = [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
             ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
-        through = [t for t in x if t.requires_grad]
-        parameters = [*module.parameters()]
-        grads: Sequence[Tensor] = [torch.zeros_like(t) for t in (*through, *parameters)]
+        through, parameters = [t for t in x if t.requires_grad], [*whole.units[unit].parameters()]
+        wanted = [*through, *parameters]
+        grads: Sequence[Tensor] = [torch.zeros_like(t) for t in wanted]
         if ends:
-            grads = torch.autograd.grad(ends, [*through, *parameters], pulls, materialize_grads=True)
+            grads = torch.autograd.grad(ends, wanted, pulls, materialize_grads=True)
         above = [*grads[: len(through)]]
         for parameter, grad in zip(parameters, grads[len(through) :], strict=True):
             seen[names[id(parameter)]] += grad
     return seen | _statistics(whole)
+
+
+def _forward(
+    whole: Whole,
+    x: tuple[Tensor, ...],
+    targets: Tensor | None,
+    ctx: Context,
+    parts: Sequence[Sequence[Part]],
+) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """What each unit is given and puts out, cut from the unit before; without targets not the
+    head."""
+    graphs = []
+    for unit, module in enumerate(whole.units):
+        if unit == whole.layered.head and targets is None:
+            break
+        if unit:
+            x = tuple(
+                t.detach().clone().requires_grad_(part.differentiable)
+                for t, part in zip(x, parts[unit], strict=True)
+            )
+        given = x if len(x) > 1 else x[0]
+        last = (targets,) if unit == whole.layered.head else ()
+        y = whole.layered.forward(unit, module, given, replace(ctx, unit=unit), *last)
+        graphs.append((x, y if isinstance(y, tuple) else (y,)))
+        x = graphs[-1][1]
+    return graphs
 
 
 def _state(whole: Whole) -> Seen:

@@ -161,6 +161,10 @@ class LayeredModel(ABC):
         pass. None where the units are what was written."""
         return None
 
+    def norms_named(self, name: str) -> dict[int, str]:
+        """Where the BatchNorm is whose counter has this name in the whole model: unit -> path."""
+        return {}
+
     def norm_calls(self, unit: int, path: str) -> int:
         """How often a pass of a unit calls the BatchNorm at a path, whose statistics see each call;
         0 where they are kept as they are."""
@@ -218,6 +222,11 @@ class LayeredModel(ABC):
         self._share_within(unit, module)
         move_buffers(module, device)
         return module
+
+    def tie(self, units: Sequence[nn.Module]) -> None:
+        """Have units of one process share what they have in common."""
+        for (unit, name), (owner, owner_name) in self.tied().items():
+            set_parameter(units[unit], name, units[owner].get_parameter(owner_name))
 
     def _share_within(self, unit: int, module: nn.Module) -> None:
         """What a unit has under two names is one parameter."""
@@ -284,8 +293,7 @@ class LayeredModel(ABC):
             self.build(unit, seed=seed, device=device, dtype=dtype)
             for unit in range(self.num_units)
         ]
-        for (unit, name), (owner, owner_name) in self.tied().items():
-            set_parameter(units[unit], name, units[owner].get_parameter(owner_name))
+        self.tie(units)
         return Whole(self, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
 
 

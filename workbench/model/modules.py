@@ -156,6 +156,28 @@ class Decomposed(LayeredModel):
         paths = [layer.name for layer in self._units[1:-1]] if checkpoint else []
         return AsWritten(self, self._module, units, self._units[-1].module.criterion, paths)
 
+    def tie(self, units: Sequence[nn.Module]) -> None:
+        super().tie(units)
+        for places in self._norms.values():
+            first, *others = (units[unit].get_submodule(path) for unit, path in places.items())
+            for other in others:
+                for name, buffer in first.named_buffers(recurse=False):
+                    setattr(other, name, buffer)
+
+    def norms_named(self, name: str) -> dict[int, str]:
+        return self._norms.get(name, {})
+
+    @cached_property
+    def _norms(self) -> dict[str, dict[int, str]]:
+        """Of BatchNorms with statistics, by the names of their counters: unit -> path."""
+        found: dict[str, dict[int, str]] = {}
+        for layer in self._units:
+            for path, part in layer.module.named_modules():
+                if isinstance(part, OnceNorm) and part.running_mean is not None:
+                    local = f"{path}.num_batches_tracked" if path else "num_batches_tracked"
+                    found.setdefault(layer.state[local], {})[layer.index] = path
+        return found
+
     def norm_calls(self, unit: int, path: str) -> int:
         return self._looks[self.kind(unit)].norms.get(path, 0)
 

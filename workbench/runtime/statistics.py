@@ -3,15 +3,14 @@
 They are no parameters: nobody adds them up over the ranks, and no update touches them. Each rank
 has those of the layers that it runs backward, which see a micro-batch once (model/keyed.py). Where
 every rank runs a layer, on its own micro-batches, plain training would see those of the first rank,
-then those of the second, and so on. A running statistic is linear in what it has seen: so each rank
-lets its own fade for the micro-batches of the others, all but the first begin at zero, and the sum
-over the ranks is what plain training has.
+then those of the second, and so on; where a module is called in two layers, each has a copy. A
+running statistic is linear in what it has seen: so each copy lets its own fade for the calls of the
+others, in plain training's order, all but the first begin at zero, and the sum of the copies is
+what plain training has.
 """
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -84,68 +83,95 @@ class Statistics:
             for what in KINDS
         }
         passes = [
-            (action.unit, action.rank, action.span)
+            (action.span, action.unit, action.rank)
             for action in schedule.actions
-            if action.unit in self._norms and keeps(action)
+            if keeps(action) and action.unit is not None
         ]
-        self._ahead, self._behind = (
-            Counter(unit for unit, other, _ in passes if compare(other, rank))
-            for compare in (operator.lt, operator.gt)
-        )
-        """Unit -> micro-batches of a step that the ranks before this one, or after it, run."""
-        mine = [(unit, span) for unit, other, span in passes if other == rank]
-        self._first = {unit: min(span for u, span in mine if u == unit) for unit in self._norms}
-        self._last = {unit: max(span for u, span in mine if u == unit) for unit in self._norms}
-        for unit in self._ahead:
-            for norm in self._norms[unit].values():
-                if self._calls[norm]:
-                    norm.running_mean.zero_()
-                    norm.running_var.zero_()
+        self._before: dict[OnceNorm, dict[tuple[int, int], int]] = {}
+        """Calls of a module's copies elsewhere that plain training makes between the micro-batch
+        before and this one."""
+        self._after: dict[OnceNorm, tuple[tuple[int, int], int]] = {}
+        """The last micro-batch of a step, and the calls elsewhere that come after it."""
+        self._first: set[OnceNorm] = set()
+        """Those that plain training would call before their copies: they have the beginning."""
+        for unit, norms in self._norms.items():
+            for path, norm in norms.items():
+                self._order(model, norm, (unit, rank), name_of(model, unit, path, COUNT), passes)
+
+    def _order(
+        self,
+        model: LayeredModel,
+        norm: OnceNorm,
+        here: tuple[int, int],
+        name: str,
+        passes: list[tuple[tuple[int, int], int, int]],
+    ) -> None:
+        """Note what other copies of a module see; `here`: this one's unit and rank."""
+        places = model.norms_named(name)
+        waiting, before, last = 0, {}, None
+        calls = sorted(each for each in passes if each[1] in places)
+        for span, unit, rank in calls:
+            if (unit, rank) == here:
+                before[span], waiting, last = waiting, 0, span
+            else:
+                waiting += model.norm_calls(unit, places[unit])
+        self._before[norm], self._after[norm] = before, (last, waiting)
+        if calls and calls[0][1:] == here:
+            self._first.add(norm)
+        elif self._calls[norm]:
+            norm.running_mean.zero_()
+            norm.running_var.zero_()
 
     def begin(self, unit: int, span: tuple[int, int]) -> None:
-        """Before a pass that is differentiated: what the ranks before have seen in this step."""
-        if unit in self._norms and span == self._first[unit]:
-            self._fade(unit, self._ahead[unit])
+        """Before a pass that is differentiated: what copies elsewhere have seen until now."""
+        for norm in self._norms.get(unit, {}).values():
+            _fade(norm, self._before[norm][span])
 
     def end(self, unit: int, span: tuple[int, int]) -> None:
-        """After its backward pass, whose graph holds them: what the ranks behind will see."""
-        if unit in self._norms and span == self._last[unit]:
-            self._fade(unit, self._behind[unit])
-
-    def _fade(self, unit: int, micro_batches: int) -> None:
-        for norm in self._norms[unit].values():
-            for _ in range(micro_batches * self._calls[norm]):
-                norm.num_batches_tracked.add_(1)
-                rate = norm.momentum
-                if rate is None:
-                    rate = 1.0 / float(norm.num_batches_tracked)
-                norm.running_mean.mul_(1.0 - rate)
-                norm.running_var.mul_(1.0 - rate)
+        """After its backward pass, whose graph holds them: what copies will see until the step is
+        over."""
+        for norm in self._norms.get(unit, {}).values():
+            last, calls = self._after[norm]
+            _fade(norm, calls if span == last else 0)
 
     def write(self, path: Path) -> None:
         """To a file that `merged` reads; none where there are no statistics."""
         if self._names:
-            values = {
-                name: self._value(key).cpu().clone()
-                for key, name in self._names.items()
-                if self._changes(key) or not self._ahead[key[0]]
-            }
+            values: dict[str, Tensor] = {}
+            for key, name in self._names.items():
+                value, norm = self._value(key).cpu().clone(), self._norms[key[0]][key[1]]
+                if self._calls[norm] or norm in self._first:
+                    found = together(name, value, values[name]) if name in values else value
+                    values[name] = found
             save_file(values, path)
 
     def read(self, path: Path) -> None:
         """Begin with the values of a file: only their number, where another rank has the rest."""
         values = load_file(path)
         for key, name in self._names.items():
-            if not (self._changes(key) and self._ahead[key[0]]) or key[-1] == COUNT:
+            norm = self._norms[key[0]][key[1]]
+            if key[-1] == COUNT or norm in self._first or not self._calls[norm]:
                 self._value(key).copy_(values[name])
-
-    def _changes(self, key: tuple[int, str, str]) -> bool:
-        unit, path, _ = key
-        return self._calls[self._norms[unit][path]] > 0
 
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key
         return getattr(self._norms[unit][path], what)
+
+
+def _fade(norm: OnceNorm, calls: int) -> None:
+    """Let a module forget as much as so many calls of it would have it forget."""
+    for _ in range(calls):
+        norm.num_batches_tracked.add_(1)
+        rate = norm.momentum
+        if rate is None:
+            rate = 1.0 / float(norm.num_batches_tracked)
+        norm.running_mean.mul_(1.0 - rate)
+        norm.running_var.mul_(1.0 - rate)
+
+
+def together(name: str, one: Tensor, other: Tensor) -> Tensor:
+    """Two copies' values of one statistic as one."""
+    return torch.maximum(one, other) if name.endswith(COUNT) else one + other
 
 
 def merged(paths: Iterable[Path]) -> dict[str, Tensor]:
@@ -154,7 +180,5 @@ def merged(paths: Iterable[Path]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in paths:
         for name, value in load_file(path).items():
-            before = found.get(name, torch.zeros_like(value))
-            counts = name.endswith(COUNT)
-            found[name] = torch.maximum(before, value) if counts else before + value
+            found[name] = together(name, found[name], value) if name in found else value
     return found
