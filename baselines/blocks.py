@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from workbench.methods.train import DTYPES
-from workbench.model.base import LayeredModel, Whole
+from workbench.model.base import LayeredModel
+from workbench.model.whole import Whole
 from workbench.runs.spec import RunSpec
 
 Forward = Callable[[nn.Module, Tensor], Tensor]

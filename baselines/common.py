@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from baselines.stages import share_of
 from workbench.methods.train import DTYPES
-from workbench.model.base import LayeredModel, Whole
+from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
+from workbench.model.whole import Whole
 from workbench.runs.spec import RunSpec
 
 

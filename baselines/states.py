@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from baselines.common import named_units
-from workbench.model.base import LayeredModel, Whole
+from workbench.model.base import LayeredModel
+from workbench.model.whole import Whole
 from workbench.runtime.checkpoint import KINDS, label_of, reader, write_unit
 from workbench.runtime.manifest import Saved
 

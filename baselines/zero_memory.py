@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baselines.ledger import Ledger, bytes_of, tensors_in
-from workbench.model.base import Whole
+from workbench.model.whole import Whole
 from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 from workbench.units import format_bytes

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from baselines.common import named_units
 from workbench.methods.train import DTYPES
-from workbench.model.base import LayeredModel, Whole, set_parameter
+from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.whole import Whole
 from workbench.runs.spec import RunSpec
 
 

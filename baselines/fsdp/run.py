@@ -38,7 +38,8 @@ from baselines.stepping import Stepping
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
-from workbench.model.base import LayeredModel, Whole, set_parameter
+from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.whole import Whole
 from workbench.runs.record import Outcome
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec

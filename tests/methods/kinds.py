@@ -60,7 +60,7 @@ class Augmented(Dataset):
 
     def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
         label = random.randrange(CLASSES)
-        centre = torch.full((WIDTH,), label - 1.5) * (1 if np.random.rand() < 0.9 else -1)
+        centre = torch.full((WIDTH,), label - 1.5) * (1 if np.random.rand() < 0.9 else -1)  # noqa: NPY002
         return centre + 0.3 * torch.randn(WIDTH), torch.tensor(label)
 
 
@@ -153,7 +153,7 @@ class Fourier(Mixer):
 
     def __init__(self) -> None:
         super().__init__()
-        waves = np.random.randn(WIDTH, WIDTH) * random.random()
+        waves = np.random.randn(WIDTH, WIDTH) * random.random()  # noqa: NPY002
         self.register_buffer("waves", torch.from_numpy(waves).float())
 
     def forward(self, x: Tensor) -> Tensor:

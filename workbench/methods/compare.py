@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.model.base import Context, LayeredModel, Part, Whole
+from workbench.model.base import Context, LayeredModel, Part
+from workbench.model.whole import Whole
 from workbench.runtime.statistics import undivided
 
 SAMPLES = 4
@@ -37,8 +38,9 @@ Seen = dict[str, Tensor]
 
 
 def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> list[str]:
-    """Notes for people; `again` is the model made once more from the seed. Raises ValueError, one sentence, where the layers would not train as the
-    module does, with the first tensor that differs and the likely reason."""
+    """Notes for people; `again` is the model made once more from the seed. Raises ValueError, one
+    sentence, where the layers would not train as the module does, with the first tensor that
+    differs and the likely reason."""
     samples = tuple(range(len(rows[-1])))
     first, second = (Context(seed=seed, step=step, unit=0, samples=samples) for step in range(2))
     written, layers = model.whole(seed=seed, undivided=True), again.whole(seed=seed)
@@ -209,7 +211,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _generators() -> object:
-    name, keys, *rest = np.random.get_state()
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002  # users draw from it
     return random.getstate(), name, keys.tolist(), rest
 
 
@@ -224,14 +226,16 @@ def _attributes(whole: Whole) -> dict[str, Any]:
 
 
 def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise ValueError for a number, word or truth that a pass changed."""
+    """Raise ValueError for a number, word or truth that a pass changed, from one to another: what a
+    first pass keeps for later ones was nothing before."""
     for name, value in after.items():
-        plain = isinstance(value, int | float | str | None) and type(before.get(name)) is type(value)
-        if plain and name in before and before[name] != value:
+        old = before.get(name)
+        plain = isinstance(value, int | float | str) and type(old) is type(value)
+        if plain and old != value:
             raise ValueError(
-                f"the module changes its attribute {name!r} in every forward pass ({before[name]!r} "
-                f"became {value!r}), and passes are repeated and divided here; compute it from what "
-                "the module is given"
+                f"the module changes its attribute {name!r} in every forward pass ({old!r} became "
+                f"{value!r}), and passes are repeated and divided here; compute it from what the "
+                "module is given"
             )
 
 

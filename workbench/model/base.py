@@ -18,13 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as checkpointed
 
-from workbench.model.frozen import touched
+if TYPE_CHECKING:
+    from workbench.model.whole import Whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +153,7 @@ class LayeredModel(ABC):
         several tensors, `forward` takes and returns a tuple."""
         return (Part(shape=(seq, self.hidden)),)
 
-    def as_written(
-        self, units: Sequence[nn.Module], *, checkpoint: bool = False
-    ) -> Written | None:
+    def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written | None:
         """The model as its author wrote it, undivided, over the parameters and statistics of these
         units, which are all of it; with `checkpoint` blocks are computed again in the backward
         pass. None where the units are what was written."""
@@ -289,104 +287,14 @@ class LayeredModel(ABC):
     ) -> Whole:
         """All units as one module, with the weights `build` gives each; `undivided` runs what its
         author wrote in their place."""
+        from workbench.model.whole import Whole
+
         units = [
             self.build(unit, seed=seed, device=device, dtype=dtype)
             for unit in range(self.num_units)
         ]
         self.tie(units)
         return Whole(self, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
-
-
-class Whole(nn.Module):
-    """A layered model as one ordinary module, for plain training, FSDP and DeepSpeed.
-
-    `state_dict` has the names of `LayeredModel.state_name`. The units stay reachable in order as
-    `units`; they share their submodules with the named tree that is registered here.
-    """
-
-    def __init__(
-        self,
-        model: LayeredModel,
-        units: list[nn.Module],
-        *,
-        seed: int,
-        checkpoint: bool,
-        undivided: bool = False,
-    ) -> None:
-        super().__init__()
-        self.layered = model
-        self.units = units
-        self.seed = seed
-        self.checkpoint = checkpoint
-        self.written = model.as_written(units, checkpoint=checkpoint) if undivided else None
-        for unit, module in enumerate(units):
-            for path, part in model.parts(unit, module).items():
-                _graft(self, path, part)
-        names = {name for name, _ in self.named_parameters(remove_duplicate=False)}
-        assert names == {
-            model.state_name(unit, name)
-            for unit, module in enumerate(units)
-            for name, _ in module.named_parameters(remove_duplicate=False)
-        }
-
-    @property
-    def blocks(self) -> list[nn.Module]:
-        """The modules of units 1 to n, for wrapping policies."""
-        return self.units[1:-1]
-
-    def forward(
-        self,
-        tokens: Tensor | tuple[Tensor, ...],
-        targets: Tensor | None = None,
-        *,
-        step: int = 0,
-        samples: tuple[int, ...] | None = None,
-    ) -> Tensor:
-        """Mean loss of token ids [B, S] against targets [B, S]; without targets, logits [B, S, V].
-        A decomposed module takes what it takes, several tensors as a tuple.
-
-        `samples` are the rows' global numbers, by default those of an undivided batch: step * B
-        onwards. Nothing is dropped in `eval` mode.
-        """
-        rows = len(tokens[0] if isinstance(tokens, tuple) else tokens)
-        if samples is None:
-            samples = tuple(range(step * rows, (step + 1) * rows))
-        x = tokens
-        if self.written is not None:
-            first = Context(
-                seed=self.seed, step=step, unit=0, samples=samples, training=self.training
-            )
-            return self.written(x, targets, first)
-        for unit, module in enumerate(self.units):
-            ctx = Context(
-                seed=self.seed, step=step, unit=unit, samples=samples, training=self.training
-            )
-            if unit == self.layered.head:
-                x = self.layered.forward(unit, module, x, ctx, targets)
-                x = x if targets is None else touched(x, self._unreached())
-            elif self.checkpoint and unit:
-                x = checkpointed(
-                    self.layered.forward,
-                    unit,
-                    module,
-                    x,
-                    ctx,
-                    use_reentrant=False,
-                    preserve_rng_state=False,  # random numbers are keyed: the same the second time
-                )
-            else:
-                x = self.layered.forward(unit, module, x, ctx)
-        return x
-
-
-    def _unreached(self) -> list[Tensor]:
-        """Parameters that autograd gives no gradient, though libraries wait for one."""
-        model = self.layered
-        return [
-            module.get_parameter(name)
-            for unit, module in enumerate(self.units)
-            for name in model.unreached(unit)
-        ]
 
 
 def set_parameter(module: nn.Module, name: str, value: Tensor) -> None:
@@ -401,19 +309,3 @@ def move_buffers(module: nn.Module, device: torch.device | str) -> None:
     for owner in module.modules():
         for name, buffer in list(owner.named_buffers(recurse=False)):
             setattr(owner, name, buffer.to(device))
-
-
-def _graft(root: nn.Module, path: str, part: nn.Module | Tensor) -> None:
-    """Register `part` under a dotted path, making the modules on the way.
-
-    A name of the model's may be one of `Whole`'s own too (``blocks``), which `add_module` refuses.
-    """
-    *way, leaf = path.split(".")
-    for name in way:
-        if name not in root._modules:
-            root._modules[name] = nn.Module()
-        root = root._modules[name]
-    if isinstance(part, nn.Module):
-        root._modules[leaf] = part
-    elif isinstance(part, nn.Parameter):
-        root._parameters[leaf] = part

@@ -131,8 +131,8 @@ class Samples:
 
 
 def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
-    """One sample; what it draws of random numbers belongs to the seed. Raises ValueError where it is no tuple of inputs and a target, and for numbers
-    that no model here computes with."""
+    """One sample; what it draws of random numbers belongs to the seed. Raises ValueError where it
+    is no tuple of inputs and a target, and for numbers that no model here computes with."""
     with generators(seed):
         item = items[at]
     if not isinstance(item, tuple | list) or len(item) < 2:

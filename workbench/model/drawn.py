@@ -147,14 +147,14 @@ def drawing(of: Pass) -> Iterator[None]:
 def generators(seed: int) -> Iterator[None]:
     """Inside, the generators of torch on the CPU, numpy and Python start at a seed; after, they are
     as they were before."""
-    numpys, pythons = np.random.get_state(), random.getstate()
-    np.random.seed(seed % 2**32)
+    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002  # users draw from it
+    np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
     try:
         with seeded(torch.device("cpu"), seed):
             yield
     finally:
-        np.random.set_state(numpys)
+        np.random.set_state(numpys)  # noqa: NPY002
         random.setstate(pythons)
 
 
@@ -213,19 +213,19 @@ class _Drawing(TorchDispatchMode):
             )
             return x * kept * (1.0 / (1.0 - p) if p < 1 else 0.0), kept
         if by_parts and name in IN_PLACE:
-            in_place = getattr(torch.Tensor, name)
-            return filled(
-                args[0],
-                lambda row, generator: in_place(row, *args[1:], **{**kwargs, "generator": generator}),
-                hidden=True,
-            )
+
+            def fill(row: Tensor, generator: torch.Generator) -> None:
+                getattr(row, name)(*args[1:], **{**kwargs, "generator": generator})
+
+            return filled(args[0], fill, hidden=True)
         if by_parts:
             empty = _ATEN.empty_like if name.endswith("_like") else _ATEN.empty.memory_format
             return filled(empty(*args, **kwargs), FILLS[func.overloadpacket], hidden=True)
         return self._whole(func, args, kwargs)
 
     def _whole(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """An operation that draws by rules of its own, from a generator with the seed of its place."""
+        """An operation that draws by rules of its own, from a generator that starts at the seed of
+        its place."""
         _, (seed,) = self._pass.next_draw(torch.Size(), hidden=True)
         with seeded(_device_of(args, kwargs), seed):
             return func(*args, **kwargs)

@@ -61,8 +61,8 @@ class Family:
 
 
 def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
-    """The layered model of a spec, its buffers those of the seed; no weights are made. Raises ValueError for sizes that a family
-    does not have."""
+    """The layered model of a spec, its buffers those of the seed; no weights are made. Raises
+    ValueError for sizes that a family does not have."""
     if spec.custom:
         return custom_model.make_layered(spec, seed)
     family = FAMILIES[spec.family]

@@ -29,7 +29,7 @@ from workbench.model.base import Context, set_parameter
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.program import Program, flatten
-from workbench.model.drawn import Draw, Seen, draws_of, drawing
+from workbench.model.drawn import Draw, Seen, drawing, draws_of
 
 SAMPLES, MORE = 2, 3
 FOLLOWS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

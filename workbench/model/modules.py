@@ -47,8 +47,9 @@ class Decomposed(LayeredModel):
     ) -> None:
         """`layers` are those of `module`, and end with the loss; `targets` of two samples are an
         example; `frozen` are names of what is not trained (frozen.py), which asks for gradients
-        like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises ValueError for
-        parameters that ask for none, and for what no method here can do exactly."""
+        like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises
+        ValueError for parameters that ask for none, and for what no method here can do exactly.
+        """
         self.foreign = foreign
         self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq

@@ -87,8 +87,7 @@ def _state(model: Decomposed, units: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def _recomputed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A block under torch's checkpoint, whose repetition draws the same and counts nothing twice.
-    """
+    """A block under torch's checkpoint, whose repetition draws alike and counts nothing twice."""
     now = current()
 
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:

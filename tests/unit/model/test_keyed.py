@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Context
-from workbench.model.drawn import Draw, Pass, Seen, current, draws_of, drawing, running, unkeyed
+from workbench.model.drawn import Draw, Pass, Seen, current, drawing, draws_of, running, unkeyed
 from workbench.model.keyed import KeyedDropout, OnceNorm, make_keyed
 
 
