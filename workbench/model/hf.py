@@ -10,7 +10,7 @@ are left out:
 * blocks: the decoder with its layers replaced by recorders says, once per shape, with which
   arguments (mask, positions, rotary tables) it calls each layer; these do not depend on weights;
 * head: the causal-LM model whose decoder is replaced by its final norm, so it applies whatever it
-  does to logits, and makes the auxiliary loss of its routers (hf_routers.py).
+  does to logits, and makes the auxiliary loss of its routers (hf_layers.py).
 
 Random numbers are torch's own inside these modules, so the default generator is seeded around each
 unit by (seed, step, unit, first sample): a recomputed forward pass sees the same masks, though
@@ -34,10 +34,8 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
-from workbench.model.hf_layers import Call, kinds, recorded
-from workbench.model.hf_routers import Flow, Routers
+from workbench.model.hf_layers import Call, Flow, Routers, as_written, kinds, recorded
 from workbench.model.hf_trial import try_out
-from workbench.model.hf_written import as_written
 from workbench.model.keys import key
 from workbench.model.spec import ModelSpec
 
@@ -67,14 +65,13 @@ class HFModel(LayeredModel):
                 f"{self.layers} layers in a list and a final norm; found {', '.join(children)}; "
                 "any module is trained that a function makes (family=package.module:name)"
             )
-        self.hidden = self.config.hidden_size
         self.vocab = source.get_output_embeddings().weight.shape[0]
-        self.max_seq = self.config.max_position_embeddings
-        self._drawn_anew = any(p.is_meta for p in source.parameters())
-        self._fill_buffers()
+        with understood(self.config.model_type):
+            self.hidden, self.max_seq = self.config.hidden_size, self.config.max_position_embeddings
+        if bare := [name for name, buffer in source.named_buffers() if buffer.is_meta]:
+            raise ValueError(f"{type(source).__name__} has a buffer without values: {bare[0]}")
         self._tied = self._find_tied()
-        blocks = self.layers_of(source)
-        self._kinds = kinds(blocks, getattr(self.config, "layer_types", None))
+        self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
         self._recorded: tuple[Any, list[Call]] = (None, [])
         self._routers = Routers(decoder)
         self._seen = try_out(self)
@@ -189,33 +186,15 @@ class HFModel(LayeredModel):
         """Copy the source's weights. Those of a model that was made without are drawn by its rules,
         but for the few that the layers' own constructors gave numbers."""
         source = dict(self._cut(unit).named_parameters(remove_duplicate=False))
-        own = {
-            name: p
-            for name, p in module.named_parameters(remove_duplicate=False)
-            if (unit, name) not in self._tied
-        }
-        for name, p in own.items():
-            with torch.no_grad():
-                p.fill_(torch.nan) if source[name].is_meta else p.copy_(source[name])
-        if self._drawn_anew:
+        for name, p in module.named_parameters(remove_duplicate=False):
+            if source[name].is_meta:
+                p.detach().fill_(torch.nan)  # is seen if nobody writes there
+            elif (unit, name) not in self._tied:
+                p.detach().copy_(source[name].detach())
+        if any(p.is_meta for p in self.source.parameters()):
             with torch.no_grad(), seeded(torch.device("cpu"), key(seed, "init", unit)):
                 for part in module.modules():
                     self.source._init_weights(part)
-            for name, p in own.items():
-                if p.isnan().any():
-                    raise ValueError(
-                        f"{type(self.source).__name__} has no initial values for "
-                        f"{self.state_name(unit, name)!r}"
-                    )
-
-    def _fill_buffers(self) -> None:
-        """Compute the buffers (rotary tables) of a model made on the meta device."""
-        for module in self.source.modules():
-            empty = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-            for name in empty:
-                setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
-            if empty:
-                self.source._init_weights(module)
 
     # Computation.
 
@@ -270,20 +249,16 @@ class HFModel(LayeredModel):
         return "its layers draw random numbers for a whole micro-batch" if self._random else ""
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
-        """As of any decoder, without the seats that flow with hidden states and the experts that a
-        token does not visit."""
-        tokens, seats = batch * seq, self.hidden - self._flow.hidden
-        if unit == 0:
-            more = float(tokens * seats)
-        elif unit == self.head:
-            more = 2.0 * tokens * seats * self.vocab
-        else:
-            counts = (getattr(self.config, name, None) for name in VISITED)
-            visited = next((count for count in counts if isinstance(count, int)), 1)
-            experts = [shape for shape in self.shapes(unit).values() if len(shape) > 2]
-            unseen = sum(shape.numel() * (1 - visited / shape[0]) for shape in experts)
-            more = 4.0 * tokens * seq * seats + 2.0 * tokens * unseen
-        return super().flops(unit, batch, seq) - more
+        """As of any decoder, without the seats beside hidden states and the experts that a token
+        does not visit."""
+        tokens, hidden = batch * seq, self._flow.hidden
+        whole = super().flops(unit, batch, seq)
+        if unit in (0, self.head):
+            return whole * hidden / self.hidden
+        visited = next((vars(self.config)[n] for n in VISITED if n in vars(self.config)), 1)
+        experts = [shape for shape in self.shapes(unit).values() if len(shape) > 2]
+        idle = sum(shape.numel() * (1 - visited / shape[0]) for shape in experts)
+        return whole - 4.0 * tokens * seq * (self.hidden - hidden) - 2.0 * tokens * idle
 
     def keyed(self, device: torch.device, ctx: Context) -> AbstractContextManager[None]:
         """Within, random numbers are those of a unit and a micro-batch."""
@@ -301,8 +276,8 @@ class HFModel(LayeredModel):
 
     def record(self, x: Tensor) -> list[Call]:
         """As `recorded` says, on hidden states x."""
-        layers = self.layers_of(self.source)
-        return recorded(_hollow(self._cut(0)).eval(), self._layers_name, layers, x)
+        names = {"name": self._layers_name, "norm": self._norm_name}
+        return recorded(_hollow(self._cut(0)).eval(), x, layers=self.layers, **names)
 
     # Undivided.
 
@@ -341,11 +316,11 @@ class FinalNorm(nn.Module):
     def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        x, logits = inputs_embeds
+        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
         normed = self.get_submodule(self.name)(x)
-        out = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
-        out.router_logits = logits or None
-        return out
+        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
+        made.router_logits = tuple(logits) or None
+        return made
 
 
 def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:

@@ -8,9 +8,8 @@ computed; routing that follows values runs on the CPU, on zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +17,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from workbench.model.base import move_buffers, set_parameter
 from workbench.model.decompose.record import Dice
-from workbench.model.hf_routers import Flow, Seat
+from workbench.model.hf_layers import Flow, Seat
 
 if TYPE_CHECKING:
     from workbench.model.hf import HFModel
 
-FEW = (2, 5)
-"""Samples and tokens."""
+SAMPLES, TOKENS = 2, 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     draws: bool
     """Whether a unit draws random numbers."""
     mixes: bool
@@ -40,100 +37,83 @@ class Seen:
 def try_out(model: HFModel) -> Seen:
     """Run a unit of each kind. Raises ValueError for what does not run alone, and for a loss of
     routers that units cannot make."""
+    x = torch.randn(SAMPLES, TOKENS, model.hidden, generator=torch.Generator().manual_seed(0))
+    wants, drawn = getattr(model.config, "output_router_logits", False), Drawn()
+    dtypes = (torch.bfloat16, torch.float32) if wants else (torch.float32,)
+
+    def first(run: Callable[[Tensor], Any], where: str, width: int) -> Any:
+        """What a run gives beside a tensor of this width, where it can be made. Logits that stay
+        fp32 are seen in bf16, in which not every unit runs."""
+        for place in ((device, dtype) for dtype in dtypes for device in ("meta", "cpu")):
+            try:
+                with torch.no_grad(), drawn:
+                    made, more = run(x.to(*place))
+                if made.shape != (SAMPLES, TOKENS, width):
+                    raise ValueError(f"it gives a tensor {[*made.shape]}")
+                return more
+            except Exception as error:  # whatever it raises
+                failed = error
+        raise _refusal(model, f"{where} does not run alone: ", failed) from failed
+
+    def layer(unit: int, x: Tensor) -> tuple[Tensor, list[Seat]]:
+        made, logits = model.layer(unit, _bare(model, unit, x), x)
+        return made, [_seat(of, x.dtype) for of in logits]
+
+    def head(x: Tensor) -> tuple[Tensor, Any]:
+        given = flow.end(flow.begin(x))
+        made = _bare(model, model.head, x)(inputs_embeds=given, use_cache=False)
+        return made.logits, getattr(made, "aux_loss", None)
+
+    def embedding(x: Tensor) -> tuple[Tensor, None]:
+        tokens = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+        return _bare(model, 0, x)(tokens, use_cache=False).last_hidden_state, None
+
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-        return _Trial(model).seen()
-
-
-class _Trial:
-    def __init__(self, model: HFModel) -> None:
-        self._model, self._drawn = model, _Drawn()
-        self._wants = bool(getattr(model.config, "output_router_logits", False))
-        self._x = torch.randn(*FEW, model.hidden, generator=torch.Generator().manual_seed(0))
-
-    def seen(self) -> Seen:
-        model, x = self._model, self._x
         try:
             with torch.enable_grad():
                 model.record(x.clone().requires_grad_())
         except Exception as error:  # whatever it raises
-            raise self._refusal(_said(error)) from error
-        tokens = torch.zeros(FEW, dtype=torch.int64)
-        self._run(0, x.shape, lambda unit, x: (unit(tokens.to(x.device), use_cache=False)[0], None))
-        seats: dict[str, list[Seat]] = {}
-
-        def layer(unit: int, module: nn.Module, x: Tensor) -> tuple[Tensor, list[Seat]]:
-            made, logits = model.layer(unit, module, x)
-            return made, [_seat(of, x.dtype) for of in logits]
-
-        for unit in range(1, model.head):
-            if (kind := model.kind(unit)) not in seats:
-                seats[kind] = self._run(unit, x.shape, partial(layer, unit))
-        every = tuple(s for unit in range(1, model.head) for s in seats[model.kind(unit)])
-        flow = Flow(model.hidden, every if self._wants else ())
-
-        def head(unit: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
-            made = unit(inputs_embeds=flow.end(flow.begin(x)), use_cache=False)
-            return made.logits, getattr(made, "aux_loss", None)
-
-        loss = self._run(model.head, torch.Size((*FEW, model.vocab)), head)
-        if loss is not None and (
-            model.coefficient is None or len({s.width for s in flow.seats}) != 1
-        ):
-            raise ValueError(
-                f"{type(model.source).__name__} adds a loss of its routers that cannot be made of "
-                "units; it trains with output_router_logits false"
-            )
-        return Seen(
-            draws=self._drawn.thrown,
-            mixes=any(seat.shape[0] != -1 for seat in every),
-            seats=flow.seats if loss is not None else (),
+            raise _refusal(model, "", error) from error
+        first(embedding, "the embedding", model.hidden)
+        blocks = {model.kind(unit): unit for unit in reversed(range(1, model.head))}
+        seats = {
+            kind: first(partial(layer, unit), f"layer {unit - 1}", model.hidden)
+            for kind, unit in blocks.items()
+        }
+        every = [seat for unit in range(1, model.head) for seat in seats[model.kind(unit)]]
+        flow = Flow(model.hidden, every if wants else ())
+        loss = first(head, "the head", model.vocab)
+    if loss is not None and (model.coefficient is None or len({s.width for s in flow.seats}) != 1):
+        raise ValueError(
+            f"{type(model.source).__name__} adds a loss of its routers that cannot be made of "
+            "units; it trains with output_router_logits false"
         )
+    mixes = any(seat.shape[0] != -1 for seat in every)
+    return Seen(drawn.thrown, mixes, () if loss is None else flow.seats)
 
-    def _run(
-        self, unit: int, shape: torch.Size, run: Callable[[nn.Module, Tensor], tuple[Any, Any]]
-    ) -> Any:
-        """What a unit gives besides a tensor of this shape, on the first device where it runs.
-        Logits that stay fp32 are seen in bf16, in which not every unit runs."""
-        for dtype in (torch.bfloat16, torch.float32) if self._wants else (torch.float32,):
-            for device in ("meta", "cpu"):
-                try:
-                    with torch.no_grad(), self._drawn:
-                        bare = self._bare(unit, device, dtype)
-                        made, more = run(bare, self._x.to(device, dtype))
-                    if made.shape != shape:
-                        raise ValueError(f"it gives {[*made.shape]} where {[*shape]} is expected")
-                    return more
-                except Exception as error:  # whatever it raises
-                    failed = error
-        where = {0: "the embedding", self._model.head: "the head"}.get(unit, f"layer {unit - 1}")
-        raise self._refusal(f"{where} does not run alone: {_said(failed)}") from failed
 
-    def _bare(self, unit: int, device: str, dtype: torch.dtype) -> nn.Module:
-        """The unit, its weights zeros."""
-        module = self._model.skeleton(unit).train()
-        for name, p in list(module.named_parameters(remove_duplicate=False)):
-            set_parameter(module, name, torch.zeros(p.shape, dtype=dtype, device=device))
-        move_buffers(module, device)
-        return module
-
-    def _refusal(self, why: str) -> ValueError:
-        return ValueError(f"{type(self._model.source).__name__} cannot be cut into units: {why}")
+def _bare(model: HFModel, unit: int, like: Tensor) -> nn.Module:
+    """The unit, its weights zeros."""
+    module = model.skeleton(unit).train()
+    for name, p in list(module.named_parameters(remove_duplicate=False)):
+        set_parameter(module, name, like.new_zeros(p.shape))
+    move_buffers(module, like.device)
+    return module
 
 
 def _seat(logits: Tensor, dtype: torch.dtype) -> Seat:
-    tokens, shape = FEW[0] * FEW[1], list(logits.shape)
+    tokens, shape = SAMPLES * TOKENS, list(logits.shape)
     shape[shape.index(tokens)] = -1
-    wide = logits.dtype == torch.float32 != dtype
-    return Seat(shape=tuple(shape), width=logits.numel() // tokens, wide=wide)
+    return Seat(tuple(shape), logits.numel() // tokens, logits.dtype == torch.float32 != dtype)
 
 
-def _said(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+def _refusal(model: HFModel, where: str, error: Exception) -> ValueError:
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return ValueError(f"{type(model.source).__name__} cannot be cut into units: {where}{said}")
 
 
-class _Drawn(Dice):
-    """Notices random numbers, but for those that attention would draw if it dropped weights: their
-    probability is in the configuration."""
+class Drawn(Dice):
+    """Notices random numbers, but for those of attention, which drops as the configuration says."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if "scaled_dot_product" in str(func):
