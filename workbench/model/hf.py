@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.base import Context, LayeredModel
+from workbench.model.decompose.program import build, flatten
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
@@ -255,7 +256,8 @@ class HFModel(LayeredModel):
         whole = super().flops(unit, batch, seq)
         if unit in (0, self.head):
             return whole * hidden / self.hidden
-        visited = next((vars(self.config)[n] for n in VISITED if n in vars(self.config)), 1)
+        counts = (getattr(self.config, name, None) for name in VISITED)
+        visited = next((count for count in counts if isinstance(count, int)), 1)
         experts = [shape for shape in self.shapes(unit).values() if len(shape) > 2]
         idle = sum(shape.numel() * (1 - visited / shape[0]) for shape in experts)
         return whole - 4.0 * tokens * seq * (self.hidden - hidden) - 2.0 * tokens * idle
@@ -271,7 +273,10 @@ class HFModel(LayeredModel):
         asked = (x.shape, x.dtype, x.device)
         if self._recorded[0] != asked:
             with torch.no_grad(), understood(self.config.model_type):
-                self._recorded = (asked, self.record(torch.zeros_like(x)))
+                real = "cpu" if x.is_meta else x.device  # masks follow values of positions
+                leaves, form = flatten(self.record(torch.zeros_like(x, device=real)))
+            moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self._recorded = (asked, build(form, moved))
         return self._recorded[1]
 
     def record(self, x: Tensor) -> list[Call]:

@@ -2,7 +2,8 @@
 
 It refuses what cannot be cut or does not run, before anything is shown or planned of it, and sees
 which random numbers are drawn and what routers give. The meta device is enough, where nothing is
-computed; routing that follows values runs on the CPU, on zeros.
+computed; what follows values, as masks and some routing do, runs on the CPU, on zeros that take no
+memory until they are written.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from workbench.model.hf import HFModel
 
 SAMPLES, TOKENS = 2, 5
+DTYPES = torch.bfloat16, torch.float32
+"""In bf16 it is seen which logits stay fp32; not every unit runs in it."""
 
 
 class Seen(NamedTuple):
@@ -35,16 +39,15 @@ class Seen(NamedTuple):
 
 
 def try_out(model: HFModel) -> Seen:
-    """Run a unit of each kind. Raises ValueError for what does not run alone, and for a loss of
+    """Run a unit of each look. Raises ValueError for what does not run alone, and for a loss of
     routers that units cannot make."""
     x = torch.randn(SAMPLES, TOKENS, model.hidden, generator=torch.Generator().manual_seed(0))
     wants, drawn = getattr(model.config, "output_router_logits", False), Drawn()
-    dtypes = (torch.bfloat16, torch.float32) if wants else (torch.float32,)
+    places = [(device, dtype) for dtype in DTYPES for device in ("meta", "cpu")]
 
     def first(run: Callable[[Tensor], Any], where: str, width: int) -> Any:
-        """What a run gives beside a tensor of this width, where it can be made. Logits that stay
-        fp32 are seen in bf16, in which not every unit runs."""
-        for place in ((device, dtype) for dtype in dtypes for device in ("meta", "cpu")):
+        """What a run gives beside a tensor of this width, in the first place where it can be."""
+        for place in places:
             try:
                 with torch.no_grad(), drawn:
                     made, more = run(x.to(*place))
@@ -75,12 +78,15 @@ def try_out(model: HFModel) -> Seen:
         except Exception as error:  # whatever it raises
             raise _refusal(model, "", error) from error
         first(embedding, "the embedding", model.hidden)
-        blocks = {model.kind(unit): unit for unit in reversed(range(1, model.head))}
+        looks = [
+            f"{block}{model.shapes(unit)}"
+            for unit, block in enumerate(model.layers_of(model.source), start=1)
+        ]
         seats = {
-            kind: first(partial(layer, unit), f"layer {unit - 1}", model.hidden)
-            for kind, unit in blocks.items()
+            look: first(partial(layer, unit), f"layer {unit - 1}", model.hidden)
+            for look, unit in {look: u for u, look in reversed([*enumerate(looks, 1)])}.items()
         }
-        every = [seat for unit in range(1, model.head) for seat in seats[model.kind(unit)]]
+        every = [seat for look in looks for seat in seats[look]]
         flow = Flow(model.hidden, every if wants else ())
         loss = first(head, "the head", model.vocab)
     if loss is not None and (model.coefficient is None or len({s.width for s in flow.seats}) != 1):
@@ -96,7 +102,8 @@ def _bare(model: HFModel, unit: int, like: Tensor) -> nn.Module:
     """The unit, its weights zeros."""
     module = model.skeleton(unit).train()
     for name, p in list(module.named_parameters(remove_duplicate=False)):
-        set_parameter(module, name, like.new_zeros(p.shape))
+        zeros = torch.from_numpy(np.zeros(p.numel() * like.itemsize, np.uint8)).view(like.dtype)
+        set_parameter(module, name, zeros.view(p.shape).to(like.device))
     move_buffers(module, like.device)
     return module
 
