@@ -72,12 +72,19 @@ class HFModel(LayeredModel):
         if bare := [name for name, buffer in source.named_buffers() if buffer.is_meta]:
             raise ValueError(f"{type(source).__name__} has a buffer without values: {bare[0]}")
         self._tied = self._find_tied()
+        named = (
+            self._cut(u).named_parameters(remove_duplicate=False) for u in range(self.head + 1)
+        )
+        self.frozen = [[name for name, p in own if not p.requires_grad] for own in named]
+        """By unit, parameters that the source does not train."""
         self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
         self._recorded: tuple[Any, list[Call]] = (None, [])
         self._routers = Routers(decoder)
         self._seen = try_out(self)
         self._flow = Flow(self.hidden, self._seen.seats)
         self.hidden = self._flow.width
+        if not self._seen.seats:
+            self._routers.places.clear()
         self._random = self._seen.draws or dropout_of(self.config) > 0
 
     @classmethod
@@ -135,13 +142,8 @@ class HFModel(LayeredModel):
         """The layers of the source, or of a copy."""
         return getattr(getattr(whole, self.prefix), self._layers_name)
 
-    def frozen(self, unit: int) -> list[str]:
-        """Local names of the parameters that the source does not train."""
-        named = self._cut(unit).named_parameters(remove_duplicate=False)
-        return [name for name, p in named if not p.requires_grad]
-
     def decays(self, unit: int, local_name: str) -> bool:
-        return local_name not in self.frozen(unit) and super().decays(unit, local_name)
+        return local_name not in self.frozen[unit] and super().decays(unit, local_name)
 
     def state_name(self, unit: int, local_name: str) -> str:
         if unit == 0:
@@ -213,7 +215,7 @@ class HFModel(LayeredModel):
             )
         if module.training != ctx.training:
             module.train(ctx.training)
-        with self.keyed(x.device, ctx), held(module, self.frozen(unit)):
+        with self.keyed(x.device, ctx), held(module, self.frozen[unit]):
             if unit == self.head:
                 return self.told(module(inputs_embeds=self._flow.end(x), use_cache=False), targets)
             if unit == 0:

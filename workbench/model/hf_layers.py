@@ -158,7 +158,7 @@ class Routers:
 
     def __init__(self, decoder: nn.Module) -> None:
         found = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("router_logits", ())
-        self._places = [
+        self.places = [
             (of, getattr(place, "index", 1), getattr(place, "layer_name", None))
             for place in (found if isinstance(found, list) else [found])
             if isinstance(of := getattr(place, "target_class", place), type)
@@ -170,8 +170,8 @@ class Routers:
         logits: list[Tensor] = []
         hooks = [
             part.register_forward_hook(partial(_hear, logits, index))
+            for of, index, within in self.places
             for path, part in layer.named_modules()
-            for of, index, within in self._places
             if isinstance(part, of) and (not within or f".{within}." in f".{path}.")
         ]
         try:
@@ -195,14 +195,14 @@ def as_written(
             set_parameter(whole, model.state_name(unit, name), p)
     device = next(units[0].parameters()).device
     move_buffers(whole, device)
-    frozen = [model.state_name(u, name) for u in (0, model.head) for name in model.frozen(u)]
+    frozen = [model.state_name(u, name) for u in (0, model.head) for name in model.frozen[u]]
     running: list[Context] = []
 
     def placed(unit: int, layer: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
         ctx = replace(running[-1], unit=unit)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with model.keyed(device, ctx), held(layer, model.frozen(unit)):
+            with model.keyed(device, ctx), held(layer, model.frozen[unit]):
                 return forward(*args, **kwargs)
 
         if not checkpoint:
