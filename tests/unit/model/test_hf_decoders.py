@@ -3,8 +3,13 @@
 import pytest
 import torch
 
+from workbench.cli_layers import rows_of
+from workbench.model import ModelSpec
 from workbench.model.base import Context, set_parameter
 from workbench.model.hf import HFModel
+from workbench.runs.inputs import check_inputs
+from workbench.runs.spec import RunSpec
+from workbench.runs.store import Store
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -159,25 +164,37 @@ def test_what_the_author_does_not_train_stays_and_experts_count_as_they_are_visi
 
 
 def test_what_cannot_be_cut_or_run_is_refused_when_the_model_is_made():
-    def source(name, **changes):
-        return transformers.AutoModelForCausalLM.from_config(config(name, **changes))
-
-    def refused(module, sentence):
+    def refused(sentence, name, spoil):
+        module = transformers.AutoModelForCausalLM.from_config(config(name))
+        spoil(module)
         with pytest.raises(ValueError, match=sentence):
             HFModel(module)
 
-    broken = source("mixtral")
-    broken.model.layers[1].self_attn.o_proj = torch.nn.Linear(7, 32)
-    refused(broken, "MixtralForCausalLM cannot be cut into units: layer 1 does not run alone: ")
-    nameless = source("mixtral")
-    del nameless.router_aux_loss_coef
-    refused(nameless, "adds a loss of its routers .* it trains with output_router_logits false")
-    if "nanochat" in transformers.CONFIG_MAPPING:
-        numbers = SMALL | LLAMA
-        nanochat = transformers.AutoConfig.for_model("nanochat", **numbers)
-        module = transformers.AutoModelForCausalLM.from_config(nanochat)
-        refused(module, "it changes hidden states beside its layers and its final norm")
-    handed = source("llama")
-    rotary = handed.model.rotary_emb
-    rotary.forward = lambda x, position_ids: (x[..., :8], x[..., :8])
-    refused(handed, "its layers are given more than hidden states that weights shape")
+    refused(
+        "MixtralForCausalLM cannot be cut into units: layer 1 does not run alone: ",
+        "mixtral",
+        lambda m: setattr(m.model.layers[1].self_attn, "o_proj", torch.nn.Linear(7, 32)),
+    )
+    refused(
+        "adds a loss of its routers .* it trains with output_router_logits false",
+        "mixtral",
+        lambda m: delattr(m, "router_aux_loss_coef"),
+    )
+    refused(
+        "its layers are given more than hidden states that weights shape",
+        "llama",
+        lambda m: setattr(m.model.rotary_emb, "forward", lambda x, position_ids: (x, x)),
+    )
+
+
+def test_a_decoder_that_norms_elsewhere_is_refused_before_anything_is_written(tmp_path):
+    """NanoChat norms what its first layer gets, by the same module that norms at its end."""
+    if "nanochat" not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers has no nanochat")
+    transformers.AutoConfig.for_model("nanochat", **SMALL | LLAMA).save_pretrained(tmp_path)
+    spec = ModelSpec.hugging_face(tmp_path)
+    sentence = "it changes hidden states beside its layers and its final norm"
+    with pytest.raises(ValueError, match=sentence):
+        rows_of(spec)
+    with pytest.raises(ValueError, match=sentence):
+        check_inputs([RunSpec(method="plain", model=spec)], Store(tmp_path))
