@@ -30,11 +30,11 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SIZES, **LLAMA, pad_token_id=0, head_dim=8, sliding_window=4
     ),  # layers of two kinds in one slot
-    "jamba": lambda: transformers.JambaConfig(
-        **SIZES, **LLAMA, pad_token_id=0, num_experts=4, num_experts_per_tok=2, mamba_dt_rank=4,
-        attn_layer_period=3, attn_layer_offset=2, expert_layer_period=2, expert_layer_offset=1,
-        mamba_d_state=4, use_mamba_kernels=False, output_router_logits=True,
-    ),  # state spaces and attention, feed-forward and experts, whose routers have a loss
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **SIZES, **LLAMA, pad_token_id=0, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, decoder_sparse_step=2,
+        output_router_logits=True, router_aux_loss_coef=0.3,
+    ),  # experts in every other layer, whose routers have a loss
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_stronghold(spec_for, model, tmp_path, name, window, policy, changes):
 
 def test_routers_have_a_loss_of_every_micro_batch(spec_for, model, tmp_path):
     spec = spec_for(
-        model=model("jamba"), window=2, activations="recompute", microbatches=2, eps=EPS
+        model=model("qwen2_moe"), window=2, activations="recompute", microbatches=2, eps=EPS
     )
     training, parameters = run(stronghold, spec, tmp_path)
     assert_equals_plain(spec, training, parameters)

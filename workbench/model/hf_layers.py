@@ -4,9 +4,10 @@ A decoder calls each layer with masks, positions and rotary tables, which depend
 hidden states and not on their values: recorders in the place of layers say which, once per shape.
 
 The auxiliary loss of a mixture of experts is made of the logits of all routers at once. They travel
-beside the hidden states, in one tensor: [B, S, H] grows by a seat for each router's logits. The
-embedding leaves the seats empty. A layer drops as many from the front as it fills at the end, so
-layers need not know their number, and before the head all are filled, in the layers' order.
+beside the hidden states, in the one tensor that every method passes on: [B, S, H] grows by a seat
+for each router's logits. The embedding leaves the seats empty. A layer drops as many from the front
+as it fills at the end, so layers need not know their number and those alike stay of one kind, and
+before the head all are filled, in the layers' order.
 """
 
 from __future__ import annotations

@@ -89,12 +89,13 @@ def try_out(model: HFModel) -> Seen:
         every = [seat for look in looks for seat in seats[look]]
         flow = Flow(model.hidden, every if wants else ())
         loss = first(head, "the head", model.vocab)
-    if loss is not None and (model.coefficient is None or len({s.width for s in flow.seats}) != 1):
+    widths = {seat.width for seat in flow.seats}
+    if loss is not None and (model.coefficient is None or len(widths) != 1 or 0 in widths):
         raise ValueError(
             f"{type(model.source).__name__} adds a loss of its routers that cannot be made of "
             "units; it trains with output_router_logits false"
         )
-    mixes = any(seat.shape[0] != -1 for seat in every)
+    mixes = any(seat.width and seat.shape[0] != -1 for seat in every)
     return Seen(drawn.thrown, mixes, () if loss is None else flow.seats)
 
 
@@ -109,7 +110,10 @@ def _bare(model: HFModel, unit: int, like: Tensor) -> nn.Module:
 
 
 def _seat(logits: Tensor, dtype: torch.dtype) -> Seat:
+    """With no width if the logits are not of a list of tokens."""
     tokens, shape = SAMPLES * TOKENS, list(logits.shape)
+    if tokens not in shape:
+        return Seat((), 0, False)
     shape[shape.index(tokens)] = -1
     return Seat(tuple(shape), logits.numel() // tokens, logits.dtype == torch.float32 != dtype)
 
