@@ -30,7 +30,12 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SIZES, **LLAMA, pad_token_id=0, head_dim=8, sliding_window=4
     ),  # layers of two kinds in one slot
-}
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **SIZES, **LLAMA, pad_token_id=0, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, decoder_sparse_step=2,
+        output_router_logits=True, router_aux_loss_coef=0.3,
+    ),  # experts in every other layer, whose routers have a loss
+}  # fmt: skip
 
 
 EPS = 1e-6
@@ -51,7 +56,7 @@ def model(tmp_path_factory):
     return described
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 @pytest.mark.parametrize(
     ("window", "policy", "changes"),
     [
@@ -63,6 +68,15 @@ def model(tmp_path_factory):
 def test_stronghold(spec_for, model, tmp_path, name, window, policy, changes):
     spec = spec_for(model=model(name), window=window, activations=policy, eps=EPS, **changes)
     assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
+
+
+def test_routers_have_a_loss_of_every_micro_batch(spec_for, model, tmp_path):
+    spec = spec_for(
+        model=model("qwen2_moe"), window=2, activations="recompute", microbatches=2, eps=EPS
+    )
+    training, parameters = run(stronghold, spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+    assert training.model.couples == "the router's loss is of a micro-batch"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

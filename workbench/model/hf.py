@@ -10,7 +10,7 @@ are left out:
 * blocks: the decoder with its layers replaced by recorders says, once per shape, with which
   arguments (mask, positions, rotary tables) it calls each layer; these do not depend on weights;
 * head: the causal-LM model whose decoder is replaced by its final norm, so it applies whatever it
-  does to logits.
+  does to logits, and makes the auxiliary loss of its routers (hf_layers.py).
 
 Random numbers are torch's own inside these modules, so the default generator is seeded around each
 unit by (seed, step, unit, first sample): a recomputed forward pass sees the same masks, though
@@ -20,25 +20,31 @@ with dropout another split of the batch sees other ones (our GPT does not have t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.core.jsonfile import parse_json
-from workbench.core.paths import user_path
-from workbench.model.base import Context, LayeredModel, move_buffers, set_parameter
+from workbench.model.base import Context, LayeredModel
+from workbench.model.decompose.program import build, flatten
 from workbench.model.dropout import seeded
+from workbench.model.frozen import held
+from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
+from workbench.model.hf_layers import Call, Flow, Routers, as_written, kinds, recorded
+from workbench.model.hf_trial import try_out
 from workbench.model.keys import key
 from workbench.model.spec import ModelSpec
 
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
+COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+"""Under which a causal-LM model keeps the factor of its auxiliary loss."""
+VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
+"""Under which configurations say how many experts a token visits."""
 
 
 class HFModel(LayeredModel):
@@ -60,19 +66,32 @@ class HFModel(LayeredModel):
                 f"{self.layers} layers in a list and a final norm; found {', '.join(children)}; "
                 "any module is trained that a function makes (family=package.module:name)"
             )
-        self.hidden = self.config.hidden_size
         self.vocab = source.get_output_embeddings().weight.shape[0]
-        self.max_seq = self.config.max_position_embeddings
-        self._fill_buffers()
-        self._random = _dropout(self.config) > 0
+        with understood(self.config.model_type):
+            self.hidden, self.max_seq = self.config.hidden_size, self.config.max_position_embeddings
+        if bare := [name for name, buffer in source.named_buffers() if buffer.is_meta]:
+            raise ValueError(f"{type(source).__name__} has a buffer without values: {bare[0]}")
         self._tied = self._find_tied()
-        self._recorded: tuple[Any, list[tuple[tuple, dict]]] = (None, [])
+        named = (
+            self._cut(u).named_parameters(remove_duplicate=False) for u in range(self.head + 1)
+        )
+        self.frozen = [[name for name, p in own if not p.requires_grad] for own in named]
+        """By unit, parameters that the source does not train."""
+        self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
+        self._recorded: tuple[Any, list[Call]] = (None, [])
+        self._routers = Routers(decoder)
+        self._seen = try_out(self)
+        self._flow = Flow(self.hidden, self._seen.seats)
+        self.hidden = self._flow.width
+        if not self._seen.seats:
+            self._routers.places.clear()
+        self._random = self._seen.draws or dropout_of(self.config) > 0
 
     @classmethod
     def from_config(cls, config: Any) -> HFModel:
         """From a configuration object; weights are drawn by their rules, keyed per unit."""
-        transformers = _transformers()
-        with torch.device("meta"), understood(config.model_type):
+        transformers = transformers_package()
+        with understood(config.model_type), seeded(torch.device("cpu"), 0), Unfilled():
             source = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
@@ -82,7 +101,7 @@ class HFModel(LayeredModel):
     def from_spec(cls, spec: ModelSpec) -> HFModel:
         """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
         the spec was made without it."""
-        config, digest = _read_config(spec.family)
+        config, digest = read_config(spec.family)
         with understood(spec.family):
             there = config.num_hidden_layers, config.hidden_size
         if there != (spec.layers, spec.hidden):
@@ -114,16 +133,17 @@ class HFModel(LayeredModel):
         return getattr(decoder, self._layers_name)[unit - 1]
 
     def kind(self, unit: int) -> str:
-        """Blocks are of one kind unless the configuration types layers or scales by number."""
-        if not 0 < unit < self.head:
-            return super().kind(unit)
-        types = getattr(self.config, "layer_types", None)
-        kind = f"block {types[unit - 1]}" if types and len(set(types)) > 1 else "block"
-        by_number = getattr(self.config, "scale_attn_by_inverse_layer_idx", False)
-        return f"{kind} {unit}" if by_number else kind
+        return self._kinds[unit - 1] if 0 < unit < self.head else super().kind(unit)
 
     def tied(self) -> dict[tuple[int, str], tuple[int, str]]:
         return self._tied
+
+    def layers_of(self, whole: nn.Module) -> nn.ModuleList:
+        """The layers of the source, or of a copy."""
+        return getattr(getattr(whole, self.prefix), self._layers_name)
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        return local_name not in self.frozen[unit] and super().decays(unit, local_name)
 
     def state_name(self, unit: int, local_name: str) -> str:
         if unit == 0:
@@ -166,24 +186,18 @@ class HFModel(LayeredModel):
     # Weights.
 
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
-        parameters = dict(self._cut(unit).named_parameters(remove_duplicate=False))
-        if any(parameter.is_meta for parameter in parameters.values()):
+        """Copy the source's weights. Those of a model that was made without are drawn by its rules,
+        but for the few that the layers' own constructors gave numbers."""
+        source = dict(self._cut(unit).named_parameters(remove_duplicate=False))
+        for name, p in module.named_parameters(remove_duplicate=False):
+            if source[name].is_meta:
+                p.detach().fill_(torch.nan)  # is seen if nobody writes there
+            elif (unit, name) not in self._tied:
+                p.detach().copy_(source[name].detach())
+        if any(p.is_meta for p in self.source.parameters()):
             with torch.no_grad(), seeded(torch.device("cpu"), key(seed, "init", unit)):
                 for part in module.modules():
                     self.source._init_weights(part)
-            return
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if (unit, name) not in self._tied:
-                parameter.detach().copy_(parameters[name].detach())
-
-    def _fill_buffers(self) -> None:
-        """Compute the buffers (rotary tables) of a model made on the meta device."""
-        for module in self.source.modules():
-            empty = [n for n, b in module.named_buffers(recurse=False) if b.is_meta]
-            for name in empty:
-                setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
-            if empty:
-                self.source._init_weights(module)
 
     # Computation.
 
@@ -201,133 +215,119 @@ class HFModel(LayeredModel):
             )
         if module.training != ctx.training:
             module.train(ctx.training)
-        if unit == self.head:
-            logits = module(inputs_embeds=x, use_cache=False).logits
-            if targets is None:
-                return logits
-            return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        args, kwargs = ((), {"use_cache": False}) if unit == 0 else self._arguments(x)[unit - 1]
-        with self._keyed(x.device, ctx):
+        with self.keyed(x.device, ctx), held(module, self.frozen[unit]):
+            if unit == self.head:
+                return self.told(module(inputs_embeds=self._flow.end(x), use_cache=False), targets)
+            if unit == 0:
+                return self._flow.begin(module(x, use_cache=False).last_hidden_state)
+            x, filled = self._flow.apart(x)
+            made, logits = self.layer(unit, module, x)
+        return self._flow.on(made, filled, logits)
+
+    def layer(self, unit: int, module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Hidden states [B, S, H] behind a layer, and the logits of its routers."""
+        args, kwargs = self._arguments(x)[unit - 1]
+        with self._routers.heard(module) as logits:
             out = module(x, *args, **kwargs)
-        if unit == 0:
-            return out.last_hidden_state
-        return out[0] if isinstance(out, tuple) else out
+        return out[0] if isinstance(out, tuple) else out, logits
+
+    def told(self, made: Any, targets: Tensor | None) -> Tensor:
+        """The logits that the causal-LM model made, or their loss with that of its routers."""
+        if targets is None:
+            return made.logits
+        loss = F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
+        return loss + self.coefficient * made.aux_loss if self._flow.seats else loss
+
+    @property
+    def coefficient(self) -> float | None:
+        """Factor of the loss of routers; None where there is none."""
+        return next((vars(self.source)[n] for n in COEFFICIENTS if n in vars(self.source)), None)
 
     @property
     def couples(self) -> str:
-        return "its layers draw dropout for a whole micro-batch" if self._random else ""
+        if self._flow.seats:
+            return "the router's loss is of a micro-batch"
+        if self._seen.mixes:
+            return "its routers mix the samples of a micro-batch"
+        return "its layers draw random numbers for a whole micro-batch" if self._random else ""
 
-    def _keyed(self, device: torch.device, ctx: Context) -> AbstractContextManager[None]:
+    def flops(self, unit: int, batch: int, seq: int) -> float:
+        """As of any decoder, without the seats beside hidden states and the experts that a token
+        does not visit."""
+        tokens, hidden = batch * seq, self._flow.hidden
+        whole = super().flops(unit, batch, seq)
+        if unit in (0, self.head):
+            return whole * hidden / self.hidden
+        counts = (getattr(self.config, name, None) for name in VISITED)
+        visited = next((count for count in counts if isinstance(count, int)), 1)
+        experts = [shape for shape in self.shapes(unit).values() if len(shape) > 2]
+        idle = sum(shape.numel() * (1 - visited / shape[0]) for shape in experts)
+        return whole - 4.0 * tokens * seq * (self.hidden - hidden) - 2.0 * tokens * idle
+
+    def keyed(self, device: torch.device, ctx: Context) -> AbstractContextManager[None]:
+        """Within, random numbers are those of a unit and a micro-batch."""
         if not self._random or not ctx.training:
             return nullcontext()
         return seeded(device, key(ctx.seed, "dropout", ctx.step, ctx.samples[0], ctx.unit))
 
-    def _arguments(self, x: Tensor) -> list[tuple[tuple, dict]]:
+    def _arguments(self, x: Tensor) -> list[Call]:
         """What the decoder passes each layer beside x [B, S, H]; kept for the latest shape."""
         asked = (x.shape, x.dtype, x.device)
         if self._recorded[0] != asked:
-            recorders = nn.ModuleList(Recorder() for _ in range(self.layers))
-            decoder = _hollow(_with_children(self._cut(0), {self._layers_name: recorders})).eval()
-            unread = set(decoder.get_input_embeddings().parameters())  # hidden states are given
-            for name, p in list(decoder.named_parameters()):
-                shape = torch.Size([0]) if p in unread else p.shape
-                set_parameter(decoder, name, x.new_zeros(shape))
-            move_buffers(decoder, x.device)
             with torch.no_grad(), understood(self.config.model_type):
-                decoder(inputs_embeds=torch.zeros_like(x), use_cache=False)
-            calls = [r.call for r in decoder.get_submodule(self._layers_name)]
-            self._recorded = (asked, calls)
+                real = "cpu" if x.is_meta else x.device  # masks follow values of positions
+                leaves, form = flatten(self.record(torch.zeros_like(x, device=real)))
+            moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self._recorded = (asked, build(form, moved))
         return self._recorded[1]
 
+    def record(self, x: Tensor) -> list[Call]:
+        """As `recorded` says, on hidden states x."""
+        names = {"name": self._layers_name, "norm": self._norm_name}
+        return recorded(_hollow(self._cut(0)).eval(), x, layers=self.layers, **names)
 
-class Recorder(nn.Module):
-    """Stands for a layer: keeps the arguments it is called with and passes the hidden states on."""
+    # Undivided.
 
-    call: tuple[tuple, dict]
+    def as_written(
+        self, units: Sequence[nn.Module], *, checkpoint: bool = False
+    ) -> Callable[[Tensor, Tensor | None, Context], Tensor]:
+        """The model's own undivided forward pass over the parameters of these units, as a function
+        of tokens, targets and a context: the mean loss in fp32, or logits without targets.
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.call = (args, kwargs)
-        return hidden_states
+        Random numbers are those that the units draw. With `checkpoint`, activations of layers are
+        computed again for the backward pass.
+        """
+        return as_written(self, _hollow(self.source), units, checkpoint=checkpoint)
+
+
+class Unfilled(TorchDispatchMode):
+    """Within, memory that is asked for without values is on the meta device: weights take none, and
+    what a constructor computes (rotary tables, ones) is there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.aten.empty.memory_format:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
 
 
 class FinalNorm(nn.Module):
-    """Stands for the decoder in the head: norms the hidden states it is given."""
+    """Stands for the decoder in the head: norms the hidden states it is given, and hands on the
+    logits of routers that come with them."""
 
     def __init__(self, name: str, norm: nn.Module) -> None:
         super().__init__()
         self.name = name
         self.add_module(name, norm)
 
-    def forward(self, input_ids: None = None, *, inputs_embeds: Tensor, **_: Any) -> Any:
+    def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        normed = self.get_submodule(self.name)(inputs_embeds)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
-
-
-def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
-    """See `ModelSpec.hugging_face`."""
-    config, digest = _read_config(path)
-    with understood(path):
-        positions = config.max_position_embeddings
-        usual = min(1024, positions)
-        sizes = {
-            "layers": config.num_hidden_layers,
-            "hidden": config.hidden_size,
-            "heads": config.num_attention_heads,
-            "vocab": config.vocab_size,
-            "dropout": _dropout(config),
-            "tied": bool(config.tie_word_embeddings),
-        }
-    if seq is not None and seq > positions:
-        raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
-    return ModelSpec(family=str(path), seq=seq or usual, config_digest=digest, **sizes)
-
-
-def _read_config(path: str | Path) -> tuple[Any, str]:
-    """The configuration in a local JSON file (or in a folder's config.json), and its SHA-256."""
-    file = user_path(path)
-    file = file / "config.json" if file.is_dir() else file
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
-            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
-            f"read there: {error.strerror}"
-        ) from None
-    numbers = parse_json(data, str(file))
-    if not isinstance(numbers, dict) or not isinstance(numbers.get("model_type"), str):
-        raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
-    transformers = _transformers()
-    model_type = numbers.pop("model_type")
-    if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
-        raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
-    with understood(file):
-        return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
-
-
-@contextmanager
-def understood(path: str | Path) -> Iterator[None]:
-    """Raise a ValueError that names the file for whatever a library raises of its values."""
-    try:
-        yield
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise ValueError(
-            f"{path} describes no model that transformers makes: {type(error).__name__}: {reason}"
-        ) from None
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise ValueError(
-            "Hugging Face models need the package transformers, which is not installed; "
-            "install workbench with its extra 'hf'"
-        ) from None
-    return transformers
+        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
+        normed = self.get_submodule(self.name)(x)
+        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
+        made.router_logits = tuple(logits) or None
+        return made
 
 
 def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
@@ -349,16 +349,3 @@ def _hollow(module: nn.Module) -> nn.Module:
 
 def _is_layers(module: nn.Module, layers: int) -> bool:
     return isinstance(module, nn.ModuleList) and len(module) == layers
-
-
-def _dropout(config: Any) -> float:
-    """The largest probability of dropping anything; those of heads for other tasks are unused."""
-    return max(
-        (
-            float(p)
-            for name, p in config.to_dict().items()
-            if "drop" in name and not name.startswith(("summary", "classifier"))
-            if isinstance(p, int | float)
-        ),
-        default=0.0,
-    )

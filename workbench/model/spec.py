@@ -86,7 +86,7 @@ class ModelSpec:
         `seq` defaults to 1024, or to all the positions the model has if they are fewer. Raises
         ValueError for a missing or malformed file, or more positions than the model has.
         """
-        from workbench.model.hf import describe
+        from workbench.model.hf_config import describe
 
         return describe(path, seq=seq)
 

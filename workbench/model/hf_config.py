@@ -1,0 +1,91 @@
+"""Configurations of Hugging Face: what a local file says, in sentences where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from workbench.core.jsonfile import parse_json
+from workbench.core.paths import user_path
+from workbench.model.spec import ModelSpec
+
+
+def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
+    """See `ModelSpec.hugging_face`."""
+    config, digest = read_config(path)
+    with understood(path):
+        positions = config.max_position_embeddings
+        usual = min(1024, positions)
+        sizes = {
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "vocab": config.vocab_size,
+            "dropout": dropout_of(config),
+            "tied": bool(config.tie_word_embeddings),
+        }
+    if seq is not None and seq > positions:
+        raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
+    return ModelSpec(family=str(path), seq=seq or usual, config_digest=digest, **sizes)
+
+
+def read_config(path: str | Path) -> tuple[Any, str]:
+    """The configuration in a local JSON file (or in a folder's config.json), and its SHA-256."""
+    file = user_path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
+            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
+            f"read there: {error.strerror}"
+        ) from None
+    numbers = parse_json(data, str(file))
+    if not isinstance(numbers, dict) or not isinstance(numbers.get("model_type"), str):
+        raise ValueError(f"{file} is no Hugging Face configuration: it names no model_type")
+    transformers = transformers_package()
+    model_type = numbers.pop("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:  # whose own words list all that there are
+        raise ValueError(f"{file} is of the model_type {model_type!r}, which transformers lacks")
+    with understood(file):
+        return transformers.AutoConfig.for_model(model_type, **numbers), sha256(data).hexdigest()
+
+
+@contextmanager
+def understood(path: str | Path) -> Iterator[None]:
+    """Raise a ValueError that names the file for whatever a library raises of its values."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"{path} describes no model that transformers makes: {type(error).__name__}: {reason}"
+        ) from None
+
+
+def transformers_package() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(
+            "Hugging Face models need the package transformers, which is not installed; "
+            "install workbench with its extra 'hf'"
+        ) from None
+    return transformers
+
+
+def dropout_of(config: Any) -> float:
+    """The largest probability of dropping anything; those of heads for other tasks are unused."""
+    return max(
+        (
+            float(p)
+            for name, p in config.to_dict().items()
+            if "drop" in name and not name.startswith(("summary", "classifier"))
+            if isinstance(p, int | float)
+        ),
+        default=0.0,
+    )

@@ -1,0 +1,227 @@
+"""Layers of a Hugging Face decoder: what they are called with, which are alike, and their routers.
+
+A decoder calls each layer with masks, positions and rotary tables, which depend on the shape of the
+hidden states and not on their values: recorders in the place of layers say which, once per shape.
+
+The auxiliary loss of a mixture of experts is made of the logits of all routers at once. They travel
+beside the hidden states, in the one tensor that every method passes on: [B, S, H] grows by a seat
+for each router's logits. The embedding leaves the seats empty. A layer drops as many from the front
+as it fills at the end, so layers need not know their number and those alike stay of one kind, and
+before the head all are filled, in the layers' order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from workbench.model.base import Context, move_buffers, set_parameter
+from workbench.model.decompose.program import flatten
+from workbench.model.frozen import held
+
+if TYPE_CHECKING:
+    from workbench.model.hf import HFModel
+
+Call = tuple[tuple, dict]
+"""Arguments of a layer beside the hidden states."""
+NUMBER = re.compile(r"layer_?(idx|id|index|num|number)")
+"""Attributes that say where a layer is; it needs them to find its keys and values in a cache."""
+
+
+class Recorder(nn.Module):
+    """Stands for a layer: keeps the arguments it is called with and passes the hidden states on."""
+
+    def __init__(self, more: tuple | None) -> None:
+        super().__init__()
+        self.more = more
+        self.seen: list[tuple[Tensor, Call]] = []
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.seen.append((hidden_states, (args, kwargs)))
+        return hidden_states if self.more is None else (hidden_states, *self.more)
+
+
+def recorded(decoder: nn.Module, x: Tensor, *, layers: int, name: str, norm: str) -> list[Call]:
+    """With what a decoder calls each of its layers for hidden states x. The list of layers and the
+    final norm are children of these names, and replaced.
+
+    With autograd, raises ValueError where the decoder does more than to hand x from layer to layer
+    and to norm it, or hands on what was computed of x or a weight: a unit alone would not have it.
+    """
+    unread = set(decoder.get_input_embeddings().parameters())  # hidden states are given
+    for local, p in list(decoder.named_parameters()):
+        set_parameter(decoder, local, x.new_zeros(torch.Size([0]) if p in unread else p.shape))
+    move_buffers(decoder, x.device)
+    wrong: Exception = ValueError("it does more with hidden states than to pass them on")
+    for more in (None, (), (None,)):  # some decoders take the first of what a layer gives
+        recorders, last = [Recorder(more) for _ in range(layers)], Recorder(None)
+        decoder._modules |= {name: nn.ModuleList(recorders), norm: last}
+        try:
+            made = decoder(inputs_embeds=x, use_cache=False).last_hidden_state
+        except Exception as error:  # whatever it raises
+            wrong = error
+            continue
+        if made.shape == x.shape:
+            break
+    else:
+        raise wrong
+    seen = [found for recorder in (*recorders, last) for found in recorder.seen]
+    if torch.is_grad_enabled():
+        given = (leaf for leaf in flatten([call for _, call in seen])[0])
+        if any(leaf.requires_grad for leaf in given if isinstance(leaf, Tensor)):
+            raise ValueError("its layers are given more than hidden states that weights shape")
+        alike = all(torch.equal(seen[0][0], state) for state in (made, *(h for h, _ in seen)))
+        if len(seen) != layers + 1 or not alike:
+            raise ValueError("it changes hidden states beside its layers and its final norm")
+    return [call for _, call in seen]
+
+
+def kinds(layers: Sequence[nn.Module], types: Sequence[str] | None) -> list[str]:
+    """A name for each layer, one for those that behave alike: of the same modules with the same
+    settings, shapes and buffers, and of one type where the configuration types them."""
+    typed = types if types and len(types) == len(layers) else [""] * len(layers)
+    alike = [(of, _signature(layer)) for of, layer in zip(typed, layers, strict=True)]
+    if len(set(alike)) == 1:
+        return ["block"] * len(layers)
+    return [" ".join(filter(None, ("block", of[0], str(alike.index(of) + 1)))) for of in alike]
+
+
+def _signature(layer: nn.Module) -> str:
+    settings = [
+        (path, repr(type(part)), name, value)
+        for path, part in layer.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, bool | float | str | int | tuple | None)
+        if not NUMBER.fullmatch(name)
+    ]
+    shapes = [(n, tuple(p.shape)) for n, p in layer.named_parameters(remove_duplicate=False)]
+    raw = ((n, b.detach().cpu().reshape(-1)) for n, b in layer.named_buffers())
+    buffers = [(n, sha256(b.view(torch.uint8).numpy()).digest()) for n, b in raw]
+    return str((settings, shapes, buffers))
+
+
+class Seat(NamedTuple):
+    """Room for the logits of one router."""
+
+    shape: tuple[int, ...]
+    """As the router gives them; -1 where the tokens are."""
+    width: int
+    """Values of a token."""
+    wide: bool
+    """Whether they are fp32 where the run computes in bf16."""
+
+
+class Flow:
+    """What flows between units: hidden states, and seats for logits of routers behind them."""
+
+    def __init__(self, hidden: int, seats: Sequence[Seat]) -> None:
+        self.hidden, self.seats = hidden, tuple(seats)
+        self.width = hidden + sum(seat.width for seat in seats)
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Hidden states with empty seats."""
+        return F.pad(x, (0, self.width - self.hidden)) if self.seats else x
+
+    def apart(self, flow: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states, and what is in the seats."""
+        x, filled = flow.split([self.hidden, self.width - self.hidden], dim=-1)
+        return x.contiguous() if self.seats else flow, filled
+
+    def on(self, x: Tensor, filled: Tensor, logits: Sequence[Tensor]) -> Tensor:
+        """Hidden states behind a layer with the logits of earlier layers and of this one."""
+        if not self.seats:
+            return x
+        own = [of.reshape(*x.shape[:2], -1).to(x.dtype) for of in logits]
+        return torch.cat([x, filled[..., sum(of.shape[-1] for of in own) :], *own], dim=-1)
+
+    def end(self, flow: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Hidden states, with the logits of all routers as these gave them if there are seats."""
+        if not self.seats:
+            return flow
+        x, filled = self.apart(flow)
+        each = zip(filled.split([seat.width for seat in self.seats], -1), self.seats, strict=True)
+        logits = ((of.reshape(seat.shape), seat.wide) for of, seat in each)
+        return x, *(of.float() if wide else of for of, wide in logits)
+
+
+class Routers:
+    """Where a decoder's own records find the logits of routers."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        found = (getattr(type(decoder), "_can_record_outputs", None) or {}).get("router_logits", ())
+        self.places = [
+            (of, getattr(place, "index", 1), getattr(place, "layer_name", None))
+            for place in (found if isinstance(found, list) else [found])
+            if isinstance(of := getattr(place, "target_class", place), type)
+        ]
+
+    @contextmanager
+    def heard(self, layer: nn.Module) -> Iterator[list[Tensor]]:
+        """The logits that its routers give within, in the order of their calls."""
+        logits: list[Tensor] = []
+        hooks = [
+            part.register_forward_hook(partial(_hear, logits, index))
+            for of, index, within in self.places
+            for path, part in layer.named_modules()
+            if isinstance(part, of) and (not within or f".{within}." in f".{path}.")
+        ]
+        try:
+            yield logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _hear(logits: list[Tensor], index: int, _: nn.Module, __: tuple, out: Any) -> None:
+    if (heard := out[index] if isinstance(out, tuple) else out) is not None:
+        logits.append(heard)
+
+
+def as_written(
+    model: HFModel, whole: nn.Module, units: Sequence[nn.Module], *, checkpoint: bool
+) -> Callable[[Tensor, Tensor | None, Context], Tensor]:
+    """See `HFModel.as_written`; `whole` is a copy of the source without weights."""
+    for unit, module in enumerate(units):
+        for name, p in module.named_parameters(remove_duplicate=False):
+            set_parameter(whole, model.state_name(unit, name), p)
+    device = next(units[0].parameters()).device
+    move_buffers(whole, device)
+    frozen = [model.state_name(u, name) for u in (0, model.head) for name in model.frozen[u]]
+    running: list[Context] = []
+
+    def placed(unit: int, layer: nn.Module, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+        ctx = replace(running[-1], unit=unit)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with model.keyed(device, ctx), held(layer, model.frozen[unit]):
+                return forward(*args, **kwargs)
+
+        if not checkpoint:
+            return run(*args, **kwargs)
+        keyed = {"use_reentrant": False, "preserve_rng_state": False}
+        return checkpointed(run, *args, **keyed, **kwargs)
+
+    for unit, layer in enumerate(model.layers_of(whole), start=1):
+        layer.forward = partial(placed, unit, layer, layer.forward)
+
+    def forward(tokens: Tensor, targets: Tensor | None, ctx: Context) -> Tensor:
+        whole.train(ctx.training)
+        running.append(replace(ctx, unit=0))
+        try:
+            with model.keyed(device, running[-1]), held(whole, frozen):
+                made = whole(tokens, use_cache=False)
+        finally:
+            running.pop()
+        return model.told(made, targets)
+
+    return forward
