@@ -11,7 +11,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import GPT_FAMILY, ModelSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import Part
@@ -37,9 +37,9 @@ def rows_of(spec: ModelSpec) -> list[dict[str, Any]]:
 
 
 def notes_of(spec: ModelSpec) -> list[str]:
-    """What is to be known of a user's own module, whose layers are compared with it as a run does
-    it, on samples that are made up. Raises ValueError where they would train otherwise."""
-    if not spec.custom:
+    """What is to be known of a model that is not ours, whose layers are compared with it as a run
+    does it, on samples that are made up. Raises ValueError where they would train otherwise."""
+    if spec.family == GPT_FAMILY or (spec.decomposed and not spec.custom):
         return []
     from workbench.methods.compared import made_up_rows, notes_of
     from workbench.model import make_model

@@ -156,6 +156,7 @@ def tries(request) -> int:
     return 300 if request.config.getoption("--thorough") else 30
 
 
+@pytest.mark.timeout(1800)
 def test_any_module_is_trained_as_by_torch_or_refused(tries, tmp_path_factory, monkeypatch):
     """Undivided by plain training, and by its layers, each of which runs twice."""
     ended = Counter()

@@ -217,9 +217,10 @@ def _generators() -> object:
 
 def _attributes(whole: Whole) -> dict[str, Any]:
     """Plain attributes of all submodules, by path, but for whether they train."""
+    module = getattr(whole.written, "module", None)  # a library's decoder is trusted to keep none
     return {
         f"{path}.{name}" if path else name: value
-        for path, part in whole.written.module.named_modules()
+        for path, part in (module.named_modules() if module else ())
         for name, value in vars(part).items()
         if not name.startswith("_") and name != "training"
     }

@@ -1,7 +1,9 @@
-"""A user's own module, compared with its layers once and remembered (compare.py).
+"""A user's own module, or a decoder of Hugging Face, compared with its layers once and remembered
+(compare.py).
 
 Files lie in RESULTS/compared, named after all that decides the answer: the model's numbers, the
-files that the module is made by, torch's version, the samples' shapes and this project's own code.
+files that the module is made by, versions of libraries, the samples' shapes and this project's own
+code. Of a decoder the first layers are compared, as many as show every kind, on some tokens.
 """
 
 from __future__ import annotations
@@ -9,27 +11,31 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
 
 from workbench.core import sources
 from workbench.core.jsonfile import read_json
-from workbench.methods.compare import SAMPLES, compare
+from workbench.methods.compare import SAMPLES, Rows, compare
 from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.custom import imports_digest
 from workbench.model.families import blank_rows
-from workbench.model.spec import ModelSpec
+from workbench.model.hf_config import transformers_package
+from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.profile.files import write
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.units import format_bytes
 
+TOKENS = 16
+"""Of a decoder's samples."""
 COPIES = 6
 """Of all weights in memory while they are compared: those of the module made twice, of layers and
 module, and gradients."""
@@ -37,21 +43,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
-    """Compare the first samples of a run that trains a user's own module, unless that was done.
-    Raises ValueError as `compare` does, and where samples are others when they are read twice."""
-    if not spec.model.custom:
+    """Compare what a run trains on its first samples, unless that was done. Raises ValueError as
+    `compare` does, and where samples are others when they are read twice."""
+    if spec.model.family == GPT_FAMILY or (spec.model.decomposed and not spec.model.custom):
         return
     model = make_model(spec.model, spec.seed)
-    batches = load_batches(spec, model)
     wanted = range(min(SAMPLES, spec.batch))
-    rows = batches.rows(wanted)
-    for one, other in zip(rows, batches.rows(wanted), strict=True):
-        if not torch.equal(one, other):
-            raise ValueError(
-                f"samples of {batches.data.name} are others when they are read again: draw in "
-                "__getitem__ from the generators of torch, numpy or Python, which are seeded for "
-                "each sample, and keep nothing there"
-            )
+    rows = _rows(spec, model, wanted) if spec.model.custom else made_up_rows(spec.model)
     path = results / "compared" / f"{_digest(spec, rows)}.json"
     notes = _known(path)
     if notes is None:
@@ -63,39 +61,55 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
         report.phase(f"{spec.model.family}: {note}")
 
 
-def notes_of(
-    spec: ModelSpec, model: LayeredModel, rows: tuple[Tensor, ...], seed: int
-) -> list[str]:
+def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> list[str]:
     """Those of `compare`, or why the module is not compared."""
+    if not spec.custom:
+        model = model.shortened()
     wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
     if wanted > free:
         return [
             f"not compared with the module as it is written: that takes {format_bytes(wanted)} of "
             f"memory, and {format_bytes(free)} are free"
         ]
-    return compare(model, make_model(spec, seed), rows, seed)
+    return compare(model, make_model(spec, seed) if spec.custom else model, rows, seed)
 
 
-def made_up_rows(spec: ModelSpec) -> tuple[Tensor, ...]:
+def _rows(spec: RunSpec, model: LayeredModel, wanted: Sequence[int]) -> Rows:
+    """Samples of the run's data, read twice."""
+    batches = load_batches(spec, model)
+    rows = batches.rows(wanted)
+    if not all(map(torch.equal, rows, batches.rows(wanted))):
+        raise ValueError(
+            f"samples of {batches.data.name} are others when they are read again: draw in "
+            "__getitem__ from the generators of torch, numpy or Python, which are seeded for each "
+            "sample, and keep nothing there"
+        )
+    return rows
+
+
+def made_up_rows(spec: ModelSpec) -> Rows:
     """Samples of the right shapes for a model whose data nobody asks for: noise, and whole numbers
     that are ids and labels everywhere."""
     generator = torch.Generator().manual_seed(0)
+    short = spec if spec.custom else replace(spec, seq=min(TOKENS, spec.seq))
     return tuple(
         torch.randn(row.shape, generator=generator)
         if row.is_floating_point()
         else torch.randint(2, row.shape, generator=generator).to(row.dtype)
-        for row in blank_rows(spec, SAMPLES)
+        for row in blank_rows(short, SAMPLES)
     )
 
 
-def _digest(spec: RunSpec, rows: tuple[Tensor, ...]) -> str:
+def _digest(spec: RunSpec, rows: Rows) -> str:
     def ours(name: str, _: Path) -> bool:
         return name.partition(".")[0] == "workbench"
 
     facts: list[Any] = [
         spec.model.to_dict(),
         spec.seed,
-        imports_digest(spec.model.family),
+        imports_digest(spec.model.family)
+        if spec.model.custom
+        else transformers_package().__version__,
         torch.__version__,
         [(tuple(row.shape), str(row.dtype)) for row in rows],
         sources.imports_digest(__name__, (ROOT, *sys.path), ours),

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.base import Context, LayeredModel
 from workbench.model.decompose.program import build, flatten
@@ -36,7 +35,7 @@ from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
 from workbench.model.hf_layers import Call, Flow, Routers, as_written, kinds, recorded
-from workbench.model.hf_trial import try_out
+from workbench.model.hf_trial import Unfilled, try_out
 from workbench.model.keys import key
 from workbench.model.spec import ModelSpec
 
@@ -115,6 +114,19 @@ class HFModel(LayeredModel):
                 f"that of the file the run was made for with {spec.config_digest[:12]}"
             )
         return cls.from_config(config)
+
+    def shortened(self) -> HFModel:
+        """The same model of its first layers, as many as show all kinds."""
+        layers = max(self._kinds.index(kind) for kind in {*self._kinds}) + 1
+        if layers == self.layers:
+            return self
+        source = _hollow(self.source)
+        source.config.num_hidden_layers = layers
+        if types := getattr(source.config, "layer_types", None):
+            source.config.layer_types = types[:layers]
+        decoder = getattr(source, self.prefix)
+        setattr(decoder, self._layers_name, getattr(decoder, self._layers_name)[:layers])
+        return HFModel(source)
 
     # Structure.
 
@@ -298,17 +310,6 @@ class HFModel(LayeredModel):
         computed again for the backward pass.
         """
         return as_written(self, _hollow(self.source), units, checkpoint=checkpoint)
-
-
-class Unfilled(TorchDispatchMode):
-    """Within, memory that is asked for without values is on the meta device: weights take none, and
-    what a constructor computes (rotary tables, ones) is there."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if func is torch.ops.aten.empty.memory_format:
-            kwargs["device"] = torch.device("meta")
-        return func(*args, **kwargs)
 
 
 class FinalNorm(nn.Module):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.base import move_buffers, set_parameter
 from workbench.model.decompose.record import Dice
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 SAMPLES, TOKENS = 2, 5
 DTYPES = torch.bfloat16, torch.float32
 """In bf16 it is seen which logits stay fp32; not every unit runs in it."""
+
+
+class Unfilled(TorchDispatchMode):
+    """Within, memory that is asked for without values is on the meta device: weights take none, and
+    what a constructor computes (rotary tables, ones) is there."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.ops.aten.empty.memory_format:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
 
 
 class Seen(NamedTuple):

@@ -29,6 +29,7 @@ from typing import Any
 
 from workbench.core.jsonfile import read_json
 from workbench.model.custom import look_here
+from workbench.model.spec import GPT_FAMILY
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
 from workbench.runs.jobfile import JobFile
@@ -41,7 +42,7 @@ STORE_EXIT = 74
 """The results folder could not be written; EX_IOERR of sysexits."""
 
 COMPARED = "workbench.methods.compared"
-"""Has what is asked of a user's own module before any method trains it."""
+"""Has what is asked of a module that is not ours before any method trains it."""
 
 TEARDOWN_S = 20
 """After the record is written, how long library threads and destructors may take before a hard
@@ -104,7 +105,7 @@ def main(folder: Path) -> int:
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
-        if spec.model.custom:
+        if spec.model.family != GPT_FAMILY:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()
