@@ -229,9 +229,9 @@ def _layers(arguments: argparse.Namespace) -> int:
     from workbench.cli_layers import lines_of, notes_of, rows_of
 
     model = specs_from(arguments, window="auto")[0].model
-    rows = rows_of(model)
+    rows, notes = rows_of(model), notes_of(model)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
-    for note in notes_of(model):
+    for note in notes:
         print(note, file=sys.stderr)
     return OK
 

@@ -296,6 +296,7 @@ def test_on_a_gpu(tmp_path, library):
 
 
 @pytest.mark.gpu
+@pytest.mark.deepspeed
 @pytest.mark.parametrize("library", [*LIBRARIES, "zero_twin_flow"])
 def test_on_a_gpu_all_blocks_share_a_compiled_graph(tmp_path, library):
     """More of them than torch compiles graphs for one function (8)."""

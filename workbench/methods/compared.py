@@ -104,12 +104,11 @@ def _digest(spec: RunSpec, rows: Rows) -> str:
     def ours(name: str, _: Path) -> bool:
         return name.partition(".")[0] == "workbench"
 
+    custom = spec.model.custom
     facts: list[Any] = [
         spec.model.to_dict(),
         spec.seed,
-        imports_digest(spec.model.family)
-        if spec.model.custom
-        else transformers_package().__version__,
+        imports_digest(spec.model.family) if custom else transformers_package().__version__,
         torch.__version__,
         [(tuple(row.shape), str(row.dtype)) for row in rows],
         sources.imports_digest(__name__, (ROOT, *sys.path), ours),

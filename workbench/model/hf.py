@@ -116,9 +116,9 @@ class HFModel(LayeredModel):
         return cls.from_config(config)
 
     def shortened(self) -> HFModel:
-        """The same model of its first layers, as many as show all kinds."""
-        layers = max(self._kinds.index(kind) for kind in {*self._kinds}) + 1
-        if layers == self.layers:
+        """The same model of its first layers, two at least and as many as show all kinds."""
+        layers = max(2, *(self._kinds.index(kind) + 1 for kind in {*self._kinds}))
+        if layers >= self.layers:
             return self
         source = _hollow(self.source)
         source.config.num_hidden_layers = layers
