@@ -72,6 +72,10 @@ class Draws(nn.Module):
         """[B, 6]."""
         y = torch.cat([self.drop(x), self.drop(x)], 1) + torch.randn(len(x), 12)
         y = F.dropout(y.T.contiguous(), 0.3, self.training).T + torch.rand(1)
+        heads = [part.view(len(x), 2, 3, 2) for part in (y, 2 * y, 3 * y)]
+        mask = torch.zeros(len(x), 1, 3, 3)
+        attended = F.scaled_dot_product_attention(*heads, mask, dropout_p=0.4)
+        y = y + attended.reshape(y.shape) + F.scaled_dot_product_attention(*heads).view(y.shape)
         return y + torch.rand_like(y) * torch.zeros_like(y).bernoulli_(0.5)
 
 
