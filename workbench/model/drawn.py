@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.base import Context
@@ -39,8 +38,6 @@ FILLS: dict[Any, Callable[..., Tensor]] = {
     _ATEN.randn_like: lambda row, generator: row.normal_(generator=generator),
 }
 """Functions that put out a new tensor of random numbers, and how to fill a part of one."""
-ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""The arguments of torch's fused attention that have places."""
 IN_PLACE = ("bernoulli_", "uniform_", "normal_", "exponential_", "random_", "log_normal_")
 
 
@@ -147,7 +144,8 @@ def drawing(of: Pass) -> Iterator[None]:
         with running(of):
             yield
         return
-    with running(of), _Drawing(of), _Attending(of):
+    # fused kernels of attention take no masks, and each device has others
+    with running(of), _Drawing(of), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
@@ -243,40 +241,6 @@ class _Drawing(TorchDispatchMode):
         first = out[0] if isinstance(out, tuple | list) else out
         self._pass.shapes.append((first.shape, by_parts, True))
         return out
-
-
-class _Attending(TorchFunctionMode):
-    """Has fused attention drop weights sample by sample: its kernels take neither masks nor
-    generators, and each device has others."""
-
-    def __init__(self, of: Pass) -> None:
-        super().__init__()
-        self._pass = of
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        given = dict(zip(ATTENTION, args, strict=False)) | kwargs
-        if not given.get("dropout_p"):
-            return func(*args, **kwargs)
-        query, key_, value, mask = (given.pop(name, None) for name in ATTENTION[:4])
-        of, shape = self._pass, query.shape
-        if isinstance(of, Seen):
-            of.shapes.append((shape, True, True))
-            return func(query, key_, value, mask, **(given | {"dropout_p": 0.0}))
-        dim, seeds = of.next_draw(shape, hidden=True)
-        of.filling, made = True, []
-        for at, seed in enumerate(seeds):
-
-            def part(tensor: Tensor | None, at: int = at) -> Tensor | None:
-                alike = tensor is None or dim is None or tensor.dim() < len(shape)
-                return tensor if alike or tensor.shape[dim] == 1 else tensor.narrow(dim, at, 1)
-
-            with seeded(query.device, seed):
-                made.append(func(*map(part, (query, key_, value, mask)), **given))
-        of.filling = False
-        return made[0] if dim is None else torch.cat(made, dim)
 
 
 def _device_of(args: tuple, kwargs: dict[str, Any]) -> torch.device:
