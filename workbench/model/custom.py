@@ -2,7 +2,8 @@
 
 It is called with the `ModelSpec`, whose numbers mean there what it takes them for, and gives an
 `nn.Module`, or a list of modules that are called one after another. Weights begin as it left them
-after ``torch.manual_seed(seed of the run)``. Alone, the module takes token ids [B, seq] of the
+after the generators of torch, numpy and Python were given the seed of the run; for each sample that
+is read, they are given one of the sample's own. Alone, the module takes token ids [B, seq] of the
 run's text and puts out logits [B, seq, vocab]. Given as ``(module, samples)`` it takes what the
 samples hold, each a tuple of what the module takes and, last, the target: a `TensorDataset`, or
 anything else with a length and an index. The loss is the mean cross entropy, or for targets that
@@ -15,11 +16,11 @@ one, or the function gives a list, whose modules are all run as they are. Nowher
 what is called or how much there is (``x[x > 0]``): ``torch.where`` and masks choose. What is made
 without naming a device is made where the layer runs.
 
-A parameter that asks for no gradient is not trained, and has no part in the norm that gradients are
-clipped by.
+A parameter that asks for no gradient, or that none reaches, is not trained, and has no part in the
+norm that gradients are clipped by.
 
-Buffers are what they are after seed 0, whatever the seed of the run. Modules that write theirs in
-forward passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
+Buffers, too, are the function's own after the run's seed. Modules that write theirs in forward
+passes are refused, but for BatchNorm, whose statistics are kept as if nothing were divided.
 
 Modules are looked for in Python's own library, in the current folder, then in what is installed.
 Imports no torch.
