@@ -28,6 +28,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.custom import imports_digest
 from workbench.model.families import blank_rows
 from workbench.model.hf_config import transformers_package
+from workbench.model.modules import Decomposed
 from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.profile.files import write
 from workbench.runs.report import Reporter
@@ -39,6 +40,9 @@ TOKENS = 16
 COPIES = 6
 """Of all weights in memory while they are compared: those of the module made twice, of layers and
 module, and gradients."""
+PASSES, RATE = 24, 3e10
+"""Forward passes that a comparison is worth, and operations a second of a processor."""
+SOON_S = 5
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,7 +57,7 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
     path = results / "compared" / f"{_digest(spec, rows)}.json"
     notes = _known(path)
     if notes is None:
-        report.phase("comparing the layers with the module as it is written")
+        report.phase(f"comparing the layers with the module as it is written{_time(model, rows)}")
         notes = notes_of(spec.model, model, rows, spec.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, {"family": spec.model.family, "notes": notes})
@@ -63,15 +67,26 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
 
 def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> list[str]:
     """Those of `compare`, or why the module is not compared."""
-    if not spec.custom:
-        model = model.shortened()
+    told: list[str] = []
+    if not spec.custom and (short := model.shortened()) is not model:
+        told = [f"compared on its first {short.layers} layers, which show every kind"]
+        model = short
     wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
     if wanted > free:
         return [
             f"not compared with the module as it is written: that takes {format_bytes(wanted)} of "
             f"memory, and {format_bytes(free)} are free"
         ]
-    return compare(model, make_model(spec, seed) if spec.custom else model, rows, seed)
+    again = make_model(spec, seed) if spec.custom else model
+    return told + compare(model, again, rows, seed)
+
+
+def _time(model: LayeredModel, rows: Rows) -> str:
+    """How long a user's own module takes, where that is long."""
+    units, seq = range(model.num_units), rows[0].shape[-1]
+    seconds = PASSES * sum(model.flops(unit, len(rows[-1]), seq) for unit in units) / RATE
+    long = isinstance(model, Decomposed) and seconds > SOON_S
+    return f" (once, some {seconds:.0f} s)" if long else ""
 
 
 def _rows(spec: RunSpec, model: LayeredModel, wanted: Sequence[int]) -> Rows:
