@@ -91,16 +91,6 @@ def half_frozen(spec: ModelSpec):
     return HalfFrozen(), points()
 
 
-class Siamese(Tower):
-    """Both branches pass one BatchNorm."""
-
-    def __init__(self) -> None:
-        super().__init__(Batched)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.exit(self.climb(x) + self.climb(x.flip(-1)))
-
-
 class Twice(Mixer):
     def __init__(self) -> None:
         super().__init__()
