@@ -226,10 +226,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli_layers import lines_of, notes_of, rows_of
+    from workbench.cli_layers import lines_of, looked_at
 
-    model = specs_from(arguments, window="auto")[0].model
-    rows, notes = rows_of(model), notes_of(model)
+    rows, notes = looked_at(specs_from(arguments, window="auto")[0].model)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
     for note in notes:
         print(note, file=sys.stderr)

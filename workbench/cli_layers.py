@@ -11,18 +11,29 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from workbench.model.base import Part
+    from workbench.model.base import LayeredModel, Part
 
 
-def rows_of(spec: ModelSpec) -> list[dict[str, Any]]:
-    """A row a unit: its number, layer, own parameters, the unit whose weights it borrows, and what
-    flows into it for one sample. Raises ValueError for a model that cannot be made."""
+def looked_at(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row a unit, and notes for people. Raises ValueError for a model that cannot be made, and
+    for one that is not ours and whose layers would train otherwise than it does; these are
+    compared as before a run, on samples that are made up."""
     from workbench.model import make_model
 
     model = make_model(spec)
+    if spec.ours:
+        return rows_of(spec, model), []
+    from workbench.methods.compared import made_up_rows, notes_of
+
+    return rows_of(spec, model), notes_of(spec, model, made_up_rows(spec), 0)
+
+
+def rows_of(spec: ModelSpec, model: LayeredModel) -> list[dict[str, Any]]:
+    """A row a unit: its number, layer, own parameters, the unit whose weights it borrows, and what
+    flows into it for one sample."""
     lenders = {unit: owner for (unit, _), (owner, _) in model.tied().items()}
     return [
         {
@@ -34,17 +45,6 @@ def rows_of(spec: ModelSpec) -> list[dict[str, Any]]:
         }
         for unit in range(model.num_units)
     ]
-
-
-def notes_of(spec: ModelSpec) -> list[str]:
-    """What is to be known of a model that is not ours, whose layers are compared with it as a run
-    does it, on samples that are made up. Raises ValueError where they would train otherwise."""
-    if spec.family == GPT_FAMILY or (spec.decomposed and not spec.custom):
-        return []
-    from workbench.methods.compared import made_up_rows, notes_of
-    from workbench.model import make_model
-
-    return notes_of(spec, make_model(spec), made_up_rows(spec), 0)
 
 
 def _told(part: Part) -> str:

@@ -64,7 +64,7 @@ class Dropping(Mixer):
 
 
 class Flat(Mixer):
-    """What it drops it drops of the whole micro-batch."""
+    """Drops entries of the whole micro-batch at once."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(super().forward(x).flatten(), 0.2, self.training).view(x.shape)

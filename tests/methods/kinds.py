@@ -91,6 +91,20 @@ def half_frozen(spec: ModelSpec):
     return HalfFrozen(), points()
 
 
+class Siamese(Tower):
+    """Both branches pass each BatchNorm, in layers of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(Batched)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.climb(x) + self.climb(x.flip(-1)))
+
+
+def siamese(spec: ModelSpec):
+    return Siamese(), points()
+
+
 class Twice(Mixer):
     def __init__(self) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ def assert_trains(run: Training, trained) -> None:
 
 
 @pytest.mark.parametrize(("mode", "ranks"), [("pp", 2), ("dp", 2), ("pp", 1), ("dp", 1)])
-@pytest.mark.parametrize("name", ["together", "time_first"])
+@pytest.mark.parametrize("name", ["together", "time_first", "siamese"])
 def test_packs_of_its_layers_are_torchs_own_loop(name, mode, ranks, tmp_path):
     """Forward passes are repeated, and parts of a batch are on two ranks."""
     spec = spec_of(name)

@@ -31,10 +31,12 @@ APART = 1e-3
 """Relative difference of a batch's gradients and those of its halves from which on samples are said
 to depend on each other; sums over fewer samples round otherwise."""
 
+LOSS, STATISTIC = "the loss", "statistic "
+"""Names in `Seen` that no parameter has."""
 Rows = Sequence[Tensor]
 """Inputs, the targets last."""
 Seen = dict[str, Tensor]
-"""What a pass leaves: the loss, gradients and statistics by their names."""
+"""The loss, gradients and statistics after a pass, by their names."""
 
 
 def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> list[str]:
@@ -62,9 +64,9 @@ def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> 
             "the module draws from numpy's or Python's generator in forward passes, which are "
             "repeated here and would draw other numbers; draw from torch's"
         )
-    again = _by_author(written, rows, first)
+    repeated = _by_author(written, rows, first)
     _same(
-        {name: again[name] for name in wanted[0] if not name.startswith(STATISTIC)},
+        {name: repeated[name] for name in wanted[0] if not name.startswith(STATISTIC)},
         wanted[0],
         "a forward pass of the module leaves something behind that the next one reads: {name!r} is "
         "another after the same samples ({relative:.0e} relative)" + _suspects(before, written),
@@ -83,10 +85,6 @@ def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> 
             "is another training"
         ]
     return []
-
-
-STATISTIC = "statistic "
-LOSS = "loss"
 
 
 def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
@@ -145,8 +143,8 @@ def _forward(
     ctx: Context,
     parts: Sequence[Sequence[Part]],
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """What each unit is given and puts out, cut from the unit before; without targets not the
-    head."""
+    """Inputs and outputs of each unit, cut from the unit before; without targets the head is left
+    out."""
     graphs = []
     for unit, module in enumerate(whole.units):
         if unit == whole.layered.head and targets is None:

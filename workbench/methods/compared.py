@@ -29,14 +29,14 @@ from workbench.model.custom import imports_digest
 from workbench.model.families import blank_rows
 from workbench.model.hf_config import transformers_package
 from workbench.model.modules import Decomposed
-from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.model.spec import ModelSpec
 from workbench.profile.files import write
 from workbench.runs.report import Reporter
 from workbench.runs.spec import RunSpec
 from workbench.units import format_bytes
 
 TOKENS = 16
-"""Of a decoder's samples."""
+"""A decoder is compared on samples of so many at most."""
 COPIES = 6
 """Of all weights in memory while they are compared: those of the module made twice, of layers and
 module, and gradients."""
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
     """Compare what a run trains on its first samples, unless that was done. Raises ValueError as
     `compare` does, and where samples are others when they are read twice."""
-    if spec.model.family == GPT_FAMILY or (spec.model.decomposed and not spec.model.custom):
+    if spec.model.ours:
         return
     model = make_model(spec.model, spec.seed)
     wanted = range(min(SAMPLES, spec.batch))
@@ -66,7 +66,7 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
 
 
 def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> list[str]:
-    """Those of `compare`, or why the module is not compared."""
+    """The notes of `compare`, or why the module is not compared."""
     told: list[str] = []
     if not spec.custom and (short := model.shortened()) is not model:
         told = [f"compared on its first {short.layers} layers, which show every kind"]

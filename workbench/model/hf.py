@@ -20,7 +20,7 @@ with dropout another split of the batch sees other ones (our GPT does not have t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
-from workbench.model.base import Context, LayeredModel
+from workbench.model.base import Context, LayeredModel, Written
 from workbench.model.decompose.program import build, flatten
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
@@ -300,15 +300,7 @@ class HFModel(LayeredModel):
 
     # Undivided.
 
-    def as_written(
-        self, units: Sequence[nn.Module], *, checkpoint: bool = False
-    ) -> Callable[[Tensor, Tensor | None, Context], Tensor]:
-        """The model's own undivided forward pass over the parameters of these units, as a function
-        of tokens, targets and a context: the mean loss in fp32, or logits without targets.
-
-        Random numbers are those that the units draw. With `checkpoint`, activations of layers are
-        computed again for the backward pass.
-        """
+    def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written:
         return as_written(self, _hollow(self.source), units, checkpoint=checkpoint)
 
 

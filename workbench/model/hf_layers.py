@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from workbench.model.base import Context, move_buffers, set_parameter
+from workbench.model.base import Context, Written, move_buffers, set_parameter
 from workbench.model.decompose.program import flatten
 from workbench.model.frozen import held
 
@@ -189,8 +189,9 @@ def _hear(logits: list[Tensor], index: int, _: nn.Module, __: tuple, out: Any) -
 
 def as_written(
     model: HFModel, whole: nn.Module, units: Sequence[nn.Module], *, checkpoint: bool
-) -> Callable[[Tensor, Tensor | None, Context], Tensor]:
-    """See `HFModel.as_written`; `whole` is a copy of the source without weights."""
+) -> Written:
+    """The source's own forward pass over the parameters of the units, and with the random numbers
+    that they draw; `whole` is a copy of the source without weights."""
     for unit, module in enumerate(units):
         for name, p in module.named_parameters(remove_duplicate=False):
             set_parameter(whole, model.state_name(unit, name), p)

@@ -19,6 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.drawn import Pass, Seen, current, filled, is_looked_at
 
+COUNT = "num_batches_tracked"
+STATISTICS = ("running_mean", "running_var", COUNT)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -87,6 +89,20 @@ class OnceNorm(_BatchNorm):
 
 
 ONCE = {norm: type(f"Once{norm.__name__}", (OnceNorm, norm), {}) for norm in NORMS}
+
+
+def norms_in(module: nn.Module) -> dict[str, OnceNorm]:
+    """BatchNorm modules that have running statistics, by their paths."""
+    return {
+        path: part
+        for path, part in module.named_modules()
+        if isinstance(part, OnceNorm) and part.running_mean is not None
+    }
+
+
+def within(path: str, name: str) -> str:
+    """The name of a tensor of the submodule at a path."""
+    return f"{path}.{name}" if path else name
 
 
 def make_keyed(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from workbench.model.base import Context, LayeredModel, Part, Written
 from workbench.model.decompose import UNREAD, Layer
 from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
-from workbench.model.keyed import OnceNorm
+from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.look import Look, look_at
 from workbench.model.reach import unreached
 from workbench.model.written import AsWritten
@@ -85,10 +85,8 @@ class Decomposed(LayeredModel):
     def skeleton(self, unit: int) -> nn.Module:
         with unset_fake_temporarily():  # buffers cannot be copied there
             module = copy.deepcopy(self._units[unit].module)
-            for part in module.modules():
-                if isinstance(part, OnceNorm) and part.running_mean is not None:
-                    if not part.running_mean.is_meta:
-                        continue
+            for part in norms_in(module).values():
+                if part.running_mean.is_meta:
                     part.running_mean = torch.zeros_like(part.running_mean, device="cpu")
                     part.running_var = torch.ones_like(part.running_var, device="cpu")
                     part.num_batches_tracked = torch.tensor(0)
@@ -173,10 +171,8 @@ class Decomposed(LayeredModel):
         """Of BatchNorms with statistics, by the names of their counters: unit -> path."""
         found: dict[str, dict[int, str]] = {}
         for layer in self._units:
-            for path, part in layer.module.named_modules():
-                if isinstance(part, OnceNorm) and part.running_mean is not None:
-                    local = f"{path}.num_batches_tracked" if path else "num_batches_tracked"
-                    found.setdefault(layer.state[local], {})[layer.index] = path
+            for path in norms_in(layer.module):
+                found.setdefault(layer.state[within(path, COUNT)], {})[layer.index] = path
         return found
 
     def norm_calls(self, unit: int, path: str) -> int:

@@ -111,6 +111,11 @@ class ModelSpec:
         return self.family in MODULES or self.custom
 
     @property
+    def ours(self) -> bool:
+        """Whether this project wrote the model: neither a user's own nor Hugging Face's."""
+        return self.family == GPT_FAMILY or (self.decomposed and not self.custom)
+
+    @property
     def custom(self) -> bool:
         """Whether a function of the user's makes the module."""
         return is_custom(self.family)

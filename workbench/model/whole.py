@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
@@ -63,19 +66,18 @@ class Whole(nn.Module):
         rows = len(tokens[0] if isinstance(tokens, tuple) else tokens)
         if samples is None:
             samples = tuple(range(step * rows, (step + 1) * rows))
-        x = tokens
+        first = Context(seed=self.seed, step=step, unit=0, samples=samples, training=self.training)
         if self.written is not None:
-            first = Context(
-                seed=self.seed, step=step, unit=0, samples=samples, training=self.training
-            )
-            return self.written(x, targets, first)
+            out = self.written(tokens, targets, first)
+        else:
+            out = self._by_units(tokens, targets, first)
+        return out if targets is None else touched(out, self._unreached())
+
+    def _by_units(self, x: Any, targets: Tensor | None, first: Context) -> Tensor:
         for unit, module in enumerate(self.units):
-            ctx = Context(
-                seed=self.seed, step=step, unit=unit, samples=samples, training=self.training
-            )
+            ctx = replace(first, unit=unit)
             if unit == self.layered.head:
                 x = self.layered.forward(unit, module, x, ctx, targets)
-                x = x if targets is None else touched(x, self._unreached())
             elif self.checkpoint and unit:
                 x = checkpointed(
                     self.layered.forward,

@@ -1,6 +1,7 @@
 """A module as its author wrote it, run over the weights of its layers.
 
-Plain training trains this, and the layers that other methods run are compared with it (check.py).
+Plain training trains this, and the layers that other methods run are compared with it
+(methods/compare.py).
 No code of ours stands between its submodules; the random numbers that it draws are those of the
 samples, as in the layers (drawn.py).
 """
@@ -21,12 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from workbench.model.base import Context, move_buffers
 from workbench.model.drawn import Pass, current, drawing
 from workbench.model.frozen import held
-from workbench.model.keyed import OnceNorm
+from workbench.model.keyed import STATISTICS, norms_in, within
 
 if TYPE_CHECKING:
     from workbench.model.modules import Decomposed
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class AsWritten:
@@ -78,11 +77,9 @@ def _state(model: Decomposed, units: Sequence[nn.Module]) -> dict[str, Tensor]:
     for unit, module in enumerate(units):
         for name, parameter in module.named_parameters(remove_duplicate=False):
             found[model.state_name(unit, name)] = parameter
-        for path, part in module.named_modules():
-            if isinstance(part, OnceNorm) and part.running_mean is not None:
-                for what in STATISTICS:
-                    local = f"{path}.{what}" if path else what
-                    found[model.state_name(unit, local)] = getattr(part, what)
+        for path, norm in norms_in(module).items():
+            for what in STATISTICS:
+                found[model.state_name(unit, within(path, what))] = getattr(norm, what)
     return found
 
 

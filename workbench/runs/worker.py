@@ -29,7 +29,6 @@ from typing import Any
 
 from workbench.core.jsonfile import read_json
 from workbench.model.custom import look_here
-from workbench.model.spec import GPT_FAMILY
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
 from workbench.runs.jobfile import JobFile
@@ -105,7 +104,7 @@ def main(folder: Path) -> int:
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
-        if spec.model.family != GPT_FAMILY:
+        if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
         outcome = import_module(job.module).train(spec, reporter, folder)
         reporter.ended()

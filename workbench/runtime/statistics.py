@@ -19,12 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
-from workbench.model.keyed import OnceNorm
+from workbench.model.keyed import COUNT, STATISTICS, OnceNorm, norms_in, within
 from workbench.schedule.buffers import keeps
 from workbench.schedule.schedule import Schedule
-
-COUNT = "num_batches_tracked"
-KINDS = ("running_mean", "running_var", COUNT)
 
 
 def statistics_file(whose: int | str) -> str:
@@ -32,18 +29,9 @@ def statistics_file(whose: int | str) -> str:
     return f"statistics-{whose}.safetensors"
 
 
-def norms_in(module: nn.Module) -> dict[str, OnceNorm]:
-    """Those that have running statistics, by their paths."""
-    return {
-        path: part
-        for path, part in module.named_modules()
-        if isinstance(part, OnceNorm) and part.running_mean is not None
-    }
-
-
 def name_of(model: LayeredModel, unit: int, path: str, what: str) -> str:
     """A statistic's name in the whole model's `state_dict`."""
-    return model.state_name(unit, f"{path}.{what}" if path else what)
+    return model.state_name(unit, within(path, what))
 
 
 def undivided(model: LayeredModel, units: Iterable[nn.Module]) -> dict[str, Tensor]:
@@ -52,7 +40,7 @@ def undivided(model: LayeredModel, units: Iterable[nn.Module]) -> dict[str, Tens
         name_of(model, unit, path, what): getattr(norm, what)
         for unit, module in enumerate(units)
         for path, norm in norms_in(module).items()
-        for what in KINDS
+        for what in STATISTICS
     }
 
 
@@ -80,7 +68,7 @@ class Statistics:
             (unit, path, what): name_of(model, unit, path, what)
             for unit, norms in self._norms.items()
             for path in norms
-            for what in KINDS
+            for what in STATISTICS
         }
         passes = [
             (action.span, action.unit, action.rank)
