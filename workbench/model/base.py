@@ -168,10 +168,6 @@ class LayeredModel(ABC):
         0 where they are kept as they are."""
         return 1
 
-    def unreached(self, unit: int) -> frozenset[str]:
-        """Local names of the parameters that no gradient reaches."""
-        return frozenset()
-
     def kind(self, unit: int) -> str:
         """Units of one kind have equal shapes and can share one module."""
         if unit == 0:

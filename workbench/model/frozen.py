@@ -1,5 +1,4 @@
-"""Parameters that are not trained, in a model all of whose parameters every method trains: those
-that ask for no gradient, and those that none reaches.
+"""Parameters that are not trained, in a model all of whose parameters every method trains.
 
 A frozen parameter lies among the others and gets a gradient of zeros, and it does not decay: its
 moments stay zero, its update is nothing, and the global norm is that of the others. Gradients pass
@@ -26,24 +25,6 @@ class _Held(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return torch.zeros_like(gradient)
-
-
-class _Touched(torch.autograd.Function):
-    """The same loss, of which parameters learn nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.parameters = parameters
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient, *map(torch.zeros_like, ctx.parameters)
-
-
-def touched(loss: Tensor, parameters: Collection[Tensor]) -> Tensor:
-    """The loss, which gives these parameters gradients of zeros."""
-    return _Touched.apply(loss, *parameters) if parameters else loss
 
 
 def thaw(model: nn.Module) -> frozenset[str]:

@@ -178,9 +178,6 @@ class Decomposed(LayeredModel):
     def norm_calls(self, unit: int, path: str) -> int:
         return self._looks[self.kind(unit)].norms.get(path, 0)
 
-    def unreached(self, unit: int) -> frozenset[str]:
-        return self._unreached[unit]
-
     def decays(self, unit: int, local_name: str) -> bool:
         untrained = {*self._frozen[unit], *self._unreached[unit]}
         return local_name not in untrained and super().decays(unit, local_name)

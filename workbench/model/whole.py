@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from workbench.model.base import Context, LayeredModel
-from workbench.model.frozen import touched
 
 
 class Whole(nn.Module):
@@ -68,12 +66,8 @@ class Whole(nn.Module):
             samples = tuple(range(step * rows, (step + 1) * rows))
         first = Context(seed=self.seed, step=step, unit=0, samples=samples, training=self.training)
         if self.written is not None:
-            out = self.written(tokens, targets, first)
-        else:
-            out = self._by_units(tokens, targets, first)
-        return out if targets is None else touched(out, self._unreached())
-
-    def _by_units(self, x: Any, targets: Tensor | None, first: Context) -> Tensor:
+            return self.written(tokens, targets, first)
+        x = tokens
         for unit, module in enumerate(self.units):
             ctx = replace(first, unit=unit)
             if unit == self.layered.head:
@@ -91,15 +85,6 @@ class Whole(nn.Module):
             else:
                 x = self.layered.forward(unit, module, x, ctx)
         return x
-
-    def _unreached(self) -> list[Tensor]:
-        """Parameters that autograd gives no gradient, though libraries wait for one."""
-        model = self.layered
-        return [
-            module.get_parameter(name)
-            for unit, module in enumerate(self.units)
-            for name in model.unreached(unit)
-        ]
 
 
 def _graft(root: nn.Module, path: str, part: nn.Module | Tensor) -> None:
