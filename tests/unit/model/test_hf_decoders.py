@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workbench.cli_layers import rows_of
+from workbench.cli_layers import looked_at
 from workbench.model import ModelSpec
 from workbench.model.base import Context, set_parameter
 from workbench.model.hf import HFModel
@@ -195,6 +195,6 @@ def test_a_decoder_that_norms_elsewhere_is_refused_before_anything_is_written(tm
     spec = ModelSpec.hugging_face(tmp_path)
     sentence = "it changes hidden states beside its layers and its final norm"
     with pytest.raises(ValueError, match=sentence):
-        rows_of(spec)
+        looked_at(spec)
     with pytest.raises(ValueError, match=sentence):
         check_inputs([RunSpec(method="plain", model=spec)], Store(tmp_path))
