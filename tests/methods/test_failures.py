@@ -268,7 +268,7 @@ def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended
         training.run(Silent())
     assert not working.is_set()
     training.close()
-    ended.check(training)
+    ended.check(training, in_autograd=True)  # where the first lands on a busy machine
 
 
 # -- running out ----------------------------------------------------------------------------------
