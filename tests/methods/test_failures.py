@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -168,12 +169,18 @@ def test_a_failure_while_weights_are_made(spec_for, tmp_path, ended, monkeypatch
 # -- Ctrl-C ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A first run imports half of torch, and an import that is interrupted cannot be repeated."""
+    run(stronghold, plain.spec_for(**EVERY_LANE).with_(steps=1), tmp_path_factory.mktemp("first"))
+
+
 @pytest.fixture
-def interrupt(monkeypatch):
+def interrupt(monkeypatch, imported):
     """Raises KeyboardInterrupt in this thread, by a signal, after each of some delays.
 
     Python drops one that lands in a finalizer, and says so; then it is sent again, as a person
-    would press the keys again.
+    would press the keys again, unless the run has ended since.
     """
     armed = threading.Event()
 
@@ -198,16 +205,26 @@ def interrupt(monkeypatch):
 
     def dropped(what) -> None:
         if what.exc_type is KeyboardInterrupt:
-            shoot(0.02)
+            if armed.is_set():
+                shoot(0.02)
         else:
             told(what)
 
     monkeypatch.setattr(sys, "unraisablehook", dropped)
 
+    @contextmanager
+    def interrupts():
+        try:
+            yield shoot
+        except KeyboardInterrupt:
+            armed.clear()
+        else:
+            pytest.fail("the run ended before it was interrupted")
+
     guns: list[threading.Thread] = []
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        yield shoot
+        yield interrupts
     finally:
         armed.clear()
         for gun in guns:
@@ -219,13 +236,9 @@ def interrupt(monkeypatch):
 def test_ctrl_c_at_any_moment(spec_for, tmp_path, ended, interrupt, seed):
     """In a wait, in an operation, in autograd, in the meter: wherever the signal lands."""
     training = start(stronghold, spec_for(**EVERY_LANE).with_(steps=10_000), tmp_path)
-
-    def interrupted() -> None:
-        interrupt(random.Random(seed).uniform(0.01, 0.2))
+    with interrupt() as after:
+        after(random.Random(seed).uniform(0.01, 0.2))
         training.run(Silent())
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
     training.close()
     ended.check(training, in_autograd=True)
 
@@ -258,13 +271,13 @@ def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended
     def slow(action, step):
         if action.lane == "host" and not working.is_set():
             working.set()
-            interrupt(0.1, 0.1).join()
+            after(0.1, 0.1).join()
             time.sleep(0.3)
             working.clear()
             raise Stopped
 
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path, perturb=slow)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupt() as after:
         training.run(Silent())
     assert not working.is_set()
     training.close()
