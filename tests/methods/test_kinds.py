@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from baselines.plain.run import Training
 from tests.methods import kinds
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
 from tests.methods.plain import spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.methods.compared import ensure
@@ -30,6 +31,7 @@ TRAIN = (
     "augmented", "half_frozen", "counted_twice", "deltas", "numbered", "fourier", "taught",
     "normed_weights", "relative", "time_first",
 )  # fmt: skip
+MODES = ("pp", "dp")
 DRAW = ("together", "counted_twice", "numbered", "time_first")
 
 
@@ -87,8 +89,7 @@ def assert_equal(trained, losses, parameters, statistics) -> None:
     assert len(parameters) == len([*net.parameters()])
 
 
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-@pytest.mark.parametrize("name", TRAIN)
+@pytest.mark.parametrize(("name", "activations"), half(product(TRAIN, ["keep", "recompute"])))
 def test_plain_training_is_torchs_own_loop(name, activations, tmp_path):
     spec = spec_of(name, method="plain", activations=activations, microbatches=2)
     ensure(spec, tmp_path, Silent())
@@ -101,8 +102,9 @@ def assert_trains(run: Training, trained) -> None:
     assert_equal(trained, run.history.losses, run.parameters(), statistics)
 
 
-@pytest.mark.parametrize(("mode", "ranks"), [("pp", 2), ("dp", 2), ("pp", 1), ("dp", 1)])
-@pytest.mark.parametrize("name", ["together", "time_first", "siamese"])
+@pytest.mark.parametrize(
+    ("ranks", "name", "mode"), half(product([2, 1], ["together", "time_first", "siamese"], MODES))
+)
 def test_packs_of_its_layers_are_torchs_own_loop(name, mode, ranks, tmp_path):
     """Forward passes are repeated, and parts of a batch are on two ranks."""
     spec = spec_of(name)
