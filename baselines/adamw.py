@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 
 MARGIN = 1e-6
 """Added to the norm in the clip coefficient, as torch's clipping does."""

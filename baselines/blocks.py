@@ -18,10 +18,10 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
+from workbench.core.spec import RunSpec
 from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
-from workbench.runs.spec import RunSpec
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 

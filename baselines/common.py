@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from baselines.stages import share_of
+from workbench.core.spec import RunSpec
 from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
-from workbench.runs.spec import RunSpec
 
 
 class MicroBatch(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from baselines import deepspeed_ops
 from baselines.adamw import ClippedAdamW, clip_coefficient
 from baselines.states import AdamW
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 
 TRIAL_TENSORS, TRIAL_ELEMENTS = 4, 1 << 24
 """Of the timing: together larger than any cache, and a second or two on any machine."""

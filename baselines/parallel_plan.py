@@ -11,19 +11,19 @@ from dataclasses import replace
 
 from baselines.parallel_step import B, F, Step
 from baselines.stages import check_shares, cut
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import STEPS, Budgets
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.methods.plan import Plan
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 
 def data_parallel(spec: RunSpec, profile: Profile) -> Plan:

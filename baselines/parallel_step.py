@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baselines.stages import share_of
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.script import Script
 from workbench.profile.profile import Profile, UnitCost
-from workbench.runs.spec import RunSpec
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, SENDS, Kind
 from workbench.schedule.action import format_name as act

@@ -35,13 +35,13 @@ from baselines.blocks import compile_blocks
 from baselines.plain import run as plain
 from baselines.stages import cut
 from baselines.states import StageHolder, masters_by_unit
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.threads import use_rank_threads
 

@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from baselines.ranks import EVENTS, MEETING, ORDER
 from baselines.stuck import answer_from
+from workbench.core.spec import RunSpec
 from workbench.methods.train import resolve_device
 from workbench.model.custom import look_here
 from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
-from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.loopback import join
 from workbench.runtime.notes import leave

@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from baselines import stuck
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.train import check_data, resolve_device
 from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
 from workbench.ranks.watch import Limits, Watch
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
 from workbench.runtime.shared import make_shared
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
-from workbench.units import format_bytes
 
 PROCESS = (sys.executable, "-m", "baselines.rank_main")
 ORDER, EVENTS, MEETING = "order.json", "events.jsonl", "meeting"

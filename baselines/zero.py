@@ -40,16 +40,16 @@ from baselines.host_adam import torchs_is_faster
 from baselines.states import Together
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from baselines.zero_weights import build, set_masters
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.loopback import join
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
-from workbench.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

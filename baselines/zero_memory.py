@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baselines.ledger import Ledger, bytes_of, tensors_in
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import RunSpec
 from workbench.model.whole import Whole
-from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
-from workbench.units import format_bytes
 
 HOST_STATE = (
     # ZeRO-2: masters with their gradients, staging of weights, of gradients, accumulated gradients

@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
-from workbench.methods.plan import Plan
 from workbench.methods.script import Script
 from workbench.profile.profile import Profile
-from workbench.runs.spec import VALUE_BYTES, RunSpec
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD

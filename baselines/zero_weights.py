@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baselines.common import named_units
+from workbench.core.spec import RunSpec
 from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel, set_parameter
-from workbench.model.whole import Whole
-from workbench.runs.spec import RunSpec
+from workbench.model.whole import Whole, make_whole
 
 
 def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:
@@ -27,7 +27,7 @@ def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -
     """
     dtype, checkpoint = DTYPES[spec.dtype], spec.activations != "keep"
     if shard_by is None:
-        return model.whole(seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
+        return make_whole(model, seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
     import deepspeed
 
     units: list[torch.nn.Module] = []

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.core.native import triton_works
 from workbench.model.loss import linear_cross_entropy
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep
-from workbench.runtime.gpu_compiler import triton_works
 
 HIDDEN = 2048
 HYPER = AdamStep(step=10, lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)

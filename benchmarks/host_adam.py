@@ -33,9 +33,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workbench.core.host import available_cores
 from workbench.runtime import host_adam, native
 from workbench.runtime.split import split
-from workbench.runtime.threads import available_cores
 from workbench.runtime.tiers import Tier, slab
 
 BYTES = {"fp32": 28, "split": 26, "split + undo": 26}

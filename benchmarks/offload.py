@@ -31,9 +31,9 @@ from benchmarks import offload_cases as cases
 from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
 from benchmarks.offload_cases import Entry, entries
 from benchmarks.offload_sheet import Sheet
+from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.published.here import COLUMNS
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

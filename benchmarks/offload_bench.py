@@ -17,21 +17,21 @@ from typing import Any
 from benchmarks.offload_cases import Entry, estimated_seconds, probe
 from benchmarks.offload_lanes import host_memory_rate, keep_lanes
 from benchmarks.offload_sheet import Sheet, describe
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import STEPS
-from workbench.methods.plan import Plan
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import ProfileCosts
 from workbench.profile.store import folder_of
 from workbench.published.here import LABELS
 from workbench.runs.events import EventReader
 from workbench.runs.planning import answer, choose_profile
-from workbench.runs.record import RunRecord
 from workbench.runs.resolve import resolve
 from workbench.runs.runner import POLL_S, Job
 from workbench.runs.search import FITS, TOO_LARGE, next_probe, planned_largest
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.schedule.action import LANES, lane_kind
+from workbench.schedule.plan import Plan
 from workbench.schedule.simulate import simulate
 
 RUN_TIMEOUT_S = 900.0

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from workbench.core.spec import RunSpec
 from workbench.runs.overrides import make_spec
-from workbench.runs.spec import RunSpec
 
 GIB = 1 << 30
 

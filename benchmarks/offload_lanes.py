@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.offload_sheet import put
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.published.lanes import COLUMNS, FOLDER, HEAD
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind, parse_name
 
 CEILING = "host memory, all at once"

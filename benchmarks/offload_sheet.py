@@ -19,10 +19,10 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.offload_cases import GIB, Entry
-from workbench.methods.plan import Plan
+from workbench.core.record import RESULTS, RunRecord, strict
 from workbench.published.here import COLUMNS
-from workbench.runs.record import RESULTS, RunRecord, strict
 from workbench.runs.store import write_whole
+from workbench.schedule.plan import Plan
 
 OF_THE_RUN = ("key", "command", "started", "code_version", "dirty", "diff", "commit")
 """Of a record's provenance; the rest is the machine's."""

@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.runs import provenance
 from workbench.runs.runner import run
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 METHODS = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.device_kernels import median_s
+from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.storage import Flat

@@ -29,9 +29,9 @@ from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 if TYPE_CHECKING:
+    from workbench.core.record import RunRecord
+    from workbench.core.spec import RunSpec
     from workbench.runs.progress import Progress
-    from workbench.runs.record import RunRecord
-    from workbench.runs.spec import RunSpec
     from workbench.runs.sweep import Sweep, SweepFile
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
@@ -245,7 +245,7 @@ def _trust(arguments: argparse.Namespace) -> int:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     from workbench.runs.campaign import Campaign
-    from workbench.runs.executor import executor_of
+    from workbench.runs.executors import executor_of
     from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_spec
     from workbench.runs.sweep import Sweep, SweepFile

@@ -11,7 +11,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel, Part

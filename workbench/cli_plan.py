@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from workbench.core.bytesize import format_bytes
 from workbench.runs.planning import Answer
 from workbench.runs.progress import describe_model, describe_packs, format_step
-from workbench.units import format_bytes
 
 
 def print_plans(

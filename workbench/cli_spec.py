@@ -12,7 +12,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
+from workbench.model.hf_config import spec_from_config
 from workbench.runs import methods
 from workbench.runs.overrides import (
     describe,
@@ -21,7 +23,6 @@ from workbench.runs.overrides import (
     parse_value,
     read_object,
 )
-from workbench.runs.spec import RunSpec
 
 SPEC_FLAGS = (
     (("-l", "--layers"), "layers", "transformer blocks"),
@@ -156,7 +157,7 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
                 "of the model only seq can"
             )
-        told = ModelSpec.hugging_face(arguments.hf_config, seq=changes.get("seq"))
+        told = spec_from_config(arguments.hf_config, seq=changes.get("seq"))
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method

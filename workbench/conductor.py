@@ -20,7 +20,7 @@ from pathlib import Path
 
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.events import Event, EventLog
-from workbench.runs.executor import executor_of
+from workbench.runs.executors import executor_of
 from workbench.runs.runner import POLL_S
 from workbench.runs.search import Search
 from workbench.runs.store import KeyLock, Store
@@ -185,7 +185,7 @@ def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[Stage]:
     """
     file = campaign.file
     if file.exhibit:
-        from workbench.session import open_exhibit
+        from workbench.exhibits import open_exhibit
 
         session = open_exhibit(file.exhibit, file.size, campaign.store.root)
         yield from session.stages()

@@ -20,13 +20,14 @@ from typing import Any
 
 from baselines import deepspeed_ops
 from workbench.cli_spec import Parser
+from workbench.core import host
+from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.figures.sizes import SIZES, Size, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
-from workbench.runs import machine, methods
+from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.units import format_bytes, parse_bytes
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
 """What the smallest exhibits need: of a machine sold with 8 GiB, the system keeps some."""
@@ -84,7 +85,7 @@ def examine(
 
 def _software(results: Path, here: Machine) -> list[Finding]:
     """What runs depend on besides the machine."""
-    build, gpus = machine.torch_build(), machine.gpus()
+    build, gpus = host.torch_build(), host.gpus()
     cuda = f"for CUDA {build.cuda}" if build and build.cuda else "for CPUs"
     compiler = deepspeed_ops.compiler()
     browser = _first(("chromium", "chromium-browser", "google-chrome"))

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from workbench.exhibits import open_exhibit
 from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
 from workbench.figures.harmony import own_text
 from workbench.model.corpus import STDLIB
@@ -26,7 +27,6 @@ from workbench.report import write_report
 from workbench.report.outcomes import OUTCOMES, Outcome, folder_of, load_outcomes, save_outcomes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
-from workbench.session import open_exhibit
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks" / "figures"
 TYPES = {"bool": bool, "int": int, "float": (int, float), "str": str}

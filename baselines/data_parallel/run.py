@@ -27,9 +27,9 @@ from baselines import ranks
 from baselines.common import micro_batches, share
 from baselines.plain import run as plain
 from baselines.stages import check_shares, share_of
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 
 BUCKET_MIB = 25
 """Added up at once: torch's default."""

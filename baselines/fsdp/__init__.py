@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from baselines.fsdp.planner import plan
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 
 __all__ = ["plan", "train"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from baselines import zero_plan
 from baselines.zero_plan import Release, activation_bytes
-from workbench.methods.plan import Plan
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.profile import Profile
-from workbench.runs.spec import VALUE_BYTES, RunSpec
+from workbench.schedule.plan import Plan
 
 TRANSFER_BYTES = 4
 """Of a weight and of a gradient on the link: they are narrowed and widened on the device."""

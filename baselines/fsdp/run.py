@@ -35,18 +35,18 @@ from baselines.host_adam import fastest
 from baselines.ledger import Ledger
 from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
 from workbench.model.whole import Whole
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.loopback import join
 from workbench.runtime.threads import use_device_threads
 from workbench.runtime.tiers import OutOfMemory
-from workbench.units import format_bytes
 
 LABEL = "FSDP2"
 

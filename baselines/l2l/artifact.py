@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
-from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD

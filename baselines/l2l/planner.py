@@ -14,12 +14,12 @@ device, L2L's first variant, unless activations are set to ``host``, its constan
 
 from __future__ import annotations
 
+from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import Budgets, as_plan, evaluate
-from workbench.methods.plan import Plan
 from workbench.methods.replays import replays
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DISK
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from baselines.common import cap_device, micro_batches, now_s
 from baselines.megatron import gpt
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device
 from workbench.model import make_model
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.loopback import join
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_device_threads

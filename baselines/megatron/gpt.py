@@ -25,9 +25,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
 from workbench.model.gpt import INIT_STD, NORM_EPS
-from workbench.model.spec import ModelSpec
 
 BLOCK_NAMES = {
     "ln_1": "input_layernorm",

@@ -11,10 +11,10 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.model.spec import GPT_FAMILY
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.core.model_spec import GPT_FAMILY
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from baselines.one_f_one_b.planner import check, plan
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 
 __all__ = ["plan", "train", "training"]
 

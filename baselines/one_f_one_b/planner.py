@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baselines import parallel_plan
-from workbench.methods.plan import Plan
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

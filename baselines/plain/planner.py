@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core.spec import RunSpec
 from workbench.methods import resident
-from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 
 STATE_BYTES = 16
 """Of a parameter: weight, gradient and two moments in fp32; in bf16 two bytes each of weight and

@@ -24,16 +24,17 @@ from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, named_units
 from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches, resolve_device, tell_of
 from workbench.model import make_model
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.model.whole import make_whole
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.statistics import undivided
 from workbench.runtime.threads import use_rank_threads
-from workbench.units import format_bytes
 
 WIDENED_ELEMENTS = 1 << 28
 """Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
@@ -70,7 +71,8 @@ class Training(Stepping):
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase("building the model")
         with self.meter:
-            self.whole = self.model.whole(
+            self.whole = make_whole(
+                self.model,
                 seed=spec.seed,
                 device=self.device,
                 checkpoint=spec.activations != "keep",

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from baselines.swapping.division import Division
 from baselines.swapping.program import build
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import DP, micro_batches
@@ -18,15 +20,14 @@ from workbench.methods.harmony.partition import min_max_partition
 from workbench.methods.harmony.planner import binding, check_shares, profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
-from workbench.methods.plan import DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
+from workbench.model import make_model, units_of
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 STEPS = 3
 
@@ -47,17 +48,13 @@ def check(spec: RunSpec, mode: str) -> None:
     if spec.packing != "ours":
         raise ValueError(f"packing is {spec.packing!r}, and there are no packs; leave it at 'ours'")
     check_shares(spec, mode)
-    if mode != DP and spec.model.units < spec.ranks:
-        raise ValueError(
-            f"{spec.ranks} stages need a unit each, and the model has {spec.model.units}"
-        )
+    if mode != DP and (units := units_of(spec.model)) < spec.ranks:
+        raise ValueError(f"{spec.ranks} stages need a unit each, and the model has {units}")
 
 
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The fastest plan that fits, from profiles by samples in a micro-batch. Raises DoesNotFit
     where none does, ValueError for profiles of another model."""
-    from workbench.model import make_model
-
     model = make_model(spec.model)
     check_profiles(profiles, spec, model)
     profile = profiles[min(profiles)]
@@ -68,7 +65,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     lacking: dict[str, int] = {}
     least = profile.limits.smallest if profile.limits else 1
     for division in divisions(spec, sizes, mode, least=least, largest=max(profiles)):
-        longest = longest_forward_s(sizes, spec.model.units, division.size)
+        longest = longest_forward_s(sizes, units_of(spec.model), division.size)
         replay = longest < recorded_below_s(spec, profile.hardware)
         device = budgets.device - (0 if replay else Budgets.launched(spec, profile))
         schedule, peak = fitted(
@@ -114,7 +111,7 @@ def divisions(
     for size in tried:
         yield Division(
             mode=mode, minibatch=spec.batch, size=size, own=(0,) * spec.ranks,
-            stages=stages(sizes, spec.model.units, spec.ranks, size, mode),
+            stages=stages(sizes, units_of(spec.model), spec.ranks, size, mode),
         )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from baselines import zero_plan
 from baselines.zero_infinity.run import live_elements
 from baselines.zero_plan import Release
-from workbench.methods.plan import Plan
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:

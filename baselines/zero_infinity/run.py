@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import VALUE_BYTES, RunSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from baselines.zero_infinity.run import BUCKET_ELEMENTS, persistent_elements
 from baselines.zero_plan import activation_bytes
-from workbench.model.spec import ModelSpec
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import VALUE_BYTES, RunSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter

@@ -41,7 +41,7 @@ text: str = "stdlib"  # or a folder in MRPC's format, msr_paraphrase_train.txt o
 # %%
 from IPython.display import display
 
-from workbench.session import open_exhibit
+from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_13", size, results, text)
 exhibit.preview()

@@ -37,7 +37,7 @@ text: str = "stdlib"  # or a folder in WikiText's format, wiki.train.tokens or .
 # %%
 from IPython.display import display
 
-from workbench.session import open_exhibit
+from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_21", size, results, text)
 exhibit.preview()

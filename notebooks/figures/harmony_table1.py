@@ -38,7 +38,7 @@ force: bool = False  # run again what has a record, and plan again where the pub
 # %%
 from IPython.display import display
 
-from workbench.session import open_exhibit
+from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_table1", size, results)
 exhibit.preview()

@@ -41,7 +41,7 @@ machine: str = ""  # a folder in results/published-here; else the one with most 
 # %%
 from IPython.display import display
 
-from workbench.session import open_exhibit
+from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("here_servers", size, results, machine=machine)
 exhibit.preview()

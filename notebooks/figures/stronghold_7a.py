@@ -36,7 +36,7 @@ force: bool = False  # run again what has a record
 # %%
 from IPython.display import display
 
-from workbench.session import open_exhibit
+from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("7a", size, results)
 exhibit.preview()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.runs.helpers import connections, left_behind, wait_for
 from workbench.runs.campaign import LIVE, Campaign
-from workbench.runs.executor import executor_of
+from workbench.runs.executors import executor_of
 from workbench.runs.ray_executor import RayExecutor
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep, expand

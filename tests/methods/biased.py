@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 PAUSE_S = 0.005
 """Between two draws, so that whoever draws at the same time draws in between."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.methods import kinds
 from tests.methods.kinds import WIDTH, Mixer, Tower
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 
 class Hooked(Mixer):

@@ -12,8 +12,8 @@ import pytest
 from torch import Tensor
 
 from tests.methods.plain import judge, made_up_profile
+from workbench.core.spec import RunSpec
 from workbench.methods.train import Training
-from workbench.runs.spec import RunSpec
 from workbench.runtime.executor import Perturb
 from workbench.runtime.manifest import MANIFEST
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 WIDTH, CLASSES = 12, 4
 

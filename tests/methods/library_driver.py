@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.methods.harness import Silent
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 
 

@@ -11,11 +11,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
+from workbench.model.whole import make_whole
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.runs.spec import RunSpec
 from workbench.runtime.bundle import Boundary
 
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
@@ -51,7 +52,7 @@ def train(
     `gradients` those of the last step."""
     device = spec.device
     model = make_model(spec.model)
-    net = model.whole(seed=spec.seed, device=device).to(dtype)
+    net = make_whole(model, seed=spec.seed, device=device).to(dtype)
     decays = {
         model.state_name(unit, name): model.decays(unit, name)
         for unit in range(model.num_units)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 
 class Block(nn.Module):

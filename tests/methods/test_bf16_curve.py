@@ -14,8 +14,8 @@ import pytest
 
 from baselines import plain as torch_plain
 from tests.methods.harness import Silent, run
+from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
-from workbench.model.spec import ModelSpec
 
 STEPS = 200
 LR = 1.5e-4

@@ -20,12 +20,12 @@ from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from tests.methods.test_guesses import settled
 from tests.unit.harmony.made_up import cut, largest_pack, mirrored
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.schedule import Schedule

@@ -8,8 +8,9 @@ import pytest
 
 from baselines import l2l
 from tests.methods.harness import assert_equals_plain, run
+from workbench.core.model_spec import ModelSpec
 from workbench.methods import resident, stronghold
-from workbench.model.spec import ModelSpec
+from workbench.model.hf_config import spec_from_config
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -51,7 +52,7 @@ def model(tmp_path_factory):
     def described(name: str) -> ModelSpec:
         folder = tmp_path_factory.mktemp(name)
         CONFIGS[name]().save_pretrained(folder)
-        return ModelSpec.hugging_face(folder)
+        return spec_from_config(folder)
 
     return described
 

@@ -14,7 +14,7 @@ import torch
 from baselines.megatron.run import why_not_core
 from tests.methods.plain import MODEL, judge, spec_for
 from tests.methods.test_zero import PARAMETER_TOLERANCE, Runs
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 TIED = replace(MODEL, dropout=0.0, vocab=257)
 """A number of words that Megatron-LM pads."""

@@ -14,6 +14,7 @@ from tests.methods import chain
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
@@ -22,7 +23,7 @@ from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, vision
-from workbench.model.spec import ModelSpec
+from workbench.model.whole import make_whole
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.runtime import checkpoint
@@ -72,7 +73,7 @@ def original(model: ModelSpec, seed: int) -> torch.nn.Module:
 
 def train_original(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
     net, model = original(spec.model, spec.seed), make_model(spec.model)
-    whole = model.whole(seed=spec.seed)
+    whole = make_whole(model, seed=spec.seed)
     net.load_state_dict(whole.state_dict())
     matrices = {name for name, p in net.named_parameters() if p.dim() > 1}
     groups = [

@@ -10,13 +10,13 @@ import pytest
 from baselines.swapping.program import build
 from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
+from workbench.core.record import BETWEEN, PARTS
 from workbench.figures.harmony import volumes
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.train import outcome
-from workbench.methods.plan import Plan
-from workbench.runs.record import BETWEEN, PARTS
 from workbench.runtime.traffic import planned_parts
 from workbench.schedule.action import SENDS, Kind
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
 
 SPEC = test_ranks.spec_for(ranks=2, steps=3)

@@ -22,13 +22,13 @@ from tests.methods import plain
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile
 from tests.runs.helpers import living
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import Outcome
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.ranks.causes import RankFailed
 from workbench.ranks.watch import Watch
 from workbench.runs import runner
-from workbench.runs.record import Outcome
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runtime import checkpoint
 from workbench.runtime.tiers import OutOfMemory

@@ -15,11 +15,11 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import crew as crews
 from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.history import History
-from workbench.model.spec import ModelSpec
 from workbench.ranks import watch as watching
 from workbench.ranks.watch import LIMITS, Watch
 from workbench.runtime import board as boards

@@ -17,9 +17,9 @@ import pytest
 
 from tests.methods import plain, test_ranks
 from tests.methods.harness import Silent
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import Packs, packs_of
-from workbench.model.spec import ModelSpec
 from workbench.runtime.shared import host_layout
 from workbench.runtime.shells import WRITERS
 

@@ -16,13 +16,13 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.model.spec import ModelSpec
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.action import Kind

@@ -14,12 +14,13 @@ from tests.methods.harness import Silent, assert_equals_plain, run, start
 from tests.methods.plain import MODEL, made_up_profile
 from tests.runs.helpers import HANG_S
 from workbench.methods import resident, stronghold
-from workbench.methods.plan import DoesNotFit
 from workbench.methods.train import Training, train_planned
 from workbench.model import make_model
+from workbench.model.whole import make_whole
 from workbench.runtime.adam_step import Diverged
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import Kind
+from workbench.schedule.plan import DoesNotFit
 
 BLOCK = make_model(MODEL).unit_parameters(1) * 4
 """Bytes of one block's fp32 weights."""
@@ -64,7 +65,7 @@ def test_no_weights_are_written_back(spec_for, tmp_path):
 def test_every_parameter_moves_in_one_step(spec_for, tmp_path, method):
     spec = spec_for(window=2, steps=1, warmup_steps=0)
     model = make_model(spec.model)
-    before = dict(model.whole(seed=spec.seed).named_parameters())
+    before = dict(make_whole(model, seed=spec.seed).named_parameters())
     _, after = run(method, spec, tmp_path)
     for name, value in before.items():
         moved = (after[name] != value.detach()).float().mean()

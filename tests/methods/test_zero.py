@@ -18,9 +18,10 @@ from baselines.zero_infinity import run as zero_infinity
 from baselines.zero_offload import run as zero_offload
 from tests.methods.harness import Silent
 from tests.methods.plain import MODEL, judge, spec_for
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
+from workbench.model.whole import make_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 LOSS_TOLERANCE = 3e-6
@@ -170,7 +171,7 @@ def test_every_parameter_moves_in_one_step(runs):
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("name", ["all", "bf16"])
 def test_masters_start_as_everyones_fp32_weights(runs, name):
-    expected = make_model(MODEL).whole(seed=BASE.seed).state_dict()
+    expected = make_whole(make_model(MODEL), seed=BASE.seed).state_dict()
     for label, value in runs.before(name).items():
         assert (value == expected[label]).all(), label
 

@@ -17,9 +17,9 @@ import pytest
 from tests.notebooks.offline import outside_addresses
 from tests.runs.helpers import HANG_S, left_behind, processes_of, role, wait_for
 from workbench import reproduce as module
+from workbench.exhibits import open_exhibit
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
-from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.slow
 

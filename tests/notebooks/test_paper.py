@@ -13,9 +13,9 @@ import pytest
 
 from tests.notebooks.offline import outside_addresses
 from workbench import reproduce as module
+from workbench.exhibits import open_exhibit
 from workbench.figures.exhibit import EXHIBITS, FIGURES, find, name_of, notebook_of
 from workbench.reproduce import Reproduced, report, reproduce
-from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.slow
 

@@ -19,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.methods.plan import DoesNotFit
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.schedule.plan import DoesNotFit
 
 FOREVER_S = 600
 TOLD_S = 0.25

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from workbench.core.spec import RunSpec
 from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import make_spec
 from workbench.runs.processes import MARK
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 HERE = Path(__file__).resolve().parent

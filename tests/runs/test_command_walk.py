@@ -19,7 +19,7 @@ import pytest
 
 from workbench import cli, doctor, page
 from workbench.cli_spec import SPEC_FLAGS
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.runs.overrides import hints
 from workbench.runs.sweep import Written
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import fake_spec
-from workbench.runs.record import RunRecord
+from workbench.core.record import RunRecord
 from workbench.runs.runner import run
 from workbench.runs.store import Store, StoreError
 
@@ -96,11 +96,12 @@ def test_results_are_cached_and_failures_tried_again(store: Store) -> None:
 def test_another_device_or_another_code_is_another_run(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.runs import machine, methods
+    from workbench.core import host
+    from workbench.runs import methods
 
     first = run(fake_spec("steps"), store)
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "device_class", lambda device: "cpu:another")
+        patch.setattr(host, "device_class", lambda device: "cpu:another")
         assert run(fake_spec("steps"), store).key != first.key
     monkeypatch.setattr(methods, "code_version", lambda name: "changed")
     assert run(fake_spec("steps"), store).key != first.key

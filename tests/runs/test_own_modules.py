@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from workbench.core.spec import RunSpec
 from workbench.methods.train import load_batches
 from workbench.model import custom, make_model
-from workbench.runs.spec import RunSpec
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.methods import plain
 from tests.runs.helpers import left_behind
-from workbench.model.spec import ModelSpec
+from workbench.model.hf_config import spec_from_config
 from workbench.runs import runner
 from workbench.runs.store import Store
 
@@ -58,7 +58,7 @@ def test_a_decoder_of_another_library_trains_like_any(method, ranks, tmp_path, m
     )  # fmt: skip
     config.save_pretrained(tmp_path / "llama")
     shutil.copytree(measured, tmp_path / "results" / "profiles")
-    model = ModelSpec.hugging_face(tmp_path / "llama", seq=16)
+    model = spec_from_config(tmp_path / "llama", seq=16)
     spec = plain.spec_for(method=method, ranks=ranks, model=model, steps=6, eps=1e-6)
     record = runner.run(spec, Store(tmp_path / "results"))
     assert record.status == "ok", record.message

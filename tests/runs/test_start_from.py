@@ -12,11 +12,11 @@ from baselines import plain as torch_plain
 from tests.methods import plain
 from tests.methods.harness import Silent
 from tests.methods.harness import run as train
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.runs import methods, runner
-from workbench.runs.record import RunRecord
 from workbench.runs.resolve import resolve
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 FIRST, STEPS = 3, 6

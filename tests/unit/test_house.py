@@ -106,14 +106,15 @@ def test_import_is_light(answered) -> None:
 def torch_free_modules() -> list[str]:
     """What lists, plans, draws and reads records, and so has to answer at once."""
     files = [
+        *(ROOT / "workbench" / "core").glob("*.py"),
         *(ROOT / "workbench" / "schedule").glob("*.py"),
         *(ROOT / "workbench" / "published").glob("*.py"),
         *(ROOT / "workbench" / "methods").glob("*/planner.py"),
         *(ROOT / "baselines").glob("*/planner.py"),
-        *((ROOT / "workbench" / "runs" / f"{name}.py") for name in VOCABULARY_OF_RUNS),
+        *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store", "methods")),
         ROOT / "workbench" / "cli.py",
     ]
-    return sorted(module_name(path) for path in files if path.exists())
+    return sorted(map(module_name, files))
 
 
 def test_schedules_records_and_planners_do_not_import_torch() -> None:
@@ -131,25 +132,13 @@ def test_schedules_records_and_planners_do_not_import_torch() -> None:
 
 
 # -- who may import whom (CONTRIBUTING.md) ---------------------------------------------------
-VOCABULARY_OF_RUNS = ("spec", "record", "report", "machine", "store", "methods")
-FOR_ALL = {"workbench.units", "workbench.native"}
-"""What `schedule` may import too."""
-PLAIN_DATA = FOR_ALL | {
-    "workbench.runs.spec",
-    "workbench.runs.record",
-    "workbench.runs.report",
-    "workbench.runs.machine",
-    "workbench.methods.plan",
-}
-"""What anybody but `schedule` may import."""
-
 FLOOR = {"schedule", "model", "profile", "runtime"}
 MAY_IMPORT = {
     "core": set(),
     "schedule": set(),
-    "model": FLOOR,
-    "profile": FLOOR,
-    "runtime": FLOOR,
+    "model": set(),
+    "runtime": {"schedule", "model"},
+    "profile": {"schedule", "model", "runtime"},
     "ranks": {"schedule", "runtime"},
     "methods": FLOOR | {"ranks", "baselines"},
     "baselines": FLOOR | {"ranks", "methods"},
@@ -158,10 +147,10 @@ MAY_IMPORT = {
     "runs": FLOOR | {"published"},
     "ui": {
         "runs", "figures", "schedule", "published", "profile", "methods",
-        "session", "report", "doctor", "preview",
+        "exhibits", "report", "doctor",
     },
 }  # fmt: skip
-"""Package of ours -> packages of ours that it may import, itself aside."""
+"""Package of ours -> packages of ours that it may import, itself and `core` aside."""
 
 
 def module_name(path: Path) -> str:
@@ -174,22 +163,26 @@ def sources(*folders: str) -> list[Path]:
 
 
 def package(module: str) -> str:
-    """`workbench.runs.spec` -> `runs`, `baselines.l2l` -> `baselines`, `workbench.cli` -> `cli`."""
+    """`workbench.core.spec` -> `runs`, `baselines.l2l` -> `baselines`, `workbench.cli` -> `cli`."""
     parts = module.split(".")
     return parts[0] if parts[0] == "baselines" or len(parts) == 1 else parts[1]
 
 
-def imported(path: Path) -> set[str]:
-    """Modules of ours that `path` names in an import, at the top or inside a function."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: Path, *, run: bool = False) -> set[str]:
+    """Modules of ours that `path` names in an import, at the top or inside a function; with `run`,
+    without those that only type checkers import."""
+    found, tree = set(), ast.parse(path.read_text())
+    for node in list(ast.walk(tree)):
+        if run and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body.clear()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module"
-            inside = (ROOT / Path(*node.module.split("."))).is_dir()
-            found.update(f"{node.module}.{alias.name}" for alias in node.names if inside)
-            found.add(node.module)
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if exists(inner) else node.module)
     return {name for name in found if name.split(".")[0] in ("workbench", "baselines", "notebooks")}
 
 
@@ -205,14 +198,18 @@ def test_imports_follow_the_layers(path: Path) -> None:
     ours = package(module_name(path))
     if ours not in MAY_IMPORT:  # the command line and what it calls may use everything
         return
-    plain = PLAIN_DATA if ours != "schedule" else FOR_ALL
-    for name in names:
-        is_package = (ROOT / Path(*name.split("."))).is_dir()
-        if name in plain or (is_package and name in ("workbench", "workbench.runs")):
-            continue
-        if package(name) == "core":  # the ground floor, which everything stands on
-            continue
-        assert package(name) in MAY_IMPORT[ours] | {ours}, f"{ours} must not import {name}"
+    allowed = MAY_IMPORT[ours] | {ours, "core"}
+    for name in names - {"workbench"}:
+        assert package(name) in allowed, f"{ours} must not import {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count, too; those for type checkers alone do not."""
+    files = {module_name(path): path for path in sources("workbench", "baselines")}
+    left = {name: imported(path, run=True) & files.keys() for name, path in files.items()}
+    while free := [name for name, names in left.items() if not names]:
+        left = {name: names.difference(free) for name, names in left.items() if name not in free}
+    assert not left, "these import each other, or stand on modules that do"
 
 
 def test_only_panels_know_widgets() -> None:

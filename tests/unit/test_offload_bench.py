@@ -18,13 +18,13 @@ from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_secon
 from benchmarks.offload_sheet import COLUMNS, ROOT, Sheet, describe
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
-from workbench.methods.plan import Plan
+from workbench.core.record import RunRecord
 from workbench.published.here import read_offload
 from workbench.runs import methods
 from workbench.runs.events import EventLog
-from workbench.runs.record import RunRecord
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
+from workbench.schedule.plan import Plan
 
 MAY_DIFFER = {
     "method", "activations", "optimizer_tier", "disk_memory", "compile", "window", "resident",

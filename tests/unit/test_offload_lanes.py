@@ -15,8 +15,8 @@ from benchmarks.offload_bench import TIMELINE, Bench
 from benchmarks.offload_cases import CASES, Entry, entries, entry_of
 from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_text, plain
 from benchmarks.offload_sheet import Sheet, describe
+from workbench.core.record import RunRecord
 from workbench.published.lanes import COLUMNS, HEAD, read_lanes
-from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
 
 BLOCK = 12 * 2048**2 + 13 * 2048

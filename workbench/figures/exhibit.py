@@ -1,6 +1,7 @@
 """What an exhibit is: a claim, the runs that test it, a drawing, and a verdict.
 
-Exhibits read rows (rows.py) and never start a run; `workbench.session` runs what `specs` asks for.
+Exhibits read rows (rows.py) and never start a run; `workbench.exhibits.session` runs what `specs`
+asks for.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 
 
 class Exhibit(Protocol):

@@ -13,17 +13,17 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import advantage
 from workbench.figures.panels import notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
-from workbench.methods.plan import Plan
-from workbench.model.spec import ModelSpec
 from workbench.runs.methods import METHODS
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 
 FIGURE, SECTION = "6a", "VI.A, page 8"
 TITLE = "Largest trainable model"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import advantage
@@ -13,8 +15,6 @@ from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
 from workbench.runs.methods import METHODS
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 
 FIGURE, SECTION = "8a", "VI.B, page 9"
 TITLE = "Throughput on one model"

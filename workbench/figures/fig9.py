@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 
 FIGURE, SECTION = "9", "VI.C, page 10"
 TITLE = "Effect of the window"

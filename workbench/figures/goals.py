@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from workbench.core.record import RESULTS
 from workbench.figures.here_table import PLAIN, mean_deviation, own_ratios, preferred
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.runs.record import RESULTS
 
 DTYPE, HIDDEN, SEQ = "bf16", 2048, 1024
 CAP_GIB, HOST_GIB = 32, 90

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from workbench.core.record import RESULTS
 from workbench.figures.goals import (
     Goal,
     apart,
@@ -24,7 +25,6 @@ from workbench.figures.here_table import preferred
 from workbench.figures.plan_goals import plan_goals
 from workbench.figures.server_table import HARMONY, MODEL, ROOF
 from workbench.published.servers import LABELS
-from workbench.runs.record import RESULTS
 
 XL = {"layers": 48, "hidden": 1600, "seq": 1024, "dtype": "bf16"}
 """GPT-2 XL."""

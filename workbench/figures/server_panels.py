@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RESULTS
 from workbench.figures import here_marks as marks
 from workbench.figures.harmony.looks import LOOKS
 from workbench.figures.here_table import preferred
@@ -21,7 +22,6 @@ from workbench.figures.server_goals import XL
 from workbench.figures.server_table import HARMONY, MODEL, ROOF
 from workbench.figures.style import GREY
 from workbench.published.servers import LABELS
-from workbench.runs.record import RESULTS
 
 SETTING = ["ranks", "batch"]
 ROOM = 34.0

@@ -15,12 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.spec import VALUE_BYTES
 from workbench.figures.exhibit import quotient
 from workbench.figures.here_table import GIB, PLAIN, best_uncapped, round_of
 from workbench.figures.here_table import MODEL as SAME
 from workbench.figures.measured_here import how
 from workbench.published.servers import FILE, LABELS, ServerRun, latest
-from workbench.runs.spec import VALUE_BYTES
 
 ROOF = "data-parallel"
 OWN_RUNTIME = ("dp-swap", "pp-swap", "harmony-dp", "harmony-pp")

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.core.bytesize import parse_bytes
+from workbench.core.host import available_cores
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.figures.verdict import DEEPSPEED
-from workbench.model.spec import ModelSpec
-from workbench.runs.machine import available_cores
-from workbench.runs.spec import RunSpec
-from workbench.units import parse_bytes
 
 SIZES = ("smoke", "small", "paper")
 LINK_PER_CORE = 75e6

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import Context, LayeredModel, Part
-from workbench.model.whole import Whole
+from workbench.model.whole import Whole, make_whole
 from workbench.runtime.statistics import undivided
 
 SAMPLES = 4
@@ -45,7 +45,7 @@ def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> 
     differs and the likely reason."""
     samples = tuple(range(len(rows[-1])))
     first, second = (Context(seed=seed, step=step, unit=0, samples=samples) for step in range(2))
-    written, layers = model.whole(seed=seed, undivided=True), again.whole(seed=seed)
+    written, layers = make_whole(model, seed=seed, undivided=True), make_whole(again, seed=seed)
     if written.written is None:
         return []
     _same(

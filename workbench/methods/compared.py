@@ -20,7 +20,11 @@ import psutil
 import torch
 
 from workbench.core import sources
+from workbench.core.bytesize import format_bytes
 from workbench.core.jsonfile import read_json
+from workbench.core.model_spec import ModelSpec
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.compare import SAMPLES, Rows, compare
 from workbench.methods.train import load_batches
 from workbench.model import make_model
@@ -29,11 +33,7 @@ from workbench.model.custom import imports_digest
 from workbench.model.families import blank_rows
 from workbench.model.hf_config import transformers_package
 from workbench.model.modules import Decomposed
-from workbench.model.spec import ModelSpec
 from workbench.profile.files import write
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
-from workbench.units import format_bytes
 
 TOKENS = 16
 """A decoder is compared on samples of so many at most."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
-from workbench.methods.plan import Plan
 from workbench.methods.program import build
 from workbench.profile.profile import Hardware, Profile, ProfileCosts
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS, Schedule
 from workbench.schedule.simulate import Simulation, simulate
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 STEPS = 4
 """Simulated steps: the first warms up, the mean of the others is the steady state."""

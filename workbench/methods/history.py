@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from workbench.core.reporter import Reporter, Untold
+from workbench.core.spec import RunSpec
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
-from workbench.runs.report import Reporter, Untold
-from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.checkpoint import Holder
 from workbench.runtime.manifest import Manifest, Saved, steps_in, take_newest

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan
-from workbench.methods.plan import Plan
 from workbench.profile.profile import Profile, ProfileCosts
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import RECORDED_BELOW_S, Hardware, Profile, UnitCost
-from workbench.runs.spec import RunSpec
 
 
 def replays(spec: RunSpec, profile: Profile) -> bool:

@@ -15,15 +15,14 @@ from pathlib import Path
 
 import torch
 
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.plan import DoesNotFit, Plan
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.text import Batches, load_text
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.device_budget import device_meter
@@ -33,6 +32,7 @@ from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import use_device_threads
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
 from workbench.schedule.trace import write_trace

@@ -1,20 +1,20 @@
 """Models as lists of layers, and the text they are trained on.
 
 A model is a `base.LayeredModel`: unit 0 embeds, units 1 to n are the layers, unit n + 1 is the head
-with the loss. Methods decide where and when units run; a unit knows nothing of them. This file and
-`spec` import no torch, so that a command line can check a model before a framework is loaded.
+with the loss. Methods decide where and when units run; a unit knows nothing of them. This file
+imports no torch, so that a command line can check a model before a framework is loaded.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
-__all__ = ["ModelSpec", "make_model"]
+__all__ = ["ModelSpec", "make_model", "units_of"]
 
 
 def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
@@ -35,3 +35,12 @@ def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
     from workbench.model.hf import HFModel
 
     return HFModel.from_spec(spec)
+
+
+def units_of(spec: ModelSpec) -> int:
+    """Units of the model a spec describes. A user's own module is made to be counted, once."""
+    if not spec.custom:
+        return spec.units
+    from workbench.model.families import counted_units
+
+    return counted_units(spec)

@@ -4,8 +4,8 @@ The methods compared here differ in where a layer's weights are and when it runs
 come apart: unit 0 embeds tokens, units 1 to n are blocks, unit n + 1 is the head with the loss.
 Between units flows one tensor [B, S, H], or what the model's `boundary` says. A unit can be made
 alone, with weights that depend on the seed and its number only, so a model larger than any one
-memory is never whole anywhere; and `whole` makes the same model, bit for bit, as the one module
-that plain training and libraries expect.
+memory is never whole anywhere; and `make_whole` makes the same model, bit for bit, as the one
+module that plain training and libraries expect.
 
 Units of one `kind` have equal shapes and run alike. So one module per kind and buffer is enough:
 make an empty `shell`, point its parameters into a buffer (`parameter.data = view`), and run any
@@ -18,13 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from workbench.model.whole import Whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,26 +268,6 @@ class LayeredModel(ABC):
             return 2.0 * tokens * self.hidden * self.vocab
         matrices = sum(shape.numel() for shape in self.shapes(unit).values() if len(shape) > 1)
         return 2.0 * tokens * matrices + 4.0 * tokens * seq * self.hidden
-
-    def whole(
-        self,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        checkpoint: bool = False,
-        undivided: bool = False,
-    ) -> Whole:
-        """All units as one module, with the weights `build` gives each; `undivided` runs what its
-        author wrote in their place."""
-        from workbench.model.whole import Whole
-
-        units = [
-            self.build(unit, seed=seed, device=device, dtype=dtype)
-            for unit in range(self.num_units)
-        ]
-        self.tie(units)
-        return Whole(self, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
 
 
 def set_parameter(module: nn.Module, name: str, value: Tensor) -> None:

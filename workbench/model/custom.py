@@ -29,7 +29,6 @@ Imports no torch.
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -38,17 +37,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core import sources
+from workbench.core.model_spec import FUNCTION
 
-WORD = r"[^\W\d]\w*"
-NAME = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 OURS = ("workbench", "baselines")
 STDLIB = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 INSTALLED = frozenset({"site-packages", "dist-packages"})
-
-
-def is_custom(family: str) -> bool:
-    """Whether a family names a function."""
-    return NAME.fullmatch(family) is not None
 
 
 def source_digest(family: str) -> str:
@@ -122,7 +115,7 @@ def look_here() -> bool:
 
 
 def _parts(family: str) -> tuple[str, str]:
-    match = NAME.fullmatch(family)
+    match = FUNCTION.fullmatch(family)
     assert match is not None
     return match[1], match[2]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model.base import set_parameter
 from workbench.model.custom import function_of, importing
 from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
@@ -18,7 +19,6 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
-from workbench.model.spec import ModelSpec
 from workbench.model.text import load_text
 
 EXAMPLE = 2

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model import bert, custom_model, vision
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
@@ -31,7 +32,6 @@ from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import FolderPictures, SyntheticPictures
-from workbench.model.spec import ModelSpec
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -119,7 +119,7 @@ def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
 
 
 @cache
-def units_of(spec: ModelSpec) -> int:
+def counted_units(spec: ModelSpec) -> int:
     """Units of a model that has to be made to be counted."""
     return make_decomposed(spec).num_units
 

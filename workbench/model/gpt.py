@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.dropout import causal_attention, causal_attention_dropout, dropout
 from workbench.model.keys import key
 from workbench.model.loss import linear_cross_entropy
-from workbench.model.spec import ModelSpec
 
 INIT_STD = 0.02
 NORM_EPS = 1e-5

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel, Written
 from workbench.model.decompose.program import build, flatten
 from workbench.model.dropout import seeded
@@ -37,7 +38,6 @@ from workbench.model.hf_config import dropout_of, read_config, transformers_pack
 from workbench.model.hf_layers import Call, Flow, Routers, as_written, kinds, recorded
 from workbench.model.hf_trial import Unfilled, try_out
 from workbench.model.keys import key
-from workbench.model.spec import ModelSpec
 
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -98,7 +98,7 @@ class HFModel(LayeredModel):
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> HFModel:
-        """From a spec made by `ModelSpec.hugging_face`; ValueError when the file changed since, or
+        """From a spec made by `spec_from_config`; ValueError when the file changed since, or
         the spec was made without it."""
         config, digest = read_config(spec.family)
         with understood(spec.family):

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
-from workbench.model.spec import ModelSpec
 
 
-def describe(path: str | Path, *, seq: int | None = None) -> ModelSpec:
-    """See `ModelSpec.hugging_face`."""
+def spec_from_config(path: str | Path, *, seq: int | None = None) -> ModelSpec:
+    """The spec of a local Hugging Face configuration (needs transformers, no network).
+
+    `seq` defaults to 1024, or to all the positions the model has if they are fewer. Raises
+    ValueError for a missing or malformed file, or more positions than the model has.
+    """
     config, digest = read_config(path)
     with understood(path):
         positions = config.max_position_embeddings

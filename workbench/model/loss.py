@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from workbench.runtime.gpu_compiler import triton_works
+from workbench.core.native import triton_works
 
 CHUNK_BYTES = 128 << 20
 """Bound on one chunk's logits; in bf16 4096 rows of V = 50,304 take four chunks of 98 MiB."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
@@ -85,6 +86,24 @@ class Whole(nn.Module):
             else:
                 x = self.layered.forward(unit, module, x, ctx)
         return x
+
+
+def make_whole(
+    model: LayeredModel,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    checkpoint: bool = False,
+    undivided: bool = False,
+) -> Whole:
+    """All units as one module, with the weights `build` gives each; `undivided` runs what its
+    author wrote in their place."""
+    units = [
+        model.build(unit, seed=seed, device=device, dtype=dtype) for unit in range(model.num_units)
+    ]
+    model.tie(units)
+    return Whole(model, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
 
 
 def _graft(root: nn.Module, path: str, part: nn.Module | Tensor) -> None:

@@ -16,13 +16,13 @@ from math import prod
 import torch
 from torch import Tensor
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import VALUE_BYTES
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
 from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
-from workbench.model.spec import ModelSpec
 from workbench.profile.profile import UnitCost
-from workbench.runs.spec import VALUE_BYTES
 
 FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from workbench.core.spec import RunSpec
 from workbench.profile.files import measuring, stored, write
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Limits
 from workbench.profile.store import path_of, silent
 from workbench.profile.table import Echo
-from workbench.runs.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)

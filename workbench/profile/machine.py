@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from workbench.runs import machine
-from workbench.runtime.threads import available_cores
-from workbench.units import format_bytes
+from workbench.core import host
+from workbench.core.bytesize import format_bytes
+from workbench.core.host import available_cores
 
 USABLE = 0.9
 """Share of a memory that tiers may count on; the rest is the system's and the framework's."""
@@ -39,7 +39,7 @@ class Machine:
     @property
     def folder(self) -> str:
         """Name of the folder for measurements of this class of device."""
-        text = machine.device_class(self.device).lower()
+        text = host.device_class(self.device).lower()
         return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
     def difference(self, other: Machine) -> str | None:
@@ -65,13 +65,13 @@ class Machine:
 
 def this_machine(device: str = "auto") -> Machine:
     """The machine this runs on. Raises ValueError for a device that cannot be used here."""
-    device = machine.resolve_device(device)
-    gpu = machine.gpus()[0] if device == "cuda" else None
+    device = host.resolve_device(device)
+    gpu = host.gpus()[0] if device == "cuda" else None
     return Machine(
         device=device,
-        processor=machine.cpu_model(),
+        processor=host.cpu_model(),
         cores=available_cores(),
-        memory_bytes=machine.host_memory_bytes(),
+        memory_bytes=host.host_memory_bytes(),
         gpu=gpu.name if gpu else None,
         gpu_bytes=gpu.memory_bytes if gpu else 0,
         torch=version("torch").partition("+")[0],

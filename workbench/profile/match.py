@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from math import inf, prod
 from typing import TYPE_CHECKING
 
-from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.profile import Profile
-from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel

@@ -34,7 +34,9 @@ from typing import Self
 
 import torch
 
+from workbench.core.bytesize import format_bytes
 from workbench.core.paths import import_path
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.families import blank_rows
 from workbench.profile.alone import Alone
@@ -42,10 +44,8 @@ from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
 from workbench.profile.measure import DTYPES
 from workbench.profile.profile import Limits
-from workbench.runs.spec import RunSpec
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.tiers import OutOfMemory
-from workbench.units import format_bytes
 
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.core.spec import RunSpec
 from workbench.profile.limits import stored_limits
 from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
-from workbench.runs.spec import RunSpec
 
 
 def pinned_sizes(spec: RunSpec) -> set[int]:

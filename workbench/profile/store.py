@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.table import Ceilings, Echo
-from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel

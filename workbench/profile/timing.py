@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 
-from workbench.runtime.threads import available_cores
+from workbench.core.host import available_cores
 
 
 class Sample(NamedTuple):

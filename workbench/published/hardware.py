@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.model.spec import GPT_FAMILY, ModelSpec
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.runs.spec import RunSpec
 
 MACHINES = Path(__file__).resolve().parent / "machines.json"
 DEFAULT = "v100-32gb"

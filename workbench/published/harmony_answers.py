@@ -31,7 +31,6 @@ from workbench.methods.harmony.published.sizes import PublishedSizes, published_
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server
 from workbench.methods.harmony.server import ServerCosts
-from workbench.methods.plan import DoesNotFit
 from workbench.published.harmony import GIB, MODELS
 from workbench.published.harmony_plans import (
     CARD_BYTES,
@@ -44,6 +43,7 @@ from workbench.published.harmony_plans import (
 )
 from workbench.schedule.action import COMPUTE, Kind
 from workbench.schedule.graph import unroll
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import validate

@@ -20,12 +20,12 @@ from functools import cache
 
 import pandas as pd
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import largest
-from workbench.methods.plan import Plan
-from workbench.model.spec import ModelSpec
 from workbench.published.hardware import DEFAULT, calibrated, constants, published_profile
 from workbench.published.tables import published
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE
 
 AS_PUBLISHED, EXACT = "as published", "ours, exact"

@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from workbench.runs.record import STATUSES
+from workbench.core.record import STATUSES
 
 DTYPES = ("fp32", "bf16", "fp16")
 NO_CLIP = ("", "none", "off", "0", "0.0")

@@ -15,6 +15,10 @@ from typing import Any
 import pandas as pd
 
 from workbench import __version__
+from workbench.core.record import RunRecord
+from workbench.exhibits import open_exhibit
+from workbench.exhibits.preview import origin
+from workbench.exhibits.session import Session
 from workbench.figures.exhibit import (
     FIGURES,
     HERE,
@@ -24,7 +28,6 @@ from workbench.figures.exhibit import (
     words_of,
 )
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
-from workbench.preview import origin
 from workbench.report.harmony import (
     ANCHOR,
     harmony_exhibits,
@@ -35,9 +38,7 @@ from workbench.report.here import SERVERS_COLUMNS, here_section, lanes_section, 
 from workbench.report.outcomes import Outcome, folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.stronghold import proof_sections, stronghold_sections, stronghold_verdicts
-from workbench.runs.record import RunRecord
 from workbench.runs.store import write_whole
-from workbench.session import Session, open_exhibit
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}

@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.figures.style import LOOKS, PAGE_IN, styled
 from workbench.runs.methods import METHODS
-from workbench.runs.record import RunRecord, steady_step_seconds
 
 EQUAL = 1e-10
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""

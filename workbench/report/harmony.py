@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from workbench.exhibits.harmony import HarmonySession
 from workbench.figures.exhibit import HARMONY, find, words_of
 from workbench.figures.harmony.looks import ESTIMATES
-from workbench.harmony_session import HarmonySession
 from workbench.model.corpus import STDLIB
 from workbench.report.outcomes import Outcome, how_it_ended
 from workbench.report.page import Cell, Html, drawing, table, tag, without_empty

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from workbench.exhibits.here import HereSession
 from workbench.figures.lanes_table import NEAR, SHOWN
-from workbench.here_session import HereSession
 from workbench.report.outcomes import Outcome
 from workbench.report.page import Cell, Html, drawing, facts, table, tag
 

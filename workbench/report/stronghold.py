@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.exhibits.session import Session
 from workbench.figures.style import name_of
 from workbench.report.evidence import (
     draw_losses,
@@ -16,9 +18,7 @@ from workbench.report.explained import explained_summary, explained_table
 from workbench.report.outcomes import Outcome, how_it_ended
 from workbench.report.page import Cell, Html, drawing, table, tag, without_empty
 from workbench.report.timeline import draw_gantt
-from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
-from workbench.session import Session
 
 Shown = tuple[Session, pd.DataFrame]
 """An exhibit with its rows, which are read once."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.style import PAGE_IN
 from workbench.profile.profile import ProfileCosts
 from workbench.runs.planning import answer, choose_profile
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.timeline import FILE, load_timeline
 from workbench.schedule.draw import draw_comparison

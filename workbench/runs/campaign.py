@@ -28,8 +28,8 @@ from typing import Any, Literal, TypedDict
 
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
+from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
-from workbench.runs.record import strict
 from workbench.runs.store import KeyLock, Store, write_whole
 from workbench.runs.sweep import SweepFile
 

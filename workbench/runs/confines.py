@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.model.custom import is_custom
-from workbench.model.spec import GPT_FAMILY, MODULES
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
 
 INSIDE = "here it must lie in the results folder"
 
@@ -44,7 +43,7 @@ def _refused(name: str, value: str, root: Path) -> str:
     """Why a field may not have the value. A tokenizer names nothing."""
     path = Path(value)
     match name:
-        case "family" if is_custom(value):
+        case "family" if FUNCTION.fullmatch(value):
             return "here no function can be named; start it from a notebook or the command line"
         case "executor" if value != "local":  # a cluster of Ray listens on all interfaces
             return "here it must be local"

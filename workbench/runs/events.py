@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
-from workbench.runs.record import strict
 
 Event = dict[str, Any]
 """``{"time": seconds since 1970, "event": kind, ...}``; kinds: started, phase, step, ended, exit,

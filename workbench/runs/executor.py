@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.spec import RunSpec
 from workbench.runs import places
 from workbench.runs.events import Event
-from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.runner import Job
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 
@@ -57,21 +57,6 @@ class Executor(Protocol):
         accept: Iterable[Status] = RESULTS,
     ) -> Work | None:
         """Start a run, or take its record; None while there is no room. Arguments as of `Job`."""
-
-
-def executor_of(name: str, store: Store, what: str) -> Executor:
-    """The executor of a name: ``local``, or ``ray``, with the address of a cluster after a colon.
-
-    Raises ValueError for others, and for one whose library is not installed.
-    """
-    kind, _, address = name.partition(":")
-    if kind == "ray":
-        from workbench.runs.ray_executor import RayExecutor
-
-        return RayExecutor(store, address=address or None)
-    if name != "local":
-        raise ValueError(f"executor is {name!r}; it must be local, ray, or ray:ADDRESS")
-    return LocalExecutor(store, what=what)
 
 
 class LocalExecutor:

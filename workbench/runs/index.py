@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.runs.index_cache import CACHE, Cache, Stamp
-from workbench.runs.record import RunRecord, steady_step_seconds
 from workbench.runs.store import RECORD, Store, read_record, row
 
 if TYPE_CHECKING:

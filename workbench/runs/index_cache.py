@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from workbench.runs.record import SCHEMA
+from workbench.core.record import SCHEMA
 
 CACHE = ".index.sqlite"
 TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"

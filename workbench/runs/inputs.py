@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.paths import user_path
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.corpus import STDLIB
+from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import load_pairs
-from workbench.model.spec import GPT_FAMILY, ModelSpec
 from workbench.model.text import check_text
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 
@@ -31,7 +32,7 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
     for text, tokenizer, model in dict.fromkeys(alike):
         if not model.decomposed:
             if model.family != GPT_FAMILY:
-                make_model(ModelSpec.hugging_face(model.family, seq=model.seq))
+                make_model(spec_from_config(model.family, seq=model.seq))
             check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text != STDLIB and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")

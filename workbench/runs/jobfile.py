@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workbench.core.jsonfile import read_json
+from workbench.core.record import Provenance
 from workbench.core.schema import read_as
-from workbench.runs.record import Provenance
 
 NAME = "job.json"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 
 EVERY_STEP_UP_TO = 100
 """Runs of more steps print one line in ten, as the published ones did."""

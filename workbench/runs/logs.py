@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord, Status, steady_step_seconds
 from workbench.core.schema import WHOLE
-from workbench.model.spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.runs.methods import METHODS
-from workbench.runs.record import RunRecord, Status, steady_step_seconds
-from workbench.runs.spec import RunSpec
 
 NAME = re.compile(
     r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d{1,9})_hs?-(?P<hidden>\d{1,9})"

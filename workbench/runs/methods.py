@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from workbench.core.model_spec import ModelSpec
 from workbench.core.sources import imports_digest
-from workbench.model.spec import ModelSpec
 
 _ROOT = Path(__file__).resolve().parents[2]
 HOUSES = ("workbench", "baselines")

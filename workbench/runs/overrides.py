@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.core import jsonfile, schema
+from workbench.core.bytesize import parse_bytes
+from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
-from workbench.units import parse_bytes
+from workbench.core.spec import RunSpec
 
 
 @cache

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.core import host
 from workbench.core.jsonfile import read_object
-from workbench.runs import machine
 
 FOLDER = "WORKBENCH_PLACES"
 """Environment variable that names another folder for the locks: users who share a machine's GPUs
@@ -59,7 +59,7 @@ def places(device: str) -> list[Place]:
     if device != "cuda":
         return [Place(name="the processors")]
     visible = os.environ.get(VISIBLE)
-    numbers = map(str, range(len(machine.gpus()))) if visible is None else visible.split(",")
+    numbers = map(str, range(len(host.gpus()))) if visible is None else visible.split(",")
     return [Place(name=f"GPU {n}", environment={VISIBLE: n}) for n in map(str.strip, numbers)]
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.methods.plan import DoesNotFit, Plan
-from workbench.model.spec import GPT_FAMILY
+from workbench.core.model_spec import GPT_FAMILY
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
 from workbench.runs import methods
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
+from workbench.schedule.plan import DoesNotFit, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, TextIO
 
-from workbench.model.spec import ModelSpec
+from workbench.core.bytesize import format_bytes
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord, steady_step_seconds
+from workbench.core.spec import RunSpec
 from workbench.runs.events import Event
-from workbench.runs.record import RunRecord, steady_step_seconds
-from workbench.runs.spec import RunSpec
 from workbench.runs.sweep import Sweep
-from workbench.units import format_bytes
 
 QUIET_S = 10.0
 """Longest silence between two lines where there is no terminal."""

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workbench.runs import machine
-from workbench.runtime.threads import available_cores
+from workbench.core import host
+from workbench.core.host import available_cores
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy")
 """Those that a run's numbers depend on, by their names on the package index."""
@@ -30,15 +30,15 @@ def gather(command: list[str] | None = None) -> dict[str, Any]:
 
 @cache
 def _machine() -> dict[str, Any]:
-    build, gpus = machine.torch_build(), machine.gpus()
+    build, gpus = host.torch_build(), host.gpus()
     return {
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "torch_cuda": build.cuda if build else None,
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": machine.cpu_model(),
+        "cpu": host.cpu_model(),
         "cores": available_cores(),
-        "host_memory_bytes": machine.host_memory_bytes(),
+        "host_memory_bytes": host.host_memory_bytes(),
         "gpus": [gpu.name for gpu in gpus],
         "gpu_memory_bytes": gpus[0].memory_bytes if gpus else None,
         "gpu_driver": gpus[0].driver if gpus else None,

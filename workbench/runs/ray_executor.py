@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 
 from workbench.core.jsonfile import read_object
+from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.processes import LOAD_S
-from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.runner import POLL_S
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 MEMORY_BYTES = 128 << 20

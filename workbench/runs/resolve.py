@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.core import host
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
+from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
-from workbench.model.spec import GPT_FAMILY, ModelSpec
-from workbench.runs import machine, methods
-from workbench.runs.spec import RunSpec
+from workbench.runs import methods
 
 
 def resolve(spec: RunSpec) -> RunSpec:
@@ -21,7 +22,7 @@ def resolve(spec: RunSpec) -> RunSpec:
 
     Raises ValueError for an unknown method, or a device or module that is not here.
     """
-    changes = {"device": machine.resolve_device(spec.device)}
+    changes = {"device": host.resolve_device(spec.device)}
     method = methods.find(spec.method)
     if not (method.windowed or method.refuses):
         changes |= {"window": "auto", "resident": "auto"}
@@ -36,9 +37,9 @@ def resolve(spec: RunSpec) -> RunSpec:
             f"start_from is {spec.start_from!r}, and {method.name} has checkpoints of its engine's "
             f"own form; it is for {able}"
         )
-    if changes["device"] == "cuda" and spec.ranks > len(machine.gpus()):
+    if changes["device"] == "cuda" and spec.ranks > len(host.gpus()):
         raise ValueError(
-            f"ranks is {spec.ranks}; this machine has {len(machine.gpus())} GPUs, a rank needs one"
+            f"ranks is {spec.ranks}; this machine has {len(host.gpus())} GPUs, a rank needs one"
         )
     if spec.model.custom and not spec.model.config_digest:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
@@ -72,10 +73,10 @@ class Keys:
 
     def of(self, spec: RunSpec) -> str:
         """Raises ValueError for an unknown method or device."""
-        spec, build = resolve(spec), machine.torch_build()
+        spec, build = resolve(spec), host.torch_build()
         facts = [
             self._told(methods.code_version, spec.method),
-            self._told(machine.device_class, spec.device),
+            self._told(host.device_class, spec.device),
             build.version if build else "",
         ]
         instead = {"text": self._told(corpus.source_digest, spec.text) or spec.text}

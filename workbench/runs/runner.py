@@ -25,19 +25,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from workbench.core import host
+from workbench.core.bytesize import format_bytes
 from workbench.core.paths import import_path
-from workbench.runs import machine, methods, provenance
+from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.spec import RunSpec
+from workbench.runs import methods, provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.places import Held
 from workbench.runs.processes import MARK, kill_marked
-from workbench.runs.record import RESULTS, RunRecord, Status
 from workbench.runs.resolve import key_of, resolve
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, write_whole
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
-from workbench.units import format_bytes
 
 POLL_S = 0.05
 
@@ -224,7 +225,7 @@ class Job:
             provenance={
                 **provenance.gather(),
                 "code_version": methods.code_version(self.spec.method),
-                "device_class": machine.device_class(self.spec.device),
+                "device_class": host.device_class(self.spec.device),
             },
         )
         try:
@@ -318,7 +319,7 @@ def verdict(
         resident = end.get("peak_resident_bytes", 0)
         if end.get("oom_kills", 0) > 0:
             return "oom_host", "the kernel ended it because the host was out of memory"
-        if resident >= NEAR_ALL_MEMORY * machine.host_memory_bytes():
+        if resident >= NEAR_ALL_MEMORY * host.host_memory_bytes():
             held = format_bytes(resident)
             return "oom_host", f"it was killed while it held {held} of host memory"
     if returncode < 0:

@@ -17,16 +17,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from workbench.methods.plan import Plan
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.planning import answer, fits
-from workbench.runs.record import RunRecord
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.runner import POLL_S
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.sweep import LOOK_AGAIN_S, Point
+from workbench.schedule.plan import Plan
 
 FITS = ("ok", "diverged")
 """Statuses of a run that had memory enough."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.paths import flush, user_path
-from workbench.runs.record import RunRecord, steady_step_seconds
+from workbench.core.record import RunRecord, steady_step_seconds
 
 if TYPE_CHECKING:
     import pandas

@@ -25,14 +25,14 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 from workbench.core.paths import user_path
+from workbench.core.record import RESULTS, STATUSES, RunRecord
 from workbench.core.schema import read_as
+from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import make_spec, read_object
-from workbench.runs.record import RESULTS, STATUSES, RunRecord
 from workbench.runs.resolve import Keys
 from workbench.runs.runner import POLL_S, check_timeout
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 MOST_POINTS = 4000

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.jsonfile import read_json
+from workbench.core.record import Outcome, RunRecord, Status, steady_step_seconds
+from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, steps_of
 from workbench.runs.jobfile import JobFile
-from workbench.runs.record import Outcome, RunRecord, Status, steady_step_seconds
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import StoreError, write_record
 
 CANCELLED_EXIT = 128 + signal.SIGTERM
@@ -188,7 +188,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
 def does_not_fit(error: BaseException) -> bool:
     """Whether a planner refused: nothing was tried, the budgets are too small."""
-    plan = sys.modules.get("workbench.methods.plan")
+    plan = sys.modules.get("workbench.schedule.plan")
     return plan is not None and isinstance(error, plan.DoesNotFit)
 
 

@@ -33,7 +33,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runtime.split import join, split
 
 # Elements that plain operations take at a time: they need several temporaries of 8 bytes each.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from workbench import native
+from workbench.core import native
 
 SOURCE = Path(__file__).with_name("board_wait.cpp")
 NAP_S = 2e-5

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from workbench.core.native import triton_works
 from workbench.runtime import host_adam
 from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
-from workbench.runtime.gpu_compiler import triton_works
 
 # Elements taken at a time without Triton: masters are joined into a temporary of 24 MiB, beside
 # which the operations of one ``PIECE`` have theirs.

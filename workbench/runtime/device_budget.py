@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from workbench.core.bytesize import parse_bytes
 from workbench.runtime.tiers import OutOfMemory
-from workbench.units import parse_bytes
 
 
 def device_meter(device: torch.device, budget: int | None = None) -> "DeviceMeter":

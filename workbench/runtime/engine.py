@@ -14,9 +14,9 @@ import threading
 import torch
 from torch import Tensor
 
+from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
-from workbench.runs.spec import RunSpec
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, Step

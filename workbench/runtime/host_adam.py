@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workbench import native
+from workbench.core import native
 from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]

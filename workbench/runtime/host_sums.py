@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench import native
+from workbench.core import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CHUNK = 1 << 20

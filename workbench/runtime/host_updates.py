@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runtime import device_adam, host_adam, host_sums
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.board import Board

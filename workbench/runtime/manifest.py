@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from workbench.core.jsonfile import parse_json
 from workbench.core.paths import flush
+from workbench.core.reporter import Reporter
 from workbench.core.schema import Measured, read_as
-from workbench.runs.report import Reporter
 
 MANIFEST = "manifest.json"
 KEEP = 2

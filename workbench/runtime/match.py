@@ -10,7 +10,7 @@ from collections.abc import Set
 
 import torch
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runtime.links import placed
 from workbench.runtime.storage import Flat
 from workbench.runtime.visits import VisitLayout

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.guesses import Settled, apply

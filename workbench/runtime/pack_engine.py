@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
-from workbench.runs.spec import RunSpec
 from workbench.runtime.alike import Alike
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Boundary, Bundle, bundled, bytes_of, copy_into, single

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
-from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.executor import Executor, Perturb

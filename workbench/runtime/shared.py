@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workbench.core.host import available_cores
 from workbench.runtime.pages import PIECE, bring
-from workbench.runtime.threads import available_cores, update_threads
+from workbench.runtime.threads import update_threads
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import HOST_TIER, PAGE, Schedule
 

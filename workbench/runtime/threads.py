@@ -9,10 +9,9 @@ host updates run on the other. The rule stands here once; methods, baselines and
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
 from typing import NamedTuple
+
+from workbench.core.host import available_cores
 
 
 class Threads(NamedTuple):
@@ -22,18 +21,6 @@ class Threads(NamedTuple):
     """The device's, where the processor plays it; 1 with a GPU, to launch kernels."""
     host: int
     """Host updates' threads, all workers together."""
-
-
-def available_cores() -> int:
-    """Cores this process may use: its affinity, capped by the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores or 1
-    if quota == "max":
-        return cores or 1
-    return max(1, min(cores or 1, math.ceil(int(quota) / int(period))))
 
 
 def cpu_threads(device: str = "cpu", cores: int | None = None) -> Threads:

@@ -19,7 +19,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from workbench.units import format_bytes
+from workbench.core.bytesize import format_bytes
 
 TierName = Literal["device", "host", "disk"]
 

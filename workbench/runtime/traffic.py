@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from workbench.runs.record import BETWEEN, PARTS
+from workbench.core.record import BETWEEN, PARTS
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 

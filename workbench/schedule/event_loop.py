@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Protocol
 
-from workbench import native
+from workbench.core import native
 from workbench.schedule.action import lane_kind
 from workbench.schedule.graph import Graph
 

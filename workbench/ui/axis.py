@@ -14,9 +14,9 @@ from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
+from workbench.core.bytesize import FACTORS, parse_bytes
 from workbench.runs import methods
 from workbench.runs.overrides import describe, hints, parse_value
-from workbench.units import FACTORS, parse_bytes
 
 RULE = (
     "One value, a list (2, 4, 8), a range that may reach its end (2..6, 2..16 step 2, 1..64 x2), "

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.record import STATUSES, RunRecord
 from workbench.runs.campaign import Campaign
 from workbench.runs.index import Index
-from workbench.runs.record import STATUSES, RunRecord
 from workbench.runs.store import Store
 from workbench.ui.board_commands import run_command, sweep_commands
 from workbench.ui.board_fields import (
@@ -37,7 +37,7 @@ from workbench.ui.board_fields import (
     plain,
     settings,
 )
-from workbench.ui.board_files import check_key, export, log_lines, shown, write_csv
+from workbench.ui.board_files import check_key, export, log_lines, save_order, shown, write_csv
 from workbench.ui.board_plot import Plot, plot_order, plot_rows
 from workbench.ui.board_query import Query, select
 
@@ -248,8 +248,6 @@ class Board:
 
         Raises ValueError for a bad name and for fields that are not there, and StoreError.
         """
-        from workbench.ui.board_work import save_order
-
         return save_order(self.store, self.plot_order(plot, query), name)
 
     def export_csv(self, name: str, query: Query | None = None) -> Path:

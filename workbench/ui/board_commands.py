@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from workbench.core.spec import RunSpec, flat
 from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import make_spec
-from workbench.runs.spec import RunSpec, flat
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 FLAGS = {

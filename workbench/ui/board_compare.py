@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.runs.record import RunRecord
+from workbench.core.record import RunRecord
 from workbench.runs.store import Store, row
 from workbench.ui.board_fields import ENDINGS, Row, number, plain, settings
-from workbench.ui.board_files import check_key
+from workbench.ui.board_files import check_key, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,8 +154,6 @@ class Comparison:
 
         Raises ValueError for a bad name, and StoreError.
         """
-        from workbench.ui.board_work import save_figure
-
         return save_figure(self.store, self.figure(), self.table(), name)
 
     def table(self) -> list[Row]:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+from workbench.core.bytesize import format_bytes
 from workbench.runs.overrides import hints
 from workbench.runs.progress import format_seconds
-from workbench.units import format_bytes
 
 Row = dict[str, Any]
 """A record as `runs.index.Index.rows` gives it."""

@@ -14,11 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.runs.store import Store
 from workbench.ui.board_fields import plain
 from workbench.ui.log_tail import last_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -94,6 +97,29 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """`as_csv` as a file."""
     path.write_text(as_csv(columns, rows), encoding="utf-8", newline="")
+
+
+def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
+    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
+    from workbench.ui.board_draw import draw
+
+    return save_figure(store, draw(order), order["rows"], name)
+
+
+def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
+    """A figure as PDF and PNG, and a table as CSV beside it; returns their paths.
+
+    Raises ValueError for a bad name, and StoreError.
+    """
+
+    from workbench.figures.style import save
+
+    def write(stem: Path) -> None:
+        # A suffix put behind the name: `with_suffix` would replace what follows a dot in it.
+        save(figure, stem.with_name(f"{stem.name}.pdf"))
+        write_csv(stem.with_name(f"{stem.name}.csv"), list(rows[0]) if rows else ["key"], rows)
+
+    return export(store, name, write)
 
 
 def _csv_cell(value: Any) -> Any:

@@ -19,8 +19,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.core.record import STATUSES
 from workbench.runs.index import Index
-from workbench.runs.record import STATUSES
 from workbench.runs.store import Store
 from workbench.ui import board_html, html
 from workbench.ui.aside import Aside

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.core.bytesize import parse_bytes
 from workbench.ui.board_fields import Row, number, plain, sort_key, unit
-from workbench.units import parse_bytes
 
 SEARCHED = ("key", "method", "status", "message", "engine", "notes", "device_class")
 """Fields in which a word without a sign is looked for."""

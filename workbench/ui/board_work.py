@@ -8,17 +8,15 @@ from __future__ import annotations
 import base64
 import json
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from workbench.figures.style import save, styled
+from workbench.figures.style import styled
 from workbench.runs.store import Store
 from workbench.ui.board import Board
 from workbench.ui.board_compare import Comparison
 from workbench.ui.board_draw import draw
-from workbench.ui.board_files import export, write_csv
 from workbench.ui.board_plot import Plot
 from workbench.ui.board_query import Query
 
@@ -29,25 +27,6 @@ SCREEN_DPI = 150
 def picture(order: str) -> str:
     """A plot as PNG, in base 64, of its order as JSON."""
     return _png(draw(json.loads(order)))
-
-
-def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
-    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
-    return save_figure(store, draw(order), order["rows"], name)
-
-
-def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
-    """A figure as PDF and PNG, and a table as CSV beside it; returns their paths.
-
-    Raises ValueError for a bad name, and StoreError.
-    """
-
-    def write(stem: Path) -> None:
-        # A suffix put behind the name: `with_suffix` would replace what follows a dot in it.
-        save(figure, stem.with_name(f"{stem.name}.pdf"))
-        write_csv(stem.with_name(f"{stem.name}.csv"), list(rows[0]) if rows else ["key"], rows)
-
-    return export(store, name, write)
 
 
 def save_plot(root: str, plot: dict[str, Any], query: dict[str, Any], name: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html
 from workbench.ui.frame_panel import framed

@@ -15,9 +15,9 @@ PUBLISHED = {"label": "method", "layers": "layers", "window": "window", "value":
 
 def claim(figure: str, size: str, results: str) -> dict[str, Any]:
     """The claim, where the paper makes it, and its numbers."""
+    from workbench.exhibits import open_exhibit
     from workbench.figures import rows as tidy
     from workbench.figures.exhibit import FIGURES, HERE
-    from workbench.session import open_exhibit
 
     session = open_exhibit(figure, size, results)
     exhibit = session.exhibit
@@ -33,14 +33,14 @@ def claim(figure: str, size: str, results: str) -> dict[str, Any]:
 
 def preview(figure: str, size: str, results: str) -> list[dict[str, Any]]:
     """What would run, how long it takes and what it needs; a row a run, the last for all."""
-    from workbench.session import open_exhibit
+    from workbench.exhibits import open_exhibit
 
     return _records(open_exhibit(figure, size, results).preview())
 
 
 def show(figure: str, size: str, results: str) -> dict[str, Any]:
     """The figure of what there is so far, its verdicts, and where its numbers come from."""
-    from workbench.session import open_exhibit
+    from workbench.exhibits import open_exhibit
 
     session = open_exhibit(figure, size, results)
     rows = session.rows()

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.paths import user_path
+from workbench.core.spec import RunSpec
 from workbench.runs.campaign import NAME, Campaign
 from workbench.runs.overrides import hints
-from workbench.runs.spec import RunSpec
 from workbench.runs.sweep import SweepFile
 from workbench.ui.axis import choices, format_axis, format_value, kinds, parse_axis, takes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.ui.axis import format_value
 
 ALWAYS = ("method", "layers")

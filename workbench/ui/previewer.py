@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.record import RESULTS
+from workbench.core.spec import RunSpec
 from workbench.runs.index import Index
 from workbench.runs.planning import answer
 from workbench.runs.planning import fits as fits_quickly
-from workbench.runs.record import RESULTS
 from workbench.runs.resolve import Keys
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.points import in_words, varied

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.paths import user_path
+from workbench.core.spec import RunSpec, flat
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import INSIDE, confine, inside
-from workbench.runs.spec import RunSpec, flat
 from workbench.runs.store import Store
 from workbench.ui.aside import Aside
 from workbench.ui.board_commands import sweep_commands

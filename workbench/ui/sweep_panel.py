@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from workbench.core.paths import user_path
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html, sweep_html
 from workbench.ui.aside import Aside

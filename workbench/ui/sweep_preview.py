@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.core.bytesize import format_bytes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.ui.aside import Answer, Aside
-from workbench.units import format_bytes
 
 WORK = "workbench.ui.previewer"
 SLICE_S = 0.4

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from workbench.core.bytesize import FACTORS
+from workbench.core.spec import RunSpec
 from workbench.runs import methods
 from workbench.runs.overrides import make_spec
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.aside import Answer, Aside
-from workbench.units import FACTORS
 
 ANY = "any"
 """Instead of a method: whichever is the fastest that fits."""

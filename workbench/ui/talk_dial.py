@@ -15,7 +15,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.units import format_bytes, parse_bytes
+from workbench.core.bytesize import format_bytes, parse_bytes
 
 HERE = Path(__file__).parent
 GIB = 1 << 30

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from html import escape
 
+from workbench.core.bytesize import format_bytes
 from workbench.ui import html
 from workbench.ui.talk import Reply, Row
 from workbench.ui.talk_words import TIERS
-from workbench.units import format_bytes
 
 COLORS = {
     "weights": "#0072B2",

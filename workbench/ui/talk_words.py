@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.core.bytesize import format_bytes
 from workbench.ui.talk import ANY, Reply, Row
-from workbench.units import format_bytes
 
 TIERS = {"device": "device memory", "host": "host memory", "disk": "disk"}
 

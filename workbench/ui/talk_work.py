@@ -21,13 +21,13 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
-from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
+from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.runs import methods
 from workbench.runs.planning import plan_from, stored_sizes
 from workbench.runs.search import at_layers, next_probe
-from workbench.runs.spec import MOST_PASSES, RunSpec
 from workbench.runs.store import Store
+from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import simulate
 from workbench.ui.talk import ANY, Question, Row

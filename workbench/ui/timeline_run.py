@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import ProfileCosts
 from workbench.runs.planning import answer, choose_profile
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.schedule import Schedule

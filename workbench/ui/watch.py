@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from workbench.core.record import RESULTS
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.events import Event, EventReader, parse_event
 from workbench.runs.overrides import read_object
-from workbench.runs.record import RESULTS
 from workbench.runs.store import RECORD, Store, read_record
 from workbench.ui.aside import Answer, Aside
 from workbench.ui.log_tail import last_lines, printable, read_tail

@@ -18,9 +18,9 @@ from baselines.plain.run import Training as PlainTraining
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import MODEL, judge, spec_for
 from tests.unit.baselines.test_zero_plan import profile
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 
 BASE = spec_for(method="fsdp", microbatches=2)

@@ -17,10 +17,11 @@ from baselines.plain import run as plain_run
 from baselines.plain.run import Training, parts_of
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, run
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods import resident
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
+from workbench.model.whole import make_whole
 from workbench.runtime.tiers import OutOfMemory
 
 BASE = spec_for(method="plain", microbatches=2)
@@ -73,7 +74,7 @@ def test_bf16_has_fp32_masters(tmp_path):
         assert master.dtype == torch.float32
         assert (weight == master.to(torch.bfloat16)).all()
     # More digits than bf16 has: they were not drawn from the working weights.
-    start = make_model(MODEL).whole(seed=BASE.seed).state_dict()
+    start = make_whole(make_model(MODEL), seed=BASE.seed).state_dict()
     fresh = Training(BASE.with_(dtype="bf16"), Silent(), tmp_path / "fresh")
     assert all((value == start[name]).all() for name, value in fresh.parameters().items())
 
@@ -218,7 +219,7 @@ def test_one_graph_runs_all_blocks_and_gives_the_same(tmp_path, activations):
 )
 def test_blocks_stay_eager_and_say_why(changes, why):
     spec = BASE.with_(**{"model": SHARP, **changes})
-    whole = make_model(spec.model).whole(seed=1, checkpoint=True)
+    whole = make_whole(make_model(spec.model), seed=1, checkpoint=True)
     assert why in compile_blocks(whole, spec, torch.device("cpu"))
     assert whole.checkpoint
 

@@ -8,9 +8,9 @@ from baselines import zero_offload, zero_twin_flow
 from baselines.zero_twin_flow.run import adapter, offloaded_share, settings
 from tests.methods.plain import judge, made_up_profile, spec_for
 from tests.unit.baselines.test_zero_plan import profile
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.runs.runner import run
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 GIB = 1 << 30

@@ -7,11 +7,11 @@ import pytest
 from baselines.zero_infinity.planner import plan as plan_infinity
 from baselines.zero_offload.planner import plan as plan_offload
 from baselines.zero_plan import Release
-from workbench.methods.plan import Plan
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import Kind
+from workbench.schedule.plan import Plan
 from workbench.schedule.validate import validate
 
 PLANNERS = {"zero-offload": plan_offload, "zero-infinity": plan_infinity}

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from tests.unit.figures.records import record
+from workbench.core.record import BETWEEN, PARTS, RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.exhibit import HARMONY, find
 from workbench.figures.harmony import sizes, volumes
 from workbench.figures.harmony.table import join
 from workbench.published import harmony_plans
-from workbench.runs.record import BETWEEN, PARTS, RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 SMOKE = sizes.smoke()

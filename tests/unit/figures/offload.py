@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.published.here import COLUMNS, OffloadRun, offload_runs
 
 PLAIN = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures import rows as tidy
 from workbench.figures import sizes
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 
 SMOKE = sizes.smoke()
 

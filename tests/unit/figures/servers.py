@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.figures import offload
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.published.servers import COLUMNS, ServerRun, server_runs
 
 XL = {"layers": 48, "hidden": 1600, "heads": 25}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.figures.records import SMOKE, out_of_memory, record, with_layers
+from workbench.core.bytesize import parse_bytes
 from workbench.figures import fig6a, fig7a, fig9, sizes
 from workbench.figures.exhibit import FIGURES, find
 from workbench.runs.methods import METHODS
-from workbench.units import parse_bytes
 
 LARGEST = {"megatron-lm": 6, "l2l": 20, "zero-offload": 16, "zero-infinity": 14}
 

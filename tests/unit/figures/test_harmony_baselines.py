@@ -10,10 +10,10 @@ from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
 from tests.unit.figures.paper import flat
 from tests.unit.figures.test_harmony_drawing import drawn
 from tests.unit.figures.test_harmony_verdicts import judged, on_gpus
+from workbench.core.spec import RunSpec
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import scaling, sizes, table
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.runs.spec import RunSpec
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from tests.unit.figures.harmony_runs import nowhere, rows_of, run
 from tests.unit.figures.test_harmony_drawing import drawn
 from tests.unit.figures.test_harmony_verdicts import changed, judged
+from workbench.core.record import BETWEEN, PARTS, RunRecord
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import fig12, sizes, table, volumes
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.runs.record import BETWEEN, PARTS, RunRecord
 
 BOUNDS = {
     "harmony-pp": "Harmony-PP moves weights and gradients of at most three times the weights",

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.harmony_runs import EXHIBITS, run
-from workbench import harmony_session
+from workbench.core import host
+from workbench.exhibits import harmony as harmony_session
+from workbench.exhibits import open_exhibit
+from workbench.exhibits.harmony import HarmonySession
 from workbench.figures.harmony import table
-from workbench.harmony_session import HarmonySession
 from workbench.published import harmony_plans
 from workbench.report.harmony import harmony_exhibits, harmony_sections, harmony_verdicts
-from workbench.runs import machine
 from workbench.runs.resolve import key_of
-from workbench.session import open_exhibit
 from workbench.ui import evaluation_work
 
 SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
@@ -25,7 +25,7 @@ SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about a machine without one, wherever they run, and about a project that has
     measured nothing yet."""
-    monkeypatch.setattr(machine, "resolve_device", lambda device: "cpu")
+    monkeypatch.setattr(host, "resolve_device", lambda device: "cpu")
     monkeypatch.setattr("workbench.runs.store.REPOSITORY_RESULTS", Path("/nonexistent"))
 
 

@@ -10,15 +10,15 @@ from tests.unit.figures.harmony_runs import nowhere, rows_of, runs
 from tests.unit.figures.paper import flat
 from tests.unit.figures.test_harmony_drawing import drawn
 from workbench.cli import BAD_INPUT, main
+from workbench.exhibits import open_exhibit
+from workbench.exhibits.harmony import HarmonySession
 from workbench.figures.exhibit import find
 from workbench.figures.harmony import own_text, sizes
-from workbench.harmony_session import HarmonySession
 from workbench.model.corpus import STDLIB
 from workbench.report.harmony import harmony_exhibits
 from workbench.report.outcomes import Outcome
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
-from workbench.session import open_exhibit
 
 TEXTS = {"harmony_13": "MRPC", "harmony_21": "WikiText"}
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, printed
+from workbench.exhibits import open_exhibit
 from workbench.figures import here_lanes, here_table
 from workbench.figures.exhibit import HERE_LANES
 from workbench.figures.lanes_table import (
@@ -27,7 +28,6 @@ from workbench.figures.lanes_table import (
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps, read_lanes
 from workbench.report.here import lanes_section
-from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 

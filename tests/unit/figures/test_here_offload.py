@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
+from workbench.exhibits import open_exhibit
 from workbench.figures import here_offload
 from workbench.figures.exhibit import HERE_OFFLOAD
 from workbench.figures.goals import as_table, goals
@@ -19,7 +20,6 @@ from workbench.figures.style import HERE_LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
 from workbench.report.here import here_section
-from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 

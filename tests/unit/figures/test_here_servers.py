@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
+from workbench.exhibits import open_exhibit
 from workbench.figures import here_servers, server_panels
 from workbench.figures.exhibit import HERE_SERVERS
 from workbench.figures.goals import as_table
@@ -22,7 +23,6 @@ from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
 from workbench.report.here import SERVERS_COLUMNS, here_section
-from workbench.session import open_exhibit
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 

@@ -9,6 +9,7 @@ import pytest
 
 from baselines.swapping import pp as pp_swap
 from tests.methods.plain import made_up_profile, spec_for
+from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony import dp, faithful, pp
 from workbench.methods.harmony.packs import MODES
 from workbench.methods.harmony.planner import borrowed, server_of
@@ -17,12 +18,11 @@ from workbench.methods.harmony.published.profiles import Direction
 from workbench.methods.harmony.published.sizes import PublishedSizes
 from workbench.methods.harmony.published.timing import Server
 from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.methods.plan import DoesNotFit
 from workbench.model import make_model
 from workbench.profile.profile import Limits
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 SIZES = (1, 3, 8)
 

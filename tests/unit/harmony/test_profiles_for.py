@@ -10,9 +10,9 @@ from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.methods.harmony import planner, train
 from workbench.methods.harmony.packs import micro_batches
-from workbench.methods.plan import DoesNotFit
 from workbench.profile.profile import Limits
 from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.plan import DoesNotFit
 
 
 @pytest.fixture

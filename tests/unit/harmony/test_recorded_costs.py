@@ -10,17 +10,17 @@ import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn, mirrored
 from tests.unit.harmony.test_search import SERVER, SETTING
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import PP
 from workbench.methods.harmony.room import Room
 from workbench.methods.harmony.search import Found, outlook, scheduled, search
 from workbench.methods.harmony.server import ServerCosts, records
-from workbench.methods.plan import DoesNotFit
 from workbench.model import ModelSpec
 from workbench.profile.profile import UnitCost
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import Kind
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
 

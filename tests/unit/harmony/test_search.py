@@ -12,6 +12,7 @@ from statistics import fmean
 import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
+from workbench.core.bytesize import parse_bytes
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import Packs, packs_of
@@ -19,12 +20,11 @@ from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.search import scheduled, search
 from workbench.methods.harmony.server import Server, ServerCosts
 from workbench.methods.harmony.sizes import SECONDS
-from workbench.methods.plan import DoesNotFit
 from workbench.schedule.graph import unroll
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import validate
-from workbench.units import parse_bytes
 
 LAYERS = Layers([4000, *[1000] * 10, 4000])
 UNITS = 12

@@ -10,18 +10,18 @@ import torch
 from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import PP, Packs, packs_of
 from workbench.methods.harmony.planner import profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.profile.footprint import footprints
 from workbench.profile.kinds import kind_costs
 from workbench.profile.measure import model_units
 from workbench.profile.profile import Wires
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.simulate import simulate

@@ -12,9 +12,10 @@ from torch import nn
 
 from tests.methods.plain import spec_for
 from workbench.methods.train import load_batches
-from workbench.model import ModelSpec, custom, custom_data, make_model
+from workbench.model import ModelSpec, custom, custom_data, make_model, units_of
 from workbench.model.families import blank_rows
 from workbench.model.modules import Decomposed
+from workbench.model.whole import make_whole
 from workbench.runs.resolve import key_of, resolve
 
 SOURCE = """
@@ -206,13 +207,13 @@ def made_plainly(spec: ModelSpec, seed: int) -> tuple[nn.Module, object]:
 def test_it_begins_with_the_weights_that_the_function_gives(function):
     spec = spec_of(function)
     model = make_model(spec)
-    assert spec.units == model.num_units == 5
+    assert units_of(spec) == model.num_units == 5
     expected = dict(made_plainly(spec, 7)[0].named_parameters(remove_duplicate=False))
-    found = dict(model.whole(seed=7).named_parameters(remove_duplicate=False))
+    found = dict(make_whole(model, seed=7).named_parameters(remove_duplicate=False))
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
-    other = dict(model.whole(seed=8).named_parameters(remove_duplicate=False))
+    other = dict(make_whole(model, seed=8).named_parameters(remove_duplicate=False))
     assert not torch.equal(other[name], value)
 
 
@@ -225,7 +226,7 @@ def test_no_weights_stay_in_memory():
 
 def test_making_it_leaves_torchs_generator_alone():
     before = torch.get_rng_state()
-    make_model(spec_of("labelled")).whole(seed=3)
+    make_whole(make_model(spec_of("labelled")), seed=3)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -262,7 +263,7 @@ def test_the_loss_is_that_of_the_module(function):
         expected = nn.functional.mse_loss(out, targets)
     else:
         expected = nn.functional.cross_entropy(out.flatten(0, -2), targets.flatten())
-    found = make_model(spec.model).whole(seed=5)(x, targets)
+    found = make_whole(make_model(spec.model), seed=5)(x, targets)
     torch.testing.assert_close(found, expected)
 
 

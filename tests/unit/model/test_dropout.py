@@ -5,6 +5,7 @@ import torch
 
 from workbench.model.base import Context
 from workbench.model.dropout import causal_attention, causal_attention_dropout, dropout
+from workbench.model.whole import make_whole
 
 
 def context(**changes):
@@ -77,7 +78,7 @@ def test_the_global_stream_is_neither_read_nor_moved(small):
 
 def test_evaluation_drops_nothing(small):
     dropping, plain = (
-        small.make(dropout=p).whole(seed=5, device=small.device).eval() for p in (0.5, 0.0)
+        make_whole(small.make(dropout=p), seed=5, device=small.device).eval() for p in (0.5, 0.0)
     )
     assert torch.equal(dropping(small.tokens, small.targets), plain(small.tokens, small.targets))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from workbench.model.base import Context
+from workbench.model.whole import make_whole
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -12,7 +13,7 @@ from workbench.model.base import Context
 def test_units_equal_whole(small, tied, dropout, recompute):
     model = small.make(tied=tied, dropout=dropout)
     whole = small.run_whole(
-        model.whole(seed=5, device=small.device),
+        make_whole(model, seed=5, device=small.device),
         small.tokens,
         small.targets,
         step=2,
@@ -27,7 +28,9 @@ def test_checkpointing_changes_nothing(small, dropout):
     model = small.make(dropout=dropout)
     plain, checkpointed = (
         small.run_whole(
-            model.whole(seed=5, device=small.device, checkpoint=c), small.tokens, small.targets
+            make_whole(model, seed=5, device=small.device, checkpoint=c),
+            small.tokens,
+            small.targets,
         )
         for c in (False, True)
     )
@@ -36,7 +39,7 @@ def test_checkpointing_changes_nothing(small, dropout):
 
 def test_a_unit_built_alone_has_the_weights_of_the_whole(small):
     model = small.make()
-    state = model.whole(seed=9).state_dict()
+    state = make_whole(model, seed=9).state_dict()
     for unit in reversed(range(model.num_units)):
         torch.manual_seed(unit)  # must not matter
         named = dict(model.build(unit, seed=9).named_parameters())
@@ -114,7 +117,7 @@ def test_flops_of_a_block_are_the_textbook_ones(small):
 
 
 def test_whole_gives_logits_without_targets(small):
-    whole = small.make().whole(seed=5, device=small.device)
+    whole = make_whole(small.make(), seed=5, device=small.device)
     logits = whole(small.tokens)
     assert logits.shape == (4, 16, 61)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), small.targets.flatten())

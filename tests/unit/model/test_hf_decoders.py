@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from workbench.cli_layers import looked_at
-from workbench.model import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.model.base import Context, set_parameter
 from workbench.model.hf import HFModel
+from workbench.model.hf_config import spec_from_config
+from workbench.model.whole import make_whole
 from workbench.runs.inputs import check_inputs
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 transformers = pytest.importorskip("transformers")
@@ -114,7 +115,7 @@ def test_units_and_the_module_as_written_equal_hugging_face(name):
     except (AttributeError, TypeError) as error:
         pytest.skip(f"this transformers cannot train it itself: {error}")
     model = HFModel.from_config(config(name))
-    whole = model.whole(seed=3)
+    whole = make_whole(model, seed=3)
     for path, buffer in whole.named_buffers():
         assert torch.equal(buffer, source.get_buffer(path)), path
     source.load_state_dict(whole.state_dict(), strict=False)
@@ -133,8 +134,8 @@ def test_random_numbers_are_those_of_units_when_the_module_runs_as_written():
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.3)
     for changes in ({"name": "gpt2", **drops}, {"name": "phimoe", "router_jitter_noise": 0.9}):
         model = HFModel.from_config(config(**changes))
-        whole = model.whole(seed=3)
-        again = model.whole(seed=3, checkpoint=True)
+        whole = make_whole(model, seed=3)
+        again = make_whole(model, seed=3, checkpoint=True)
         units = learned(whole, whole, TOKENS, TARGETS, step=2, samples=SAMPLES)
         assert_equal(learned(again, again, TOKENS, TARGETS, step=2, samples=SAMPLES), units)
         before = torch.get_rng_state()
@@ -192,7 +193,7 @@ def test_a_decoder_that_norms_elsewhere_is_refused_before_anything_is_written(tm
     if "nanochat" not in transformers.CONFIG_MAPPING:
         pytest.skip("this transformers has no nanochat")
     transformers.AutoConfig.for_model("nanochat", **SMALL | LLAMA).save_pretrained(tmp_path)
-    spec = ModelSpec.hugging_face(tmp_path)
+    spec = spec_from_config(tmp_path)
     sentence = "it changes hidden states beside its layers and its final norm"
     with pytest.raises(ValueError, match=sentence):
         looked_at(spec)

@@ -9,6 +9,8 @@ import torch
 from workbench.model import ModelSpec, make_model
 from workbench.model.base import Context
 from workbench.model.hf import HFModel
+from workbench.model.hf_config import spec_from_config
+from workbench.model.whole import make_whole
 
 transformers = pytest.importorskip("transformers")
 
@@ -53,7 +55,7 @@ def test_units_and_whole_equal_hugging_face(small, name):
     model = HFModel(source)
     source.to(small.device)
     expected = theirs(source, small.tokens, small.targets)
-    whole = model.whole(seed=0, device=small.device)
+    whole = make_whole(model, seed=0, device=small.device)
     small.assert_same(expected, small.run_whole(whole, small.tokens, small.targets))
     units = small.run_units(model, small.tokens, small.targets, small.samples)
     small.assert_same(expected, units)
@@ -68,12 +70,12 @@ def test_units_and_whole_equal_hugging_face(small, name):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_configuration_file_is_enough(small, tmp_path, name):
     config(name).save_pretrained(tmp_path)
-    spec = ModelSpec.hugging_face(tmp_path, seq=16)
+    spec = spec_from_config(tmp_path, seq=16)
     assert (spec.layers, spec.hidden, spec.heads, spec.seq, spec.vocab) == (3, 32, 4, 16, 61)
     assert ModelSpec.from_dict(spec.to_dict()) == spec
     model = make_model(spec)
     before = torch.get_rng_state()
-    whole = model.whole(seed=3, device=small.device)
+    whole = make_whole(model, seed=3, device=small.device)
     assert torch.equal(before, torch.get_rng_state())
     source = transformers.AutoModelForCausalLM.from_config(config(name)).to(small.device)
     source.load_state_dict(whole.state_dict())
@@ -94,7 +96,7 @@ def test_a_configuration_file_is_enough(small, tmp_path, name):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_bf16_equals_hugging_face_in_bf16(small, name):
     model = HFModel.from_config(config(name))
-    whole = model.whole(seed=3, device=small.device, dtype=torch.bfloat16)
+    whole = make_whole(model, seed=3, device=small.device, dtype=torch.bfloat16)
     source = transformers.AutoModelForCausalLM.from_config(config(name), dtype=torch.bfloat16)
     source.load_state_dict(whole.state_dict())
     assert torch.equal(whole(small.tokens), source.to(small.device)(small.tokens).logits)
@@ -110,7 +112,7 @@ def test_dropout_survives_recomputation_and_follows_its_key(small):
     )
     assert torch.equal(before, torch.get_rng_state())
     small.assert_same(kept, recomputed)
-    whole = model.whole(seed=5, device=small.device)
+    whole = make_whole(model, seed=5, device=small.device)
     context = {"step": 2, "samples": small.samples}
     small.assert_same(kept, small.run_whole(whole, small.tokens, small.targets, **context))
     block, x = model.build(1, seed=5, device=small.device), torch.randn(1, 16, 32).to(small.device)
@@ -145,15 +147,15 @@ def test_refuses_a_bad_configuration(tmp_path, content, sentence):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ValueError, match=sentence):
-        ModelSpec.hugging_face(path)
+        spec_from_config(path)
 
 
 def test_refuses_a_changed_configuration_and_too_long_samples(tmp_path):
     path = tmp_path / "config.json"
     config("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has 64 positions; samples of 65 tokens do not fit"):
-        ModelSpec.hugging_face(path, seq=65)
-    spec = ModelSpec.hugging_face(path)
+        spec_from_config(path, seq=65)
+    spec = spec_from_config(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.5}))
     with pytest.raises(ValueError, match="changed: its SHA-256 begins with"):
         make_model(spec)

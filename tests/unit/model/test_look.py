@@ -11,6 +11,7 @@ from tests.methods.plain import spec_for
 from tests.unit.model import own_nets
 from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, look, make_model
+from workbench.model.whole import make_whole
 from workbench.profile import counted
 from workbench.profile.profile import UnitCost
 
@@ -39,7 +40,7 @@ def test_what_follows_no_values_is_taken_and_is_the_module(function):
     module = nn.Sequential(*made) if isinstance(made, list) else made
     expected = F.cross_entropy(module(x).flatten(0, -2), targets.flatten())
     expected.backward()
-    whole = make_model(spec.model).whole(seed=5)
+    whole = make_whole(make_model(spec.model), seed=5)
     found = whole(x, targets)
     found.backward()
     assert torch.equal(found, expected)

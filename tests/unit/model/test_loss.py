@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workbench.core.native import triton_works
 from workbench.model.loss import linear_cross_entropy
-from workbench.runtime.gpu_compiler import triton_works
 
 DEVICES = [
     "cpu",

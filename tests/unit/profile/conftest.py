@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.runs.spec import RunSpec
 
 
 @pytest.fixture

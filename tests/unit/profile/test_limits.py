@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.methods.plain import MODEL, spec_for
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.profile import limits, probe
 from workbench.profile.profile import Limits
 

@@ -12,10 +12,10 @@ from baselines import data_parallel, gpipe
 from baselines.swapping import dp as dp_swap
 from baselines.swapping import pp as pp_swap
 from tests.methods.plain import made_up_profile, spec_for
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import dp as harmony_dp
 from workbench.methods.harmony import pp as harmony_pp
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.profile.match import check_profile, check_profiles
 
 METHODS = [harmony_pp, harmony_dp, pp_swap, dp_swap, gpipe, data_parallel]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.profile import footprint
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import measure, measure_batches, model_units

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.methods.plain import MODEL, spec_for
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.profile import probe
 from workbench.profile.profile import Limits
-from workbench.runs.spec import RunSpec
 from workbench.runtime.tiers import OutOfMemory
 
 RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=32, vocab=10, tied=False)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
+from workbench.core.spec import RunSpec
 from workbench.profile import ceilings as measuring
 from workbench.profile import measure, store
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Hardware
 from workbench.profile.table import Ceilings, Figure
-from workbench.runs.spec import RunSpec
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_stored_profile_answers_without_torch(
     code = (
         "import json, sys; from pathlib import Path\n"
         "from workbench.profile.store import stored_profile\n"
-        "from workbench.runs.spec import RunSpec\n"
+        "from workbench.core.spec import RunSpec\n"
         f"spec = RunSpec.from_dict(json.loads({json.dumps(json.dumps(spec.to_dict()))}))\n"
         f"assert stored_profile(spec, Path({str(tmp_path)!r})) is not None\n"
         "assert 'torch' not in sys.modules\n"

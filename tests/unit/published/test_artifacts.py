@@ -11,14 +11,14 @@ from baselines.megatron.planner import plan as plan_megatron
 from baselines.zero_infinity.planner import plan as plan_infinity
 from baselines.zero_offload.planner import plan as plan_offload
 from baselines.zero_plan import Release
-from workbench.methods.plan import Plan
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.stronghold import artifact as stronghold
-from workbench.model.spec import ModelSpec
 from workbench.published.hardware import constants, published_profile
 from workbench.published.tables import published
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
+from workbench.schedule.plan import Plan
 from workbench.schedule.validate import validate
 
 V100 = "v100-32gb"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.published.hardware import MACHINES, machine, profile, published_profile
-from workbench.runs.spec import RunSpec
 
 V100 = "v100-32gb"
 GPT = ModelSpec(layers=32)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workbench.model.spec import ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.published.tables import published
 from workbench.runs.methods import METHODS
 

@@ -16,6 +16,8 @@ from tests.unit.figures.records import record
 from tests.unit.runs.test_logs import NAME, log_of
 from workbench import cli
 from workbench.core.jsonfile import read_json
+from workbench.core.spec import RunSpec
+from workbench.exhibits import open_exhibit
 from workbench.figures.harmony.fig8 import busy_shares
 from workbench.profile.files import FORMAT
 from workbench.profile.machine import this_machine
@@ -33,10 +35,8 @@ from workbench.runs.logs import parse_log
 from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress, describe_record
 from workbench.runs.resolve import key_of, resolve
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event
-from workbench.session import open_exhibit
 from workbench.ui.timeline_run import run_timeline
 from workbench.ui.watch import SweepWatch
 

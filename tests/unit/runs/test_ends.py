@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from workbench.methods.plan import DoesNotFit
-from workbench.runs import machine
+from workbench.core import host
 from workbench.runs.runner import verdict
 from workbench.runs.worker import classify
+from workbench.schedule.plan import DoesNotFit
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from workbench.runs.worker import classify
 def test_ends_without_a_record(
     end: dict, returncode: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "host_memory_bytes", lambda: 100)
+    monkeypatch.setattr(host, "host_memory_bytes", lambda: 100)
 
     found, message = verdict(end, returncode, timeout_s=3)
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
-from workbench.model.spec import ModelSpec
-from workbench.runs import machine, methods
+from workbench.core import host
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
+from workbench.runs import methods
 from workbench.runs.resolve import Keys, key_of, resolve
-from workbench.runs.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "import pathlib\npathlib.Path('ran').write_text(__name__)\n"
@@ -112,8 +113,8 @@ def test_a_key_leaves_out_defaults_counts_torch_and_looks_once(
     assert key_of(RunSpec(method="plain", clip=1, model=ModelSpec(layers=16))) == first
     assert key_of(resolve(PLAIN)) == first
     assert key_of(PLAIN.with_(clip=2)) != first
-    newer = machine.TorchBuild(version="99.0", cuda=None)
-    monkeypatch.setattr(machine, "torch_build", lambda: newer)
+    newer = host.TorchBuild(version="99.0", cuda=None)
+    monkeypatch.setattr(host, "torch_build", lambda: newer)
     assert key_of(PLAIN) != first
     asked, look, keys = Counter(), methods.code_version, Keys()
     monkeypatch.setattr(methods, "code_version", lambda name: asked.update([name]) or look(name))

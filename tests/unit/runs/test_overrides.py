@@ -2,8 +2,8 @@
 
 import pytest
 
+from workbench.core.spec import RunSpec
 from workbench.runs.overrides import describe, make_spec, parse_setting, parse_settings
-from workbench.runs.spec import RunSpec
 
 
 @pytest.mark.parametrize(

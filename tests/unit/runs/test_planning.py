@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import cli
-from workbench.methods.plan import DoesNotFit, Plan
 from workbench.profile import store as profiles
 from workbench.runs import methods, planning
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
+from workbench.schedule.plan import DoesNotFit, Plan
 
 
 def plan_of(method: str, seconds: float | None, *, fits: bool = True) -> Plan:

@@ -3,9 +3,9 @@
 import io
 from dataclasses import replace
 
+from workbench.core.record import RunRecord
 from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress, describe_record, describe_spec
-from workbench.runs.record import RunRecord
 
 SPEC = make_spec({"method": "l2l", "layers": 4, "steps": 3})
 

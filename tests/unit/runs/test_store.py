@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from workbench.core.record import BETWEEN, PARTS, RunRecord
+from workbench.core.spec import RunSpec
 from workbench.runs import store as store_module
-from workbench.runs.record import BETWEEN, PARTS, RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import KeyLock, Store, StoreError, row
 
 

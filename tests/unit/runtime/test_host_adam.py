@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.runtime.slabs import BETAS, Slabs, equal, hyper, on_gpu, rounds_like_torch
-from workbench import native
+from workbench.core import native
 from workbench.runtime import adam_step, device_adam, host_adam
 from workbench.runtime.split import join, split
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from workbench import native
+from workbench.core import native
 from workbench.runtime import host_sums
 
 

@@ -13,9 +13,9 @@ import torch
 
 from tests.methods.harness import Silent, unseal
 from workbench import cli
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.history import TEXT, History, check_start, decided_by
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import RunSpec
 from workbench.runtime import checkpoint
 from workbench.runtime.manifest import MANIFEST, Manifest, Saved, publish
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
-from workbench.model.spec import ModelSpec
 from workbench.runtime.storage import Flat
 from workbench.runtime.template import Template, compiles
 

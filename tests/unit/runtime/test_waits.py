@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.runs.helpers import HANG_S
-from workbench import native
+from workbench.core import native
 from workbench.runtime import counts as counting
 from workbench.runtime.board import AHEAD, KEPT, Board, Failed
 from workbench.runtime.counts import SOURCE, Counts

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workbench.model.spec import ModelSpec
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.runs.store import Store
 
 METHODS = ("stronghold", "l2l", "zero-offload", "megatron-lm")

@@ -13,7 +13,7 @@ import pytest
 from tests.runs.helpers import wait_for
 from workbench.ui.aside import Aside
 
-UNITS = "workbench.units:parse_bytes"
+UNITS = "workbench.core.bytesize:parse_bytes"
 
 
 @pytest.fixture

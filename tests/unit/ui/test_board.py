@@ -23,10 +23,10 @@ from tests.unit.ui.made_up_records import (
 )
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
-from workbench.model.spec import ModelSpec
 from workbench.runs.campaign import Campaign
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui.board import PAGE_ROWS, Board
 from workbench.ui.board_classes import Classes

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.core.spec import RunSpec
 from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import hints
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.axis import format_axis, parse_axis

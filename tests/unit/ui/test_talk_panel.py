@@ -12,7 +12,7 @@ import ipywidgets as widgets
 import pytest
 
 from tests.runs.helpers import HANG_S, wait_for
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.ui import talk
 from workbench.ui.talk_dial import GIB, link, memory, whole

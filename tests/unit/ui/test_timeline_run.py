@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.methods.stronghold import planner
-from workbench.model.spec import ModelSpec
 from workbench.profile import store as profiles
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.published.hardware import published_profile
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event, simulate
 from workbench.ui.timeline_run import as_executed, read_timeline, run_timeline

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import BETWEEN, PARTS
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import volumes
 from workbench.figures.harmony.judge import within
@@ -22,7 +23,6 @@ from workbench.figures.harmony.table import (
     pick,
 )
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import BETWEEN, PARTS
 
 MODEL, GPUS = "gpt2_xl", 4
 """Of the published schedules."""

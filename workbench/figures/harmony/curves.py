@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.sizes import HARMONY, HarmonySize, Trained
 from workbench.figures.harmony.table import (
@@ -22,8 +24,6 @@ from workbench.figures.harmony.table import (
 from workbench.figures.style import GREY
 from workbench.figures.verdict import Verdict, at_least
 from workbench.model.corpus import STDLIB
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 
 METHODS = (PLAIN, *HARMONY)
 TOLERANCE = 1e-5

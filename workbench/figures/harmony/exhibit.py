@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.harmony.sizes import HarmonySize
 from workbench.figures.verdict import Verdict
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 

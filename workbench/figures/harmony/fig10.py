@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.judge import cannot_tell
@@ -31,8 +33,6 @@ from workbench.figures.harmony.table import (
 )
 from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, MODELS
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 FIGURE, SECTION = "harmony_10", "VLDB'22, figure 10: four models on 4 GPUs"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.figures.harmony import claims12, looks, volumes
 from workbench.figures.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
 from workbench.figures.harmony.sizes import (
@@ -37,8 +39,6 @@ from workbench.figures.style import GREY, lighter
 from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import VALUE_BYTES, RunSpec
 from workbench.runs.store import Store
 
 FIGURE, SECTION = "harmony_12", "VLDB'22, figure 12: GPT2-XL on 4 GPUs"

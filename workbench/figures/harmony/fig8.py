@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.judge import cannot_tell
@@ -27,8 +29,6 @@ from workbench.figures.harmony.table import (
     table,
 )
 from workbench.figures.verdict import Verdict, at_least
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
 from workbench.figures.harmony.table import (
     MEASURED,
@@ -21,8 +23,6 @@ from workbench.figures.harmony.table import (
     predicted,
     table,
 )
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 PLANS = ("17",)

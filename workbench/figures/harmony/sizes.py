@@ -14,13 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from workbench.core.bytesize import parse_bytes
+from workbench.core.host import gpus
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
 from workbench.figures.sizes import SIZES
-from workbench.model.spec import ModelSpec
 from workbench.published.harmony import FOUR, MODELS
-from workbench.runs.machine import gpus
 from workbench.runs.methods import known
-from workbench.runs.spec import RunSpec
-from workbench.units import parse_bytes
 
 PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import BETWEEN, PARTS, RunRecord, steady_quartiles
 from workbench.figures import rows as tidy
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
 from workbench.runs.methods import known
-from workbench.runs.record import BETWEEN, PARTS, RunRecord, steady_quartiles
-from workbench.units import format_bytes
 
 COLUMNS = (
     "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",

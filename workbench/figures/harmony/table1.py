@@ -11,6 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.figures.exhibit import quotient
 from workbench.figures.harmony import looks
 from workbench.figures.harmony.sizes import DP, PP, HarmonySize
@@ -36,10 +39,7 @@ from workbench.figures.style import GREY
 from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, GIB
 from workbench.published.harmony_plans import CARD_BYTES
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.units import format_bytes
 
 FIGURE, SECTION = "harmony_table1", "VLDB'22, table 1: four models on 4 GPUs, minibatch 64"
 TITLE = "The scheduler's search"

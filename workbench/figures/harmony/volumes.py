@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.harmony.packs import DP, Packs, packs_of
-from workbench.model.spec import ModelSpec
-from workbench.runs.spec import VALUE_BYTES, RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

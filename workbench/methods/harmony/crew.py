@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
 from workbench.ranks.watch import LIMITS, Limits, Watch
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.published import search as published
@@ -24,11 +25,10 @@ from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, scheduled
 from workbench.methods.harmony.server import Server
-from workbench.methods.plan import DoesNotFit
 from workbench.profile.profile import UnitCost
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 FAITHFUL = "faithful"
 """Of a spec's `packing`."""

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from workbench.methods.plan import Plan
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.methods.planner import Planner
 from workbench.profile.profile import Profile
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
-
-
-class Planner(Protocol):
-    """A module that plans from profiles."""
-
-    def check(self, spec: RunSpec, mode: str) -> None: ...
-
-    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
+from workbench.schedule.plan import Plan
 
 
 def method(planner: Planner, mode: str) -> tuple[Callable, Callable, Callable]:

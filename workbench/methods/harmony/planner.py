@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import NO_PACKS, RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
@@ -15,17 +17,15 @@ from workbench.methods.harmony.search import Found, outlook, scheduled, search, 
 from workbench.methods.harmony.server import Server, ServerCosts, records
 from workbench.methods.harmony.settings import check_settings
 from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.methods.plan import CLIPPED, DoesNotFit, Plan
 from workbench.methods.replays import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Hardware, Profile, all_at_once
-from workbench.runs.spec import NO_PACKS, RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.graph import unroll
+from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate, step_seconds
 from workbench.schedule.validate import validate
-from workbench.units import format_bytes
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
+from workbench.core.spec import RunSpec
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
 from workbench.model.custom import look_here
 from workbench.ranks.causes import told_of
 from workbench.ranks.watch import MEETING_PATIENCE
-from workbench.runs.spec import RunSpec
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.executor import Perturb
 from workbench.runtime.loopback import join

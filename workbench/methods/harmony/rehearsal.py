@@ -18,18 +18,18 @@ from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from workbench.core.model_spec import ModelSpec
+from workbench.core.reporter import Untold
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.crew import TIMELINE_STEPS, Crew
 from workbench.methods.harmony.packs import PP
-from workbench.methods.plan import Plan
-from workbench.model.spec import ModelSpec
 from workbench.profile.profile import Profile, Wires
 from workbench.profile.several import of_size
 from workbench.profile.store import profile_for, rehearsed
 from workbench.profile.table import Echo
 from workbench.profile.timing import brief
-from workbench.runs.report import Untold
-from workbench.runs.spec import RunSpec
+from workbench.schedule.plan import Plan
 
 STEPS, UNSTEADY = 40, 8
 """Of the training, and those that begin it. The last ones are noted action by action, which takes

@@ -23,6 +23,7 @@ from itertools import chain
 from math import inf
 from statistics import fmean
 
+from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.pace import Pace
@@ -30,13 +31,12 @@ from workbench.methods.harmony.packs import DP, Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.server import Server, ServerCosts, records
-from workbench.methods.plan import DoesNotFit
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import unroll
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
 from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import Validation, validate
-from workbench.units import format_bytes
 
 STEPS = 2
 TRIALS, ACTIONS, MOST_ACTIONS = 12, 40_000, 300_000

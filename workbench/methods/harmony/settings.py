@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.runs.spec import RunSpec
+from workbench.core.spec import RunSpec
 
 MEANINGLESS = {
     "microbatches": (1, "both passes divide the batch by forward_size and backward_size"),

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import torch
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony.crew import Crew
-from workbench.methods.harmony.mode import Planner
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.history import check_start
-from workbench.methods.plan import DoesNotFit, Plan
+from workbench.methods.planner import Planner
 from workbench.methods.train import check_data, told_of, write_timeline
 from workbench.profile.limits import limits_for
 from workbench.profile.probe import NoRoom
@@ -22,15 +25,12 @@ from workbench.profile.profile import Profile
 from workbench.profile.several import of_size, pinned_sizes, sizes_of
 from workbench.profile.store import hardware, profile_for
 from workbench.profile.table import Echo
-from workbench.runs.record import Outcome
-from workbench.runs.report import Reporter
-from workbench.runs.spec import RunSpec
 from workbench.runtime.shared import host_layout
 from workbench.runtime.tiers import OutOfMemory
 from workbench.runtime.traffic import counted_parts, planned_parts
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Event
-from workbench.units import format_bytes
 
 
 def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.replays import replays
 from workbench.methods.updates import eager_units
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ from __future__ import annotations
 from itertools import combinations
 from math import ceil
 
+from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.runs.spec import RunSpec
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
 LANES = (COMPUTE, HOST, H2D, D2H)

@@ -21,13 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, exp
 
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.search import ACROSS, ALONG, Enough, Search, Trial, objective
 from workbench.methods.stronghold.trials import Trials
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
 
 QUICK_STEPS = 3
 """Of a simulation. Few are made, so none may be mistaken: in two steps states that visit the device

@@ -28,11 +28,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.trials import STEPS, Trials
 from workbench.profile.profile import Profile
-from workbench.runs.spec import RunSpec
 from workbench.schedule.schedule import DISK, HOST_TIER
 
 EQUAL = 1e-4

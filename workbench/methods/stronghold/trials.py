@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.memory import device_bytes
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.runs.spec import RunSpec
 from workbench.schedule.graph import unroll
 from workbench.schedule.order import Order
 from workbench.schedule.peak import worst_case

@@ -10,8 +10,8 @@ from tests.unit.runs.index.parts import (
     put,
     various,
 )
+from workbench.core.record import RunRecord
 from workbench.runs import index as index_module
-from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
 
 

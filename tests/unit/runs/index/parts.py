@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas
 
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.runs.index import SERIES, Index
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
 
 FACTS = ["steps_done", "skipped_steps", "has_timeline"]

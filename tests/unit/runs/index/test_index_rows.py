@@ -20,9 +20,9 @@ from tests.unit.runs.index.parts import (
     settle,
     various,
 )
+from workbench.core.record import RunRecord
 from workbench.runs import index as index_module
 from workbench.runs.index import SERIES, Index
-from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
 
 

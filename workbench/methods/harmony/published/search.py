@@ -22,6 +22,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony.published.bound import least_seconds
 from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import Estimate, estimate
@@ -30,7 +31,6 @@ from workbench.methods.harmony.published.packing import RULES, Packs, reuse
 from workbench.methods.harmony.published.profiles import Direction, ModelProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server, simulate
-from workbench.units import format_bytes
 
 REUSE = "reuse"
 DEFAULT_FORWARD = ("greedy_reverse_addx", "balanced_addx", REUSE, "balanced_time")

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.runs.planning import Answer, answer
 from workbench.runs.progress import format_seconds
 from workbench.runs.provenance import gather
-from workbench.runs.record import RunRecord
 from workbench.runs.search import Search, at_layers
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.units import format_bytes
 
 if TYPE_CHECKING:
-    from workbench.session import Session
+    from workbench.exhibits.session import Session
 
 COLUMNS = ["run", "layers", "state", "time", "device", "host", "disk", "note"]
 RECORD_BYTES = 100_000

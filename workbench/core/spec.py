@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from workbench.core.model_spec import ModelSpec
 from workbench.core.schema import read_as
-from workbench.model.spec import ModelSpec
 
 Auto = Literal["auto"]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runs import machine, provenance
+from workbench.core import host
+from workbench.runs import provenance
 
 
 @pytest.fixture
@@ -19,9 +20,9 @@ def with_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    machine.gpus.cache_clear()
+    host.gpus.cache_clear()
     yield
-    machine.gpus.cache_clear()
+    host.gpus.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -41,35 +42,36 @@ def test_gpus_are_those_cuda_would_see(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert [gpu.name for gpu in machine.gpus()] == names
+    assert [gpu.name for gpu in host.gpus()] == names
 
 
 @pytest.mark.parametrize(("cuda", "device"), [("13.0", "cuda"), (None, "cpu")])
 def test_auto_is_the_gpu_only_if_torch_can_use_it(
     with_gpus: None, monkeypatch: pytest.MonkeyPatch, cuda: str | None, device: str
 ) -> None:
-    monkeypatch.setattr(machine, "torch_build", lambda: machine.TorchBuild(version="2", cuda=cuda))
+    monkeypatch.setattr(host, "torch_build", lambda: host.TorchBuild(version="2", cuda=cuda))
 
-    assert machine.resolve_device("auto") == device
+    assert host.resolve_device("auto") == device
     if cuda is None:
         with pytest.raises(ValueError, match="the installed torch is a CPU build"):
-            machine.resolve_device("cuda")
+            host.resolve_device("cuda")
     else:
-        assert machine.device_class("cuda") == "cuda:NVIDIA A"
+        assert host.device_class("cuda") == "cuda:NVIDIA A"
 
 
 def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ())
+    monkeypatch.setattr(host, "gpus", lambda: ())
 
-    assert machine.resolve_device("auto") == "cpu"
+    assert host.resolve_device("auto") == "cpu"
     with pytest.raises(ValueError, match="no NVIDIA GPU is visible"):
-        machine.resolve_device("cuda")
+        host.resolve_device("cuda")
 
 
 def test_torch_is_described_without_being_imported() -> None:
     code = (
-        "import sys\nfrom workbench.runs import machine, provenance, runner, sweep\n"
-        "assert machine.torch_build().version == provenance.gather()['packages']['torch']\n"
+        "import sys\nfrom workbench.core import host\n"
+        "from workbench.runs import provenance, runner, sweep\n"
+        "assert host.torch_build().version == provenance.gather()['packages']['torch']\n"
         "assert 'torch' not in sys.modules"
     )
     root = Path(__file__).resolve().parents[3]

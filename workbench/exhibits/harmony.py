@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.preview import UNKNOWN, total
+from workbench.exhibits.session import PLOT_HEIGHT_IN, Session, Stage, records_of
 from workbench.figures.harmony import own_text, sizes
 from workbench.figures.harmony.exhibit import HarmonyExhibit
 from workbench.figures.harmony.table import COLUMNS, MEASURED, join, table
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import RATIOS, as_table
 from workbench.model.corpus import STDLIB
-from workbench.preview import UNKNOWN, total
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
 from workbench.runs.events import Event
 from workbench.runs.planning import answer
 from workbench.runs.progress import Progress, format_seconds
-from workbench.runs.record import RunRecord
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.session import PLOT_HEIGHT_IN, Session, Stage, records_of
 from workbench.shown import Shown
-from workbench.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

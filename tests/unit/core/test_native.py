@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from workbench import native
+from workbench.core import native
 
 pytestmark = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "clang++", "c++")),

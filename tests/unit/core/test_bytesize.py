@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.units import format_bytes, parse_bytes
+from workbench.core.bytesize import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

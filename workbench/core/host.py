@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import os
 import platform
 import shutil
@@ -17,8 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-
-from workbench.runtime.threads import available_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +106,18 @@ def cpu_model() -> str:
         query = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     return platform.processor() or platform.machine()
+
+
+def available_cores() -> int:
+    """Cores this process may use: its affinity, capped by the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores or 1
+    if quota == "max":
+        return cores or 1
+    return max(1, min(cores or 1, math.ceil(int(quota) / int(period))))
 
 
 def host_memory_bytes() -> int:

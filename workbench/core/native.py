@@ -14,6 +14,7 @@ version and the processor's features.
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -86,6 +87,20 @@ def function(
         return None
     found.argtypes, found.restype = takes, gives
     return found
+
+
+@functools.cache
+def triton_works() -> bool:
+    """Whether kernels written in Triton run here: it is installed, sees one kind of GPU, and can
+    build what launches kernels on it. torch brings Triton where there is CUDA, but an image made
+    only to run programs may lack the C compiler or Python's headers that it needs."""
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except (ImportError, RuntimeError, OSError, AssertionError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def _compiler() -> tuple[str, str]:

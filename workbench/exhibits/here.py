@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from workbench.core.record import RunRecord
+from workbench.exhibits.session import Session, Stage, measured_roots, measured_runs
 from workbench.figures import (
     goals,
     here_lanes,
@@ -29,9 +31,7 @@ from workbench.figures.style import PAGE_IN
 from workbench.published.lanes import measured_steps
 from workbench.published.servers import server_runs
 from workbench.runs.events import Event
-from workbench.runs.record import RunRecord
 from workbench.runs.store import Store
-from workbench.session import Session, Stage, measured_roots, measured_runs
 from workbench.shown import Shown
 
 if TYPE_CHECKING:

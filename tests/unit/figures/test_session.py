@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.records import record
+from workbench.core import host
+from workbench.exhibits import open_exhibit
+from workbench.exhibits.session import Session
 from workbench.figures.fig9 import specs
-from workbench.runs import machine
 from workbench.runs.resolve import key_of
-from workbench.session import Session, open_exhibit
 from workbench.shown import Shown
 
 
@@ -19,8 +20,8 @@ from workbench.shown import Shown
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about a machine without one, wherever they run, and about a project that has
     measured nothing yet."""
-    monkeypatch.setattr(machine, "resolve_device", lambda device: "cpu")
-    monkeypatch.setattr("workbench.session.offload_runs", lambda roots: [])
+    monkeypatch.setattr(host, "resolve_device", lambda device: "cpu")
+    monkeypatch.setattr("workbench.exhibits.session.offload_runs", lambda roots: [])
 
 
 def with_records(figure: str, folder: Path) -> Session:

@@ -22,24 +22,22 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from workbench.core.paths import user_path
-from workbench.figures import measured_here, sizes
+from workbench.core import host
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.figures import measured_here
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import HARMONY, HERE, Exhibit, find, name_of
+from workbench.figures.exhibit import Exhibit, find, name_of
 from workbench.figures.fig6a import planned
 from workbench.figures.sizes import Size
 from workbench.figures.style import COLUMN_IN, PAGE_IN, save, styled
 from workbench.figures.verdict import as_table, series_to_judge
-from workbench.model.corpus import STDLIB
 from workbench.published.here import OffloadRun, offload_runs
-from workbench.runs import machine
 from workbench.runs.events import Event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.planning import answer
 from workbench.runs.progress import Progress
-from workbench.runs.record import RunRecord
 from workbench.runs.search import Search
-from workbench.runs.spec import RunSpec
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
 from workbench.shown import Shown
@@ -52,39 +50,6 @@ Stage = Search | Sweep
 
 PLOT_HEIGHT_IN = 2.1
 """Of the axes; legend and small print come on top."""
-
-
-def open_exhibit(
-    figure: str,
-    size: str = "smoke",
-    results: str | Path = REPOSITORY_RESULTS,
-    text: str = STDLIB,
-    machine: str = "",
-) -> Session:
-    """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
-
-    This project's own (``here_offload``) are the same at every size: they show what is committed.
-    `results` is the folder of the run records, `text` one that Harmony's figures 13 and 21 train on
-    (`own_text`); a relative one lies in the repository. `machine` is a folder in
-    ``published-here`` for this project's own exhibits, else the one with most rows. Raises
-    ValueError for an unknown exhibit, size, text or machine, and for ``small`` without a GPU.
-    """
-    repository = REPOSITORY_RESULTS.parent
-    folder = repository / user_path(results)
-    exhibit = find(figure)
-    if text != STDLIB:
-        from workbench.figures.harmony import own_text
-
-        text = own_text.found(exhibit.FIGURE, size, text, repository)
-    if exhibit.FIGURE in HERE:
-        from workbench.here_session import SESSIONS
-
-        return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder), machine)
-    if exhibit.FIGURE in HARMONY:
-        from workbench.harmony_session import HarmonySession
-
-        return HarmonySession(exhibit, size, Store(folder), text)
-    return Session(exhibit, sizes.named(size), Store(folder))
 
 
 @dataclass(frozen=True)
@@ -126,7 +91,7 @@ class Session:
 
     def preview(self) -> pd.DataFrame:
         """What `run` would do: one row a run, with its expected time and memory."""
-        from workbench.preview import preview
+        from workbench.exhibits.preview import preview
 
         return Shown(preview(self))
 
@@ -266,7 +231,7 @@ class Session:
 
     def provenance(self) -> pd.DataFrame:
         """Where this exhibit's numbers come from: machine, code, packages, dates."""
-        from workbench.preview import origin
+        from workbench.exhibits.preview import origin
 
         facts = origin(self.records(), simulated=self.simulated)
         return Shown(facts.items(), columns=["what", "is"])
@@ -325,4 +290,4 @@ def shown_event(progress: Progress, event: Event) -> None:
 
 
 def _has_gpu() -> bool:
-    return machine.resolve_device("auto") == "cuda"
+    return host.resolve_device("auto") == "cuda"

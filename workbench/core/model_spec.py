@@ -9,16 +9,18 @@ for 100.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import isqrt
-from pathlib import Path
 from typing import Any
 
 from workbench.core.schema import read_as
-from workbench.model.custom import is_custom
 
 GPT_FAMILY = "gpt"
+WORD = r"[^\W\d]\w*"
+FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
+"""A family that a function of the user's makes: ``package.module:function``."""
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 HEADLESS = ("vgg", "resnet")
@@ -30,7 +32,7 @@ parameters. What takes time in proportion to one of these ends in seconds."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A decoder: GPT of any size, or a Hugging Face configuration (made with `hugging_face`)."""
+    """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
     """``gpt``; ``bert``, ``vgg`` or ``resnet`` (families.py); ``package.module:function``, which
@@ -79,17 +81,6 @@ class ModelSpec:
         if not isinstance(self.tied, bool):
             raise ValueError(f"tied is {self.tied!r}; it must be true or false")
 
-    @classmethod
-    def hugging_face(cls, path: str | Path, *, seq: int | None = None) -> ModelSpec:
-        """The spec of a local Hugging Face configuration (needs transformers, no network).
-
-        `seq` defaults to 1024, or to all the positions the model has if they are fewer. Raises
-        ValueError for a missing or malformed file, or more positions than the model has.
-        """
-        from workbench.model.hf_config import describe
-
-        return describe(path, seq=seq)
-
     @property
     def pure(self) -> bool:
         """Whether a block's output depends on nothing but its weights and its input."""
@@ -97,12 +88,9 @@ class ModelSpec:
 
     @property
     def units(self) -> int:
-        """Embedding, blocks, head; the layers of a decomposed module, which a user's own tells only
-        when it is made."""
-        if self.custom:
-            from workbench.model.families import units_of
-
-            return units_of(self)
+        """Embedding, blocks and head, or the layers of a decomposed module. How many a user's own
+        has, only `workbench.model.units_of` can tell: it is made to be counted."""
+        assert not self.custom, "count with workbench.model.units_of"
         return self.layers + MODULES.get(self.family, 2)
 
     @property
@@ -118,7 +106,7 @@ class ModelSpec:
     @property
     def custom(self) -> bool:
         """Whether a function of the user's makes the module."""
-        return is_custom(self.family)
+        return FUNCTION.fullmatch(self.family) is not None
 
     @property
     def block_parameters(self) -> int:

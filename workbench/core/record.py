@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from workbench.core.jsonfile import parse_json
 from workbench.core.schema import Measured, read_as, read_fields
-from workbench.runs.spec import EVERY_VERSION, RunSpec
+from workbench.core.spec import EVERY_VERSION, RunSpec
 
 Status = Literal[
     "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error"
