@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.offload_lanes import lanes_file
-from benchmarks.offload_sheet import Sheet, put
+from benchmarks.offload_sheet import Sheet
+from workbench.core.files import write_whole
 from workbench.published import here, servers
 
 SHEETS = {"offload": here.COLUMNS, "servers": servers.COLUMNS}
@@ -52,7 +53,7 @@ def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) 
         if stand[run["case"], run["method"]] is run and step.is_file():
             place = lanes_file(target, run)
             place.parent.mkdir(exist_ok=True)
-            put(place, step.read_text())
+            write_whole(place, step.read_text())
     return len(new), len(runs) - len(last)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.offload_sheet import put
+from workbench.core.files import write_whole
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.published.lanes import COLUMNS, FOLDER, HEAD
@@ -43,7 +43,7 @@ def keep_lanes(out: Path, run: dict[str, Any], timeline: Path, rate: float | Non
     text = lanes_text(run, json.loads(timeline.read_text())["events"], rate)
     path = lanes_file(out, run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    put(path, text)
+    write_whole(path, text)
     return path
 
 

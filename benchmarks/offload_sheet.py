@@ -19,9 +19,9 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.offload_cases import GIB, Entry
+from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, RunRecord, strict
 from workbench.published.here import COLUMNS
-from workbench.runs.store import write_whole
 from workbench.schedule.plan import Plan
 
 OF_THE_RUN = ("key", "command", "started", "code_version", "dirty", "diff", "commit")
@@ -68,7 +68,7 @@ class Sheet:
         """Have these runs and no others; their machines have places here."""
         self.runs = runs
         self._write_json()
-        put(self.csv, self._text([run["row"] for run in runs], header=True))
+        write_whole(self.csv, self._text([run["row"] for run in runs], header=True))
 
     def latest(self, entry: Entry) -> dict[str, Any] | None:
         """The last run of an entry, in any number of micro-batches; None where there is none."""
@@ -89,7 +89,7 @@ class Sheet:
         head = {"about": ABOUT, "machines": self.machines}
         text = json.dumps(head, indent=1)[:-2] + ',\n "runs": [\n'
         text += ",\n".join(json.dumps(strict(run), allow_nan=False) for run in self.runs)
-        put(self.json, text + "\n ]\n}\n")
+        write_whole(self.json, text + "\n ]\n}\n")
 
     def _append_csv(self, rows: list[dict[str, Any]]) -> None:
         text = self._text(rows, header=not self.csv.exists())
@@ -121,13 +121,6 @@ class Sheet:
             )
         if count < len(self.runs):
             self._append_csv([run["row"] for run in self.runs[count:]])
-
-
-def put(path: Path, text: str) -> None:
-    """Write a file whole, in the place of one that is there."""
-    part = path.with_name(f"{path.name}.part")
-    write_whole(part, text)
-    part.replace(path)
 
 
 def describe(

@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from workbench.core.files import FileLock
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.events import Event, EventLog
 from workbench.runs.executors import executor_of
 from workbench.runs.runner import POLL_S
 from workbench.runs.search import Search
-from workbench.runs.store import KeyLock, Store
+from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
 
 LOCK_PATIENCE_S = 2.0
@@ -201,7 +202,7 @@ def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[Stage]:
 
 def conduct(
     campaign: Campaign,
-    lock: KeyLock,
+    lock: FileLock,
     *,
     detached: bool = False,
     gone: Callable[[], bool] = lambda: False,

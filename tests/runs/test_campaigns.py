@@ -28,6 +28,7 @@ from tests.runs.helpers import (
     sweep_of,
     wait_for,
 )
+from workbench.core.files import FileLock
 from workbench.runs import campaign as campaigns
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
@@ -155,22 +156,22 @@ def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypa
     """Which comes between reading and replacing, and waits for that, or overtakes it."""
     campaign, came = make(), threading.Event()
     other = threading.Thread(target=lambda: (Campaign(store, "mine").retry(), came.set()))
-    replace, lock = campaigns._replace, campaigns.fcntl.flock
+    replace, take = campaigns.write_whole, FileLock.take
 
     def replacing(path: Path, text: str) -> None:
-        monkeypatch.setattr(campaigns, "_replace", replace)
+        monkeypatch.setattr(campaigns, "write_whole", replace)
         other.start()
         assert came.wait(60)
         replace(path, text)
 
-    def locking(*how: object) -> None:
+    def locking(path: Path, **how: object) -> FileLock | None:
         if threading.current_thread() is other:
             came.set()
-        lock(*how)
+        return take(path, **how)
 
     monkeypatch.setattr(Campaign, "start", lambda self, **how: None)
-    monkeypatch.setattr(campaigns, "_replace", replacing)
-    monkeypatch.setattr(campaigns.fcntl, "flock", locking)
+    monkeypatch.setattr(campaigns, "write_whole", replacing)
+    monkeypatch.setattr(FileLock, "take", locking)
     campaign.pause()
     other.join()
     assert campaign.orders() == {"want": "pause", "retry": 1}

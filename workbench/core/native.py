@@ -13,7 +13,6 @@ version and the processor's features.
 """
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -22,10 +21,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from workbench.core.files import FileLock
 
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
@@ -60,7 +60,7 @@ def load(
     library = folder / f"{source.stem}-{key}.so"
     for last_try in (False, True):
         if not library.exists():
-            with _locked(folder / f"{source.stem}.lock"):
+            with FileLock.take(folder / f"{source.stem}.lock", wait=True):
                 if not library.exists():  # another process may have built it while this one waited
                     echo(f"compiling {source.name} with {version}")
                     _compile(compiler, source, library, flags)
@@ -145,14 +145,6 @@ def _cache_folder() -> Path:
         except OSError:
             continue
     raise CannotBuild(f"neither {sys.prefix} nor {base} can be written to")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; its holder's death releases it, so none can be stale."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _compile(compiler: str, source: Path, library: Path, flags: tuple[str, ...]) -> None:

@@ -21,15 +21,6 @@ def user_path(written: str | Path) -> Path:
         ) from None
 
 
-def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def import_path() -> dict[str, str]:
     """Variables by which a process of ours can import what this one can beyond its installation,
     but for the current folder: that stands after the library there (`custom.look_here`)."""

@@ -7,8 +7,6 @@ the text; files are renamed into place, so that a run killed half-way leaves no 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.files import replacing
 from workbench.model.corpus import Corpus
 
 BYTES = 256
@@ -133,13 +132,15 @@ def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokeni
     except Exception:  # the library raises no narrower type for a missing or broken file
         bpe = BPE.train(tokenizer, size, corpus.data)
         with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
             tokens.unlink(missing_ok=True)
-            _write(merges, lambda file: file.write(bpe.inner.to_str().encode()))
+            with replacing(merges) as part:
+                part.write_bytes(bpe.inner.to_str().encode())
     with suppress(OSError, ValueError, EOFError):
         return bpe, np.load(tokens, mmap_mode="r")
     encoded = bpe.encode(corpus.data)
-    with suppress(OSError):
-        _write(tokens, lambda file: np.save(file, encoded))
+    with suppress(OSError), replacing(tokens) as part, part.open("wb") as file:
+        np.save(file, encoded)
     return bpe, encoded
 
 
@@ -167,16 +168,3 @@ def _pieces(text: bytes) -> Iterator[str]:
         end = text.find(b"\n", start + PIECE_BYTES) + 1 or len(text)
         yield text[start:end].decode()
         start = end
-
-
-def _write(path: Path, fill: Any) -> None:
-    """Write a file beside `path` and rename it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from workbench.core.files import FileLock, write_whole
 from workbench.core.jsonfile import read_object
 from workbench.core.schema import read_as
 from workbench.profile.machine import Machine
@@ -42,34 +41,26 @@ def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Rename a whole file into place. Raises ValueError where the folder cannot be written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Put a file in its place. Raises ValueError where the folder cannot be written."""
     try:
-        with part.open("w") as file:
-            json.dump({"format": FORMAT, **data}, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_whole(path, json.dumps({"format": FORMAT, **data}, indent=1) + "\n")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
 
 
 @contextmanager
 def measuring(path: Path, echo: Echo) -> Iterator[None]:
     """One process at a time; the lock goes with its holder, however that ends."""
+    lock = path.parent / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = (path.parent / ".lock").open("w")
+        held = FileLock.take(lock)
+        if held is None:
+            echo("waiting for another process that is measuring this machine")
+            held = FileLock.take(lock, wait=True)
     except OSError as error:
         raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            echo("waiting for another process that is measuring this machine")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with held:
         yield
 
 

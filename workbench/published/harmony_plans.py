@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from workbench.core.files import replacing
 from workbench.published.harmony import FOLDER, FOUR, GIB, MODELS
 
 KEPT = FOLDER / "harmony_plans.csv"
@@ -149,6 +150,5 @@ def write(rows: Iterable[Row], path: Path = KEPT) -> None:
         frame = pd.concat([kept(path=path), frame])
     frame = frame.drop_duplicates(list(PLACE), keep="last").astype(dict.fromkeys(COUNTS, "Int64"))
     frame = frame.sort_values("figure", kind="stable", key=lambda column: column.map(ORDER.index))
-    part = path.with_suffix(".part")
-    frame.to_csv(part, index=False, float_format="%.6g", lineterminator="\n")
-    part.replace(path)
+    with replacing(path) as part:
+        frame.to_csv(part, index=False, float_format="%.6g", lineterminator="\n")

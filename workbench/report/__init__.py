@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from workbench import __version__
+from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.preview import origin
@@ -38,7 +39,6 @@ from workbench.report.here import SERVERS_COLUMNS, here_section, lanes_section, 
 from workbench.report.outcomes import Outcome, folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.stronghold import proof_sections, stronghold_sections, stronghold_verdicts
-from workbench.runs.store import write_whole
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}

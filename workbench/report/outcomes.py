@@ -6,12 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from workbench.core.files import write_whole
 from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
 from workbench.model.corpus import STDLIB
 from workbench.report.page import Html, tag
 from workbench.runs.progress import format_seconds
-from workbench.runs.store import Store, set_aside, write_whole
+from workbench.runs.store import Store, set_aside
 
 OUTCOMES = "exhibits.json"
 

@@ -14,23 +14,22 @@ without it. Either way it can be started again, and goes on with what has no rec
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from workbench.core.files import FileLock, write_whole
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
-from workbench.runs.store import KeyLock, Store, write_whole
+from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 
 State = Literal["new", "waiting", "running", "paused", "done", "cancelled", "interrupted", "failed"]
@@ -123,7 +122,7 @@ class Campaign:
         try:
             campaign.folder.mkdir(parents=True, exist_ok=True)
             (campaign.folder / "events.jsonl").unlink(missing_ok=True)  # of the sweep before
-            _replace(path, text)
+            write_whole(path, text)
         except OSError as error:
             raise store.unusable(error) from error
         return campaign
@@ -198,12 +197,11 @@ class Campaign:
     def _order(self, *, again: bool = False, **changes: Any) -> None:
         """Change what people want, one page at a time. The system ends the turn of one killed."""
         try:
-            with (self.folder / "order.lock").open("a") as turn:
-                fcntl.flock(turn, fcntl.LOCK_EX)
+            with FileLock.take(self.folder / "order.lock", wait=True):
                 orders = self.orders() | changes
                 if again:
                     orders["retry"] = orders.get("retry", 0) + 1
-                _replace(self.folder / "order.json", json.dumps(orders) + "\n")
+                write_whole(self.folder / "order.json", json.dumps(orders) + "\n")
         except OSError as error:
             raise self.store.unusable(error) from error
 
@@ -214,17 +212,7 @@ class Campaign:
         """Whether a process conducts the sweep."""
         if self._process is not None:
             self._process.poll()  # one of our own that ended is nobody's zombie
-        try:
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return FileLock.is_taken(self.folder / "lock")
 
     def status(self) -> Status:
         """What the sweep is doing, also where its process was killed."""
@@ -234,18 +222,18 @@ class Campaign:
             return replace(found, state="interrupted", text=words, running=[], seconds_left=None)
         return replace(found, text=found.text or _read(Orders, self.folder / "order.json")[1])
 
-    def lock(self) -> KeyLock | None:
+    def lock(self) -> FileLock | None:
         """The right to conduct the sweep; None while another process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return KeyLock.take(self.folder / "lock")
+            return FileLock.take(self.folder / "lock")
         except OSError as error:
             raise self.store.unusable(error) from error
 
     def say(self, status: Status) -> None:
         """Replace what the sweep is said to be doing; for the process that conducts it."""
         try:
-            _replace(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
+            write_whole(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
         except OSError as error:
             raise self.store.unusable(error) from error
 
@@ -264,10 +252,3 @@ def _read(kind: type, path: Path) -> tuple[Any, str]:
         return kind(), ""
     except ValueError as error:
         return kind(), f"{path} is not used: {error}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all. Several threads may do it at once: each has a part of its own."""
-    part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    write_whole(part, text)
-    part.replace(path)

@@ -8,7 +8,6 @@ share; the kernel ends the lock with the last process that has it, and the file 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.core import host
+from workbench.core.files import FileLock
 from workbench.core.jsonfile import read_object
 
 FOLDER = "WORKBENCH_PLACES"
@@ -86,16 +86,13 @@ def take(among: list[Place], count: int, what: str) -> Held | None:
 
 def _lock(place: Place, what: str) -> int | None:
     """A descriptor that holds the place, or None while another process does."""
-    fd = os.open(_file(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
+    lock = FileLock.take(_file(place), mode=0o600)
+    if lock is None:
         return None
     told = json.dumps({"pid": os.getpid(), "what": what}).encode()
-    os.pwrite(fd, told, 0)  # first, so that there is no moment without a holder
-    os.ftruncate(fd, len(told))
-    return fd
+    os.pwrite(lock.fd, told, 0)  # first, so that there is no moment without a holder
+    os.ftruncate(lock.fd, len(told))
+    return lock.fd
 
 
 def holder(place: Place) -> str:

@@ -27,6 +27,7 @@ from typing import Self
 
 from workbench.core import host
 from workbench.core.bytesize import format_bytes
+from workbench.core.files import FileLock, write_whole
 from workbench.core.paths import import_path
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.spec import RunSpec
@@ -37,7 +38,7 @@ from workbench.runs.jobfile import JobFile
 from workbench.runs.places import Held
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
-from workbench.runs.store import KeyLock, Store, StoreError, write_whole
+from workbench.runs.store import Store, StoreError
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
 
 POLL_S = 0.05
@@ -108,7 +109,7 @@ class Job:
         """Where it runs, held until it has ended; to be set before the first poll."""
         self._store, self._timeout = store, timeout
         self._force, self._accept = force, frozenset(accept)
-        self._lock: KeyLock | None = None
+        self._lock: FileLock | None = None
         self._guard: subprocess.Popen | None = None
         self._job: JobFile | None = None
         self._reader: EventReader | None = None

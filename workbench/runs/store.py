@@ -14,13 +14,13 @@ in `Store.problems`. It is never deleted: the record that replaces it moves it a
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.paths import flush, user_path
+from workbench.core.files import FileLock, flush, replacing, write_whole
+from workbench.core.paths import user_path
 from workbench.core.record import RunRecord, steady_step_seconds
 
 if TYPE_CHECKING:
@@ -93,12 +93,12 @@ class Store:
         folder = self.prepare(record.key)
         write_record(folder, record)
 
-    def lock(self, key: str) -> KeyLock | None:
+    def lock(self, key: str) -> FileLock | None:
         """The key's lock, or None while another process holds it; raises StoreError."""
         folder = self.folder(key)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return KeyLock.take(folder / "lock")
+            return FileLock.take(folder / "lock")
         except OSError as error:
             raise self.unusable(error) from error
 
@@ -146,31 +146,6 @@ class Store:
         return self._parsed[path][1]
 
 
-class KeyLock:
-    """Exclusive right to run one key. The kernel ends it with the last process that shares it."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        """Pass it to a child to make the lock last as long as the child."""
-
-    @classmethod
-    def take(cls, path: Path) -> KeyLock | None:
-        """Without waiting; None when it is taken."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        return cls(fd)
-
-    def release(self) -> None:
-        """This process's share; does nothing the second time."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
 def read_record(path: Path) -> RunRecord:
     """Raises ValueError when it is no record, or not the record of the folder it lies in."""
     if not path.is_file():
@@ -187,16 +162,13 @@ def write_record(folder: Path, record: RunRecord) -> None:
     Raises StoreError, and then the folder holds the record it held before.
     """
     path = folder / RECORD
-    part = folder / f".{RECORD}.part"
     try:
-        write_whole(part, record.to_json())
-        if path.exists() and not _readable(path):
-            set_aside(path)
-        part.rename(path)
+        with replacing(path) as part:
+            part.write_text(record.to_json())
+            if path.exists() and not _readable(path):
+                set_aside(path)
         flush(folder)  # a rename is only on the disk once its folder is
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise _unusable(folder, error) from error
 
 
@@ -204,14 +176,6 @@ def set_aside(path: Path) -> None:
     """Give a file that cannot be read a name of its own, so that another may take its place."""
     names = (path.with_name(f"{path.name}.corrupt-{n}") for n in range(1, 10**6))
     path.rename(next(name for name in names if not name.exists()))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file and force it to the disk."""
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def row(record: RunRecord) -> dict[str, Any]:

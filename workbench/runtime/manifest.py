@@ -20,8 +20,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
+from workbench.core.files import flush, write_whole
 from workbench.core.jsonfile import parse_json
-from workbench.core.paths import flush
 from workbench.core.reporter import Reporter
 from workbench.core.schema import Measured, read_as
 
@@ -62,10 +62,7 @@ class Manifest:
         told = asdict(self)
         for key in ("losses", "grad_norms"):
             told[key] = [x if x is None or isfinite(x) else str(x) for x in told[key]]
-        partial = folder / "manifest.partial"
-        partial.write_bytes(_sealed(json.dumps(told, allow_nan=False).encode()[:-1]))
-        flush(partial)
-        partial.rename(folder / MANIFEST)
+        write_whole(folder / MANIFEST, _sealed(json.dumps(told, allow_nan=False).encode()[:-1]))
         flush(folder)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import write_whole
+
 NAP_S = 1e-3
 
 
 def leave(path: Path, what: Any) -> None:
     """For whoever looks there."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(what))
-    part.rename(path)
+    write_whole(path, json.dumps(what))
 
 
 def find(path: Path, check: Callable[[], None]) -> Any:

@@ -14,11 +14,11 @@ are rounded the same way as starts, so what followed in time never overlaps in t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import write_whole
 from workbench.schedule.action import LANES, Kind, lane_kind
 from workbench.schedule.schedule import TIERS, Schedule
 from workbench.schedule.simulate import Event, memory_timeline
@@ -39,17 +39,7 @@ def write_trace(
     """
     rows = trace_events(events, schedule=schedule, source=source, arrows=arrows)
     text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, allow_nan=False)
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    write_whole(Path(path), text)
 
 
 def trace_events(

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.runs.store import write_whole
+from workbench.core.files import write_whole
 
 HERE = Path(__file__).parent
 PARTS = (
@@ -49,12 +49,7 @@ def style() -> str:
 def save_html(data: dict[str, Any], path: str | Path) -> Path:
     """Write `timeline_html` to a file, whole or not at all; returns its path."""
     path = Path(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        write_whole(part, timeline_html(data))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, timeline_html(data))
     return path
 
 

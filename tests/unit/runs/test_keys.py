@@ -94,7 +94,7 @@ def test_the_code_of_a_method_is_what_it_imports(
         "workbench/methods/stronghold/planner.py": names[1:],
         "baselines/rank_main.py": names[:3],  # started by its name
         "workbench/profile/profile.py": (),
-        "workbench/native.py": (),
+        "workbench/core/native.py": (),
         "workbench/schedule/event_loop.cpp": (),
         "workbench/runs/methods.py": names,
         "workbench/ui/board.py": names,

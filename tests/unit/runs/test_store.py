@@ -13,7 +13,7 @@ import pytest
 from workbench.core.record import BETWEEN, PARTS, RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs import store as store_module
-from workbench.runs.store import KeyLock, Store, StoreError, row
+from workbench.runs.store import Store, StoreError, row
 
 
 def record(key: str, **changes: object) -> RunRecord:
@@ -148,16 +148,6 @@ def test_a_record_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch, an
         assert len(store.records()) == len(reads) == many
     with answered("store: a table of 10,000 that have been read", 3, "process"):
         assert len(store.table()) == len(reads) == many
-
-
-def test_a_key_has_one_holder(tmp_path: Path) -> None:
-    first = KeyLock.take(tmp_path / "lock")
-    assert KeyLock.take(tmp_path / "lock") is None
-    first.release()
-    first.release()
-    second = KeyLock.take(tmp_path / "lock")
-    assert second is not None
-    second.release()
 
 
 def test_a_row_has_units_in_its_names_and_says_what_was_asked() -> None:

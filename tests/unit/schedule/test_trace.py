@@ -164,7 +164,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("workbench.schedule.trace.os.fsync", full)
+    monkeypatch.setattr("workbench.core.files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_trace(path, simulate(SCHEDULE, Table(), steps=1).events)
     assert path.read_bytes() == old

@@ -1,0 +1,59 @@
+"""Files are whole or not there, and locks end with their holder."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.core import files
+from workbench.core.files import FileLock, replacing, write_whole
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "state.json"
+    write_whole(path, "before")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "after")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("state.json", "before")]
+
+
+def test_nothing_is_seen_before_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    with replacing(path) as part:
+        part.write_text("half")
+        assert not path.exists()
+    assert path.read_text() == "half"
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not FileLock.is_taken(path)
+    first = FileLock.take(path)
+    assert FileLock.take(path) is None
+    assert FileLock.is_taken(path)
+    first.release()
+    first.release()
+    with FileLock.take(path, wait=True):
+        assert FileLock.is_taken(path)
+    assert not FileLock.is_taken(path)
+
+
+def test_a_lock_lasts_as_long_as_a_child_that_shares_it(tmp_path: Path) -> None:
+    lock = FileLock.take(tmp_path / "lock")
+    code = f"import sys; sys.stdin.read(); assert {lock.fd}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[lock.fd]
+    )
+    lock.release()
+    assert FileLock.is_taken(tmp_path / "lock")
+    child.communicate()
+    assert not FileLock.is_taken(tmp_path / "lock")
