@@ -1,41 +1,39 @@
-"""Baselines on several ranks: one process a rank, started, watched and ended here.
+"""Baselines on several ranks: what their processes do, and what the run hears of it.
 
-The process of the run (runs/worker.py) starts the ranks in its own process group and holds no GPU
-memory itself. It alone reports: rank 0 writes what happens to a file, which is followed here. The
-ranks meet through a file and talk over the loopback interface (`rank_main`). When one fails or is
-killed, its peers notice moments later and fail too, or wait for ever in a collective: so the causes
-are gathered for a moment, the first one is raised, and whoever is left is killed. All tell a board
-of their steps, so that one that hangs is found as with all methods on ranks (workbench/ranks/).
+The process of the run holds no GPU memory itself, and it alone reports: rank 0 writes what happens
+to a file, which is followed here. The ranks, each a process of the launcher (workbench/ranks/),
+tell its board of their steps alone, so one that hangs is asked where it is.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
+from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from baselines import stuck
+import torch.distributed as dist
+
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.train import check_data, resolve_device
-from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
-from workbench.ranks.watch import Limits, Watch
-from workbench.runtime.board import Board
-from workbench.runtime.shared import make_shared
+from workbench.ranks import stack_probe
+from workbench.ranks.launcher import RankLauncher
+from workbench.ranks.process import RankContext
+from workbench.ranks.watchdog import Limits, Watchdog
+from workbench.runtime.board import Board, Stage
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
 
-PROCESS = (sys.executable, "-m", "baselines.rank_main")
-ORDER, EVENTS, MEETING = "order.json", "events.jsonl", "meeting"
-"""Files of the ranks' folder: what to do, what rank 0 tells, where all meet."""
+EVENTS = "events.jsonl"
+"""File of the ranks' folder: what rank 0 tells."""
 POLL_S = 0.01
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
@@ -55,12 +53,41 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     device = resolve_device(spec.device).type
     check_data(spec, report, folder)
-    crew = _Crew(work, spec.with_(device=device), folder / "ranks")
-    try:
-        crew.run(report)
-        return together(crew.results())
-    finally:
-        crew.close()
+    with closing(_Run(work, spec.with_(device=device), folder / "ranks")) as run:
+        return together(run.run(report))
+
+
+def run_rank(context: RankContext) -> None:
+    """Train in the process of one rank."""
+    spec, board = RunSpec.from_dict(context.order["spec"]), context.board
+    events = context.folder / EVENTS if context.rank == 0 else Path(os.devnull)
+    train_by = import_module(context.order["trains"]).training
+    with train_by(spec, FileReporter(board, events), context.folder.parent) as training:
+        board.come(Stage.READY)
+        training.run()
+        context.tell(asdict(training.outcome()))
+    board.drain(spec.steps)
+    with suppress(RuntimeError):  # all is told; a peer may have gone ahead
+        dist.barrier()  # nobody leaves while another may still read from it
+
+
+class FileReporter:
+    """A rank's reporter: a line in a file for each event, and the board knows that it goes on."""
+
+    def __init__(self, board: Board, path: Path) -> None:
+        self._board = board
+        self._file = path.open("a", buffering=1)
+
+    def phase(self, text: str) -> None:
+        self.event("phase", text=text)
+
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        self.event("step", step=step, loss=loss, seconds=seconds)
+        self._board.end_step(step, loss)
+
+    def event(self, kind: str, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._board.begin(self._board.rank, self._board.steps)
 
 
 def refuse_host_activations(spec: RunSpec, label: str) -> None:
@@ -93,68 +120,50 @@ def _all(combine: Any, values: list[int | None]) -> int | None:
     return None if None in values else combine(values)
 
 
-class _Crew:
-    """The processes of one run."""
+class _Run:
+    """One run on its ranks, as its process sees it."""
 
     def __init__(self, work: str, spec: RunSpec, folder: Path) -> None:
-        self._spec, self._folder = spec, folder
-        self._ranks: list[subprocess.Popen] = []
+        self._spec, self._work, self._events = spec, work, folder / EVENTS
         self._told, self._saving = 0, False
         self._longest_s = 0.0
         """Duration of the longest step so far. The first counts too, although layers are compiled
         in it: the second may take as long where a disk or a slow link bounds both."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():  # of an attempt before
-            old.unlink()
         steps = _steps_of(spec)
-        (self._memory,) = make_shared(0, "the board")
-        path = Path(f"/proc/{os.getpid()}/fd/{self._memory}")
-        Board.make(path, **Board.sizes(steps))
-        self._board = Board(path, rank=0, **Board.sizes(steps))
-        ask = partial(stuck.where, folder, self._ranks)
-        self._watch = Watch(steps, self._board, LIMITS, 0, self._ranks, ask)
-        order = {"work": work, "spec": spec.to_dict(), "board": [str(path), Board.sizes(steps)]}
-        (folder / ORDER).write_text(json.dumps(order))
+        self._launcher = RankLauncher(folder, __name__, Board.sizes(steps), device=spec.device)
+        processes = self._launcher.processes
+        ask = partial(stack_probe.where, folder, processes)
+        self._watchdog = Watchdog(steps, self._launcher.board, LIMITS, 0, processes, ask)
 
-    def run(self, report: Reporter) -> None:
-        """Start all ranks and wait for them, telling what rank 0 tells."""
-        for rank in range(self._spec.ranks):
-            command = [*PROCESS, str(self._folder), str(rank)]
-            self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+    def run(self, report: Reporter) -> list[Outcome]:
+        """Start all ranks and wait for them, telling what rank 0 tells; what each measured."""
+        self._launcher.start({"spec": self._spec.to_dict(), "trains": self._work}, meets=True)
         deadline = None
-        while any(process.poll() is None for process in self._ranks):
+        while self._launcher.running():
             self._tell(report)
-            self._check()
-            if deadline is None and len(self._results()) == len(self._ranks):
+            self._launcher.check(self._late)
+            if deadline is None and len(self._launcher.results()) == self._spec.ranks:
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
                 break  # all is said and done; a library does not let its process go
             time.sleep(POLL_S)
         self._tell(report)
-        self._check()
-
-    def results(self) -> list[Outcome]:
-        """What each rank measured, in their order."""
-        return [Outcome(**json.loads(path.read_text())) for path in self._results()]
+        self._launcher.check()
+        return [Outcome(**result) for result in self._launcher.results()]
 
     def close(self) -> None:
         """End whoever is left: there is nothing that they still could do."""
-        for process in self._ranks:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        os.close(self._memory)
+        self._launcher.close()
 
-    def _results(self) -> list[Path]:
-        paths = [self._folder / f"result-{rank}.json" for rank in range(self._spec.ranks)]
-        return [path for path in paths if path.exists()]
+    def _late(self) -> str | None:
+        long_s = LIMITS.start_s if self._saving else HANG_STEPS * self._longest_s
+        return self._watchdog.late(self._spec.steps, long_s)
 
     def _tell(self, report: Reporter) -> None:
         """Pass on what rank 0 wrote since."""
-        path = self._folder / EVENTS
-        if not path.exists():
+        if not self._events.exists():
             return
-        with path.open("rb") as file:
+        with self._events.open("rb") as file:
             file.seek(self._told)
             lines = file.readlines()
         for line in lines:
@@ -170,20 +179,9 @@ class _Crew:
     def _heard(self, kind: str, event: dict[str, Any]) -> None:
         every = self._spec.save_every
         if kind == "step":
-            self._board.report(event["step"] + 1)
+            self._launcher.board.report(event["step"] + 1)
             self._longest_s = max(self._longest_s, event["seconds"])
         self._saving = kind == "step" and every > 0 and (event["step"] + 1) % every == 0
-
-    def _check(self) -> None:
-        """Raise the first cause where a rank has failed, was killed, or hangs."""
-        if not any(process.poll() for process in self._ranks):
-            long_s = LIMITS.start_s if self._saving else HANG_STEPS * self._longest_s
-            if late := self._watch.late(self._spec.steps, long_s):
-                raise RankFailed(late)
-            return
-        time.sleep(NOTICE_S)
-        statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
-        raise_cause(*first_cause(self._folder, {r: s for r, s in statuses.items() if s}))
 
 
 def _steps_of(spec: RunSpec) -> Schedule:

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.methods import double
-from workbench.methods.harmony import rank_process
+from workbench.ranks import process
 from workbench.runtime import rank
 from workbench.runtime.executor import Executor
 from workbench.runtime.pack_engine import PackEngine
@@ -106,7 +106,7 @@ def hangs(where: str) -> None:
     if where == "import":
         time.sleep(HANG_S)
     if where == "meet":
-        rank_process._meet = lambda *_: time.sleep(HANG_S)
+        process._meet = lambda *_: time.sleep(HANG_S)
     if where == "end":
         os._exit = lambda status: time.sleep(HANG_S)
 
@@ -132,7 +132,7 @@ def main(what: str, folder: Path, number: int) -> int:
     elif what:
         number_of, kind, step, how = what.split(":")
         perturb = fails(int(number_of), kind, int(step), how)
-    return rank_process.main(folder, number, perturb)
+    return process.main(folder, number, perturb=perturb)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from tests.methods.test_guesses import settled
 from tests.unit.harmony.made_up import cut, largest_pack, mirrored
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
+from workbench.methods.rank_training import RankTraining
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.schedule import Schedule
@@ -80,17 +80,21 @@ def on(ranks: int, mode: str) -> Packs:
 
 
 @contextmanager
-def trained(schedule: Schedule, spec: RunSpec, folder: Path, how: str = "fp64") -> Iterator[Crew]:
+def trained(
+    schedule: Schedule, spec: RunSpec, folder: Path, how: str = "fp64"
+) -> Iterator[RankTraining]:
     """A crew that has trained in fp64; this process computes in it, too."""
     validate(schedule)
     with pytest.MonkeyPatch.context() as patch:
         double.use(patch)
-        with closing(Crew(spec, schedule, folder, device="cpu", process=process(how))) as crew:
+        with closing(
+            RankTraining(spec, schedule, folder, device="cpu", process=process(how))
+        ) as crew:
             crew.run(Silent())
             yield crew
 
 
-def assert_follows(crew: Crew, spec: RunSpec) -> None:
+def assert_follows(crew: RankTraining, spec: RunSpec) -> None:
     """Losses and weights are those of plain training."""
     losses, expected = plain.train(spec, torch.float64)
     parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)

@@ -16,11 +16,11 @@ from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
+from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, vision
 from workbench.model.whole import make_whole
@@ -102,7 +102,7 @@ def train_original(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
     return losses, net
 
 
-def assert_equals_original(spec, crew: Crew, micro: int) -> None:
+def assert_equals_original(spec, crew: RankTraining, micro: int) -> None:
     """Losses, parameters and running statistics of a crew at its end."""
     losses, net = train_original(spec, micro)
     assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
@@ -117,7 +117,7 @@ def assert_equals_original(spec, crew: Crew, micro: int) -> None:
             assert worst <= PARAMETER_TOLERANCE, (name, worst)
 
 
-def assert_follows(whole: Training, crew: Crew) -> None:
+def assert_follows(whole: Training, crew: RankTraining) -> None:
     """Losses and parameters of a crew that trains now are those of torch's training before."""
     crew.run(Silent())
     assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
@@ -134,7 +134,7 @@ def crew_for(packs: Packs, spec, folder, measured: int = 1):
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     schedule = build(packs, sizes, rings=rings, clipped=True)
     validate(schedule)
-    return closing(Crew(spec, schedule, folder, device="cpu", process=process("delays")))
+    return closing(RankTraining(spec, schedule, folder, device="cpu", process=process("delays")))
 
 
 def packs_for(spec, **changes) -> Packs:
@@ -327,7 +327,7 @@ def test_no_rank_holds_more_than_its_plan_says(model, mode, pairs, tmp_path):
     spec = spec_for(method=f"harmony-{mode}", model=model, ranks=2, batch=8, steps=3, text=text)
     plan = planner.plan(spec, {size: measured(spec, size) for size in (1, 8)}, mode=mode)
     proved = validate(plan.schedule).peak_bytes
-    with closing(Crew(spec, plan.schedule, tmp_path, device="cpu")) as crew:
+    with closing(RankTraining(spec, plan.schedule, tmp_path, device="cpu")) as crew:
         crew.run(Silent())
         for rank, result in enumerate(crew.results()):
             assert 0.8 * proved[rank]["device"] < result["device_peak"] <= proved[rank]["device"]

@@ -12,8 +12,8 @@ from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
 from workbench.core.record import BETWEEN, PARTS
 from workbench.figures.harmony import volumes
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.train import outcome
+from workbench.methods.rank_training import RankTraining
 from workbench.runtime.traffic import planned_parts
 from workbench.schedule.action import SENDS, Kind
 from workbench.schedule.plan import Plan
@@ -52,7 +52,7 @@ def test_every_part_is_that_of_the_schedule(name, tmp_path):
         method=name, fits=True, schedule=schedule, step_seconds=1.0, peak_bytes={},
         moved_bytes=schedule.moved_bytes(), binding="",
     )  # fmt: skip
-    with closing(Crew(SPEC, schedule, tmp_path, device="cpu")) as crew:
+    with closing(RankTraining(SPEC, schedule, tmp_path, device="cpu")) as crew:
         crew.run(Silent())
         found = outcome(crew, made, tmp_path)
         results = crew.results()

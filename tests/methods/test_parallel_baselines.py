@@ -26,8 +26,9 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import Outcome
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.ranks.causes import RankFailed
-from workbench.ranks.watch import Watch
+from workbench.ranks import launcher
+from workbench.ranks.failures import RankFailed
+from workbench.ranks.watchdog import Watchdog
 from workbench.runs import runner
 from workbench.runs.store import Store
 from workbench.runtime import checkpoint
@@ -96,7 +97,7 @@ class Disturbing(Silent):
 
 def kill(rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     commands = {process: process.cmdline() for process in children()}
-    crew = {words[-1]: p for p, words in commands.items() if "baselines.rank_main" in words}
+    crew = {words[-1]: p for p, words in commands.items() if "workbench.ranks.process" in words}
     os.kill(crew[str(rank)].pid, how)
 
 
@@ -197,7 +198,9 @@ def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path, answered):
 def hurry(monkeypatch):
     """Shortens, when called, how long the ranks of a run may begin nothing."""
     watches = []
-    monkeypatch.setattr(ranks, "Watch", lambda *args: watches.append(Watch(*args)) or watches[0])
+    monkeypatch.setattr(
+        ranks, "Watchdog", lambda *args: watches.append(Watchdog(*args)) or watches[0]
+    )
     monkeypatch.setattr(ranks, "HANG_STEPS", 0)
     return lambda: setattr(watches[0], "_limits", replace(ranks.LIMITS, hang_s=2.0))
 
@@ -231,7 +234,7 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named(hurry, monkeypatc
             hurry()
         return process
 
-    monkeypatch.setattr(ranks.subprocess, "Popen", started)
+    monkeypatch.setattr(launcher.subprocess, "Popen", started)
     with pytest.raises(RankFailed, match="rank 1 hangs: it is stopped, and has been for 2 s"):
         data_parallel.train(spec_for(microbatches=2), Silent(), tmp_path)
     assert children() <= before

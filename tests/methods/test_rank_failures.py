@@ -16,12 +16,14 @@ from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony import crew as crews
-from workbench.methods.harmony.crew import Crew, RankFailed
+from workbench.methods import rank_training as trainings
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.history import History
-from workbench.ranks import watch as watching
-from workbench.ranks.watch import LIMITS, Watch
+from workbench.methods.rank_training import RankTraining
+from workbench.ranks import launcher
+from workbench.ranks import watchdog as watching
+from workbench.ranks.failures import RankFailed
+from workbench.ranks.watchdog import LIMITS, Watchdog
 from workbench.runtime import board as boards
 from workbench.runtime import checkpoint
 from workbench.runtime.board import AHEAD, KEPT, Board, Stage
@@ -53,7 +55,7 @@ def clock(monkeypatch):
     clock = SimpleNamespace(ahead_s=0.0, sleep=time.sleep, perf_counter=time.perf_counter)
     clock.monotonic = lambda: time.monotonic() + clock.ahead_s
     clock.time = lambda: time.time() + clock.ahead_s
-    for module in (boards, crews, watching):
+    for module in (boards, launcher, trainings, watching):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -84,17 +86,19 @@ def test_what_the_system_said_to_a_rank_out_of_memory_is_told(tmp_path):
 
 
 def test_where_there_is_no_room_for_ranks_nothing_is_left_open(tmp_path, monkeypatch):
-    make_shared, made = crews.make_shared, []
+    make_shared, made = trainings.make_shared, []
 
-    def full(nbytes, what="the ranks' memory"):
-        if what == "the board":
-            raise OutOfMemory(tier="host", what=what, asked=1, in_use=0, budget=None)
+    def full(_, what):
+        raise OutOfMemory(tier="host", what=what, asked=1, in_use=0, budget=None)
+
+    def kept(nbytes):
         made.extend(make_shared(nbytes))
         return list(made)
 
-    monkeypatch.setattr(crews, "make_shared", full)
+    monkeypatch.setattr(launcher, "make_shared", full)
+    monkeypatch.setattr(trainings, "make_shared", kept)
     with pytest.raises(OutOfMemory, match="the board needs"):
-        Crew(spec_for(), schedule_for(PACKS, spec_for()), tmp_path, device="cpu")
+        RankTraining(spec_for(), schedule_for(PACKS, spec_for()), tmp_path, device="cpu")
     assert made
     for descriptor in made:
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -130,7 +134,7 @@ def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
 def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monkeypatch):
     """Not one that waits for it, in a message or a sum. Time flies while only it is at work."""
     rank, kind, step, _ = what.split(":")
-    look = Watch._look
+    look = Watchdog._look
 
     def looked(watch):
         look(watch)
@@ -139,7 +143,7 @@ def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monke
         if at_work == [(int(rank), kind, int(step))]:
             clock.ahead_s += watching.LOOK_S / 2  # a leap would be this process standing still
 
-    monkeypatch.setattr(Watch, "_look", looked)
+    monkeypatch.setattr(Watchdog, "_look", looked)
     assert_fails(message, packs, tmp_path, what)
 
 
@@ -153,28 +157,28 @@ def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monke
 )
 def test_a_rank_that_does_not_start_is_named(packs, where, stages, message, tmp_path, monkeypatch):
     """With those that are no further. Time flies as soon as the other has come as far as it can."""
-    look = Watch._look
+    look = Watchdog._look
 
     def looked(watch):
         look(watch)
         if tuple(map(watch._board.stage, range(2))) == stages:
             watch._started_s -= LIMITS.start_s
 
-    monkeypatch.setattr(Watch, "_look", looked)
+    monkeypatch.setattr(Watchdog, "_look", looked)
     message = message.replace(".*", "not started after 600 s")
     assert_fails(message, packs, tmp_path, f"1:hangs:{where}")
 
 
 def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
     """Time flies as soon as the other one has ended."""
-    still_there = Watch.still_there
+    still_there = Watchdog.still_there
 
     def asked(watch, running):
         if watch._done_s is not None and set(running) == {1}:
             watch._done_s -= LIMITS.end_s
         return still_there(watch, running)
 
-    monkeypatch.setattr(Watch, "still_there", asked)
+    monkeypatch.setattr(Watchdog, "still_there", asked)
     message = "rank 1 does not end, 60 s after the last action"
     assert_fails(message, PACKS, tmp_path, "1:hangs:end", steps=2)
 
@@ -224,12 +228,12 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
 
 
 def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(Crew, "_known", lambda crew, step: step < 2)
+    monkeypatch.setattr(RankTraining, "_known", lambda crew, step: step < 2)
     assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
 
 
 def test_the_cause_is_named_and_not_what_it_led_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(crews, "NOTICE_S", HANG_S)
+    monkeypatch.setattr(launcher, "NOTICE_S", HANG_S)
     process = (sys.executable, "-c", LOSES_ITS_PEER)
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),

@@ -12,8 +12,8 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.rank_server import process
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.draft import share_bytes
+from workbench.methods.rank_training import RankTraining
 from workbench.runtime import checkpoint
 from workbench.schedule import Kind, validate
 from workbench.schedule.action import MEETING, format_name, parse_name
@@ -91,7 +91,7 @@ def test_two_stages_of_two_replicas_train_as_plain_training_does(tmp_path):
     packs = replace(PACKS, minibatch=3, mirrored=True, resident=frozenset({1, 2, 4}))
     schedule = replicated(schedule_for(packs, spec))
     validate(schedule)
-    with closing(Crew(spec, schedule, tmp_path, device="cpu", process=process(""))) as crew:
+    with closing(RankTraining(spec, schedule, tmp_path, device="cpu", process=process(""))) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
     assert_equals_plain(spec, crew, parameters)

@@ -18,8 +18,8 @@ import pytest
 from tests.methods import plain, test_ranks
 from tests.methods.harness import Silent
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.rank_training import RankTraining
 from workbench.runtime.shared import host_layout
 from workbench.runtime.shells import WRITERS
 
@@ -70,13 +70,13 @@ class Seen:
 
 
 @contextmanager
-def watched(crew: Crew) -> Iterator[Seen]:
+def watched(crew: RankTraining) -> Iterator[Seen]:
     """Looks at this process and the ranks again and again."""
     seen, done = Seen(), threading.Event()
 
     def watch() -> None:
         while not done.wait(LOOK_S):
-            seen.look([os.getpid(), *(process.pid for process in crew._ranks)])
+            seen.look([os.getpid(), *(process.pid for process in crew._launcher.processes)])
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -107,7 +107,7 @@ def trained(mode: str, layers: int, folder: Path) -> Measured:
         forward=packs_of([1] * layers), backward=packs_of([1] * layers + [2]),
     )  # fmt: skip
     schedule = test_ranks.schedule_for(packs, spec)
-    with closing(Crew(spec, schedule, folder, device="cpu")) as crew:
+    with closing(RankTraining(spec, schedule, folder, device="cpu")) as crew:
         before = Seen()
         before.look([os.getpid()])
         with watched(crew) as seen:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.test_ranks import MODEL, PACKS, schedule_for, spec_for
-from workbench.methods.harmony.crew import Crew
+from workbench.methods.rank_training import RankTraining
 from workbench.schedule.action import Kind
 
 
 def refused(schedule, spec, folder, message):
     with (
         pytest.raises(ValueError, match=message),
-        closing(Crew(spec, schedule, folder, device="cpu")),
+        closing(RankTraining(spec, schedule, folder, device="cpu")),
     ):
         pass
     assert not (folder / "ranks").exists()

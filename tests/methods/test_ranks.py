@@ -17,12 +17,13 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.crew import Crew, RankFailed
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, packs_of
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.rank_training import RankTraining
+from workbench.ranks.failures import RankFailed
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
@@ -79,7 +80,7 @@ def schedule_for(packs, spec, **how):
 def crew_of(packs, spec, folder, what="", **kw):
     if what:
         kw["process"] = (sys.executable, "-m", "tests.methods.rank_driver", what)
-    return closing(Crew(spec, schedule_for(packs, spec), folder, device="cpu", **kw))
+    return closing(RankTraining(spec, schedule_for(packs, spec), folder, device="cpu", **kw))
 
 
 def trained(packs, spec, folder, what=""):

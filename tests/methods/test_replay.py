@@ -20,8 +20,8 @@ from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
 from tests.methods.test_ranks import spec_for as spec_of_ranks
 from workbench.methods import resident, stronghold
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import packs_of
+from workbench.methods.rank_training import RankTraining
 from workbench.methods.replays import replays
 from workbench.methods.train import Training
 from workbench.profile.profile import RECORDED_BELOW_S
@@ -195,7 +195,7 @@ def assert_equal_to_the_bit(spec, folder, schedule_of):
 
     def run(replay: bool, steps: int = spec.steps):
         there = folder / f"{replay}-{steps}"
-        crew = Crew(spec.with_(steps=steps), schedule_of(replay), there, device="cuda")
+        crew = RankTraining(spec.with_(steps=steps), schedule_of(replay), there, device="cuda")
         try:
             crew.run(Silent())
             return crew.history, checkpoint.parameters(crew.model, crew.states, crew.flats)

@@ -15,9 +15,9 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.packs import packs_of
 from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.rank_training import RankTraining
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.plan import DoesNotFit
@@ -53,7 +53,9 @@ def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
     spec = spec_for(clip=clip, ranks=division.ranks)
     schedule = build(division, sizes_for(spec), clipped=clip is not None)
     validate(schedule)
-    with closing(Crew(spec, schedule, tmp_path, device="cpu", process=process("delays"))) as crew:
+    with closing(
+        RankTraining(spec, schedule, tmp_path, device="cpu", process=process("delays"))
+    ) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         assert_equals_plain(spec, crew, parameters)

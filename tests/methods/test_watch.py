@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
-from workbench.ranks import watch as watching
-from workbench.ranks.watch import Limits, Watch
+from workbench.ranks import watchdog as watching
+from workbench.ranks.watchdog import Limits, Watchdog
 from workbench.runtime import board as boards
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
@@ -42,9 +42,9 @@ def passing(monkeypatch):
     return passed
 
 
-def watch_of(ranks, **limits) -> Watch:
+def watch_of(ranks, **limits) -> Watchdog:
     """From step 2 on."""
-    return Watch(ranks.schedule, ranks.run, Limits(**limits), 2)
+    return Watchdog(ranks.schedule, ranks.run, Limits(**limits), 2)
 
 
 def begin(ranks, name: str, step: int) -> int:
@@ -142,7 +142,7 @@ def test_a_stopped_rank_is_named_whatever_it_is_at(ranks, passing, monkeypatch):
     monkeypatch.setattr(watching, "is_stopped", stopped.__contains__)
     ready(ranks, steps=2)
     processes = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
-    watch = Watch(ranks.schedule, ranks.run, Limits(hang_s=2.0), 2, processes, lambda: "asked")
+    watch = Watchdog(ranks.schedule, ranks.run, Limits(hang_s=2.0), 2, processes, lambda: "asked")
 
     def told(**how: float) -> str | None:
         for _ in range(4):

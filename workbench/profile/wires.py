@@ -8,20 +8,14 @@ message takes that weighs nothing is seen when one goes around: the copy, the wa
 word on the board, the look there. It is a bound: in a run the devices wait for a message themselves
 (runtime/signals.py), and hosts may be ahead of them.
 
-    python -m workbench.profile.wires FOLDER RANK RANKS DEVICE
-
-is one of them; `measure` starts them and reads what they found.
+`measure` starts them (workbench/ranks/) and reads what they found.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, sleep
@@ -29,15 +23,17 @@ from time import monotonic, perf_counter, sleep
 import torch
 import torch.distributed as dist
 
-from workbench.core.paths import import_path
 from workbench.profile.company import in_company
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.profile import Wires
+from workbench.ranks.failures import RankFailed
+from workbench.ranks.launcher import RankLauncher
+from workbench.ranks.process import RankContext
 from workbench.runtime.board import Board
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.loopback import join
-from workbench.runtime.threads import update_threads, use_rank_threads
+from workbench.runtime.threads import update_threads
+from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
@@ -46,40 +42,24 @@ SMALL = 4096
 """Bytes of a message whose time is nearly all latency."""
 TIMES = 12
 LONGEST_S = 180.0
-"""Until the processes must have answered."""
+TOO_LONG = f"they have not answered after {LONGEST_S:.0f} s"
 
 
 def measure(ranks: int, device: str) -> Wires:
-    """Start the processes and wait. Raises RuntimeError with what one of them said where it fails,
-    and leaves none behind."""
+    """Start the processes and wait. Raises RuntimeError with the cause where one of them fails or
+    takes too long, and leaves none behind."""
     with tempfile.TemporaryDirectory(prefix="wires-") as name:
-        folder, started = Path(name), []
-        try:
-            Board.make(folder / "board", actions=ranks, ranks=ranks, units=0)
-            for rank in range(ranks):
-                with (folder / f"log-{rank}.txt").open("w") as log:
-                    words = [__name__, name, str(rank), str(ranks), device]
-                    command = [sys.executable, "-m", *words]
-                    there = {**os.environ, **import_path()}
-                    started.append(subprocess.Popen(command, stdout=log, stderr=log, env=there))
+        sizes = {"actions": ranks, "ranks": ranks, "units": 0}
+        with closing(RankLauncher(Path(name), __name__, sizes, device=device, quiet=True)) as ran:
             deadline = monotonic() + LONGEST_S
-            while any(process.poll() is None for process in started):
-                if any(process.poll() for process in started) or monotonic() > deadline:
-                    break
-                sleep(0.02)
-            failed = [rank for rank, process in enumerate(started) if process.poll() != 0]
-            if failed:
-                said = (folder / f"log-{failed[0]}.txt").read_text().strip().splitlines()
-                raise RuntimeError(
-                    f"rank {failed[0]} of {ranks} could not measure its links: "
-                    f"{said[-1] if said else 'it said nothing in time'}"
-                )
-            found = [json.loads((folder / f"rates-{r}.json").read_text()) for r in range(ranks)]
-        finally:
-            for process in started:
-                process.kill()
-            for process in started:  # many take a while to go, but not one after the other
-                process.wait()
+            try:
+                ran.start({}, meets=True)
+                while ran.check(lambda: TOO_LONG if monotonic() > deadline else None):
+                    sleep(0.02)
+            except (RankFailed, OutOfMemory, ValueError, OSError) as error:
+                message = f"the links of {ranks} ranks were not measured: {error}"
+                raise RuntimeError(message) from error
+            found = ran.results()
     # Whoever is slowest holds up the others.
     slowest = {name: min(each["rates"][name] for each in found) for name in found[0]["rates"]}
     pairs = found[0]["slowdowns"]
@@ -93,17 +73,14 @@ def measure(ranks: int, device: str) -> Wires:
     )
 
 
-def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
-    """One rank's measurements, written to the folder."""
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
-    use_rank_threads(device.type, ranks)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    join(device, file=folder / "meeting", rank=rank, ranks=ranks)
+def run_rank(context: RankContext) -> None:
+    """One rank's measurements."""
+    device, board = context.device, context.board
+    kind, rank, ranks = device.type, context.rank, context.ranks
     nbytes = BYTES[kind]
     on_host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=kind == "cuda")
     here = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    inbox = Inbox(folder, rank, nbytes, device_meter(device), device, lambda: None)
+    inbox = Inbox(context.folder, rank, nbytes, device_meter(device), device, lambda: None)
     there = inbox.place((rank + 1) % ranks, 0, nbytes)
     floats = here.view(torch.float32)
 
@@ -125,7 +102,6 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
         "message_bytes_per_s": nbytes / seconds(lambda: there.copy_(here, non_blocking=True)),
         "reduce_bytes_per_s": nbytes / seconds(lambda: dist.all_reduce(floats)),
     }
-    board = Board(folder / "board", actions=ranks, ranks=ranks, units=0, rank=rank)
 
     def send() -> None:
         there[:SMALL].copy_(here[:SMALL], non_blocking=True)
@@ -139,7 +115,7 @@ def main(folder: Path, rank: int, ranks: int, kind: str) -> None:
     if kind == "cuda":
         each, told["slowdowns"] = _in_company(device, ranks)
         told["updates"] = each[HOST]
-    (folder / f"rates-{rank}.json").write_text(json.dumps(told))
+    context.tell(told)
     dist.barrier()  # nobody's inbox may go while others write
 
 
@@ -175,9 +151,3 @@ def _around(board: Board, rank: int, ranks: int, send: Callable[[], None]) -> fl
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
-    sys.stdout.flush()
-    os._exit(0)  # a process group whose peers are gone may hang in its destructor

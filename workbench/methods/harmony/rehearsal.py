@@ -22,8 +22,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.crew import TIMELINE_STEPS, Crew
 from workbench.methods.harmony.packs import PP
+from workbench.methods.rank_training import TIMELINE_STEPS, RankTraining
 from workbench.profile.profile import Profile, Wires
 from workbench.profile.several import of_size
 from workbench.profile.store import profile_for, rehearsed
@@ -82,7 +82,7 @@ def rehearse(spec: RunSpec, profile: Profile, wires: Wires) -> Rehearsal:
     plan = planned(pass_overhead_s=0.0)
     with (
         TemporaryDirectory(prefix="rehearsal-") as folder,
-        closing(Crew(spec, plan.schedule, Path(folder), device="cpu")) as crew,
+        closing(RankTraining(spec, plan.schedule, Path(folder), device="cpu")) as crew,
     ):
         crew.run(Untold())
         steps = crew.history.step_seconds[UNSTEADY:-TIMELINE_STEPS]

@@ -13,11 +13,11 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.crew import Crew
 from workbench.methods.harmony.planner import server_of
 from workbench.methods.harmony.rehearsal import with_overhead
 from workbench.methods.history import check_start
 from workbench.methods.planner import Planner
+from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import check_data, told_of, write_timeline
 from workbench.profile.limits import limits_for
 from workbench.profile.probe import NoRoom
@@ -45,7 +45,7 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
     made = replace(made, spread=profiles[min(profiles)].hardware.spread)
     report.event("plan", **made.to_dict())
     report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
-    with closing(Crew(spec, made.schedule, folder, device=spec.device)) as crew:
+    with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as crew:
         crew.run(report)
         return outcome(crew, made, folder)
 
@@ -95,7 +95,7 @@ def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
     return server_of(bare, spec).device_bytes
 
 
-def outcome(crew: Crew, made: Plan, folder: Path) -> Outcome:
+def outcome(crew: RankTraining, made: Plan, folder: Path) -> Outcome:
     """What all ranks measured, and the timeline of all in the run's folder."""
     results, history = crew.results(), crew.history
     steps = max((result["steps"] for result in results), default=0)

@@ -1,17 +1,13 @@
-"""All ranks of a run on one machine: started, watched, reported, ended.
+"""One schedule trained on several ranks of one machine, reported and saved by the run's process.
 
-The process of the run (runs/worker.py) holds the memory of all ranks and their board, starts one
-process a rank, and is the only one that reports, saves and resumes. A rank that fails or is killed
+That process (runs/worker.py) holds the host memory of all ranks, starts one process a rank
+(rank_work.py), and is the only one that reports, saves and resumes. A rank that fails or is killed
 ends the run within seconds, with its own cause; one that hangs is named with what it was doing.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +21,9 @@ from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import DTYPES, load_batches
 from workbench.model import make_model
-from workbench.ranks.causes import NOTICE_S, RankFailed, first_cause, raise_cause
-from workbench.ranks.watch import LIMITS, Limits, Watch
+from workbench.ranks.failures import RankFailed
+from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
+from workbench.ranks.watchdog import LIMITS, Limits, Watchdog
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
@@ -34,22 +31,20 @@ from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
+from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
 from workbench.schedule.validate import validate
 
-POLL_S = 0.005
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
-LED = 2
-"""Exit status of a rank that ends because another one failed."""
 TIMELINE_STEPS = 3
-PROCESS = (sys.executable, "-m", "workbench.methods.harmony.rank_process")
+WORK = "workbench.methods.rank_work"
 
 
-class Crew:
-    """The ranks of one run under one schedule."""
+class RankTraining:
+    """A run of one schedule on its ranks."""
 
     def __init__(
         self,
@@ -64,7 +59,7 @@ class Crew:
         """`folder` is the run's own. Raises ValueError for a schedule of another model or batch,
         or one that breaks a rule, and OutOfMemory where the host has no room."""
         self.spec, self.schedule, self.folder = spec, schedule, folder / "ranks"
-        self._process, self._limits, self._device = process, limits, device
+        self._limits = limits
         self.model = make_model(spec.model, spec.seed)
         self.layouts = layouts_of(self.model)
         check_ranks_match(schedule, self.layouts, DTYPES[spec.dtype], spec)
@@ -72,21 +67,16 @@ class Crew:
         self.flats = [layout.flat for layout in self.layouts]
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.history = History(spec, folder, self.batches)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for old in self.folder.iterdir():  # of an attempt before
-            old.unlink()
-        self._ranks: list[subprocess.Popen] = []
-        # Both are memory without a name: gone with its last user, and fit to be page-locked.
-        self._descriptors: list[int] = []
+        # Memory without a name: gone with its last user, and fit to be page-locked.
+        self._descriptors = make_shared(host_layout(schedule)[1])
+        self._launcher: RankLauncher | None = None
         try:
-            self._descriptors += make_shared(host_layout(schedule)[1])
-            self._descriptors += make_shared(0, "the board")
-            *host, board = self._paths = [
-                Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in self._descriptors
-            ]
-            Board.make(board, **Board.sizes(schedule))
-            self.board = Board(board, rank=0, **Board.sizes(schedule))
-            self._host = SharedHost(host, schedule, 0, pin=False)
+            self._launcher = RankLauncher(
+                self.folder, WORK, Board.sizes(schedule), device=device, process=process
+            )
+            self.board = self._launcher.board
+            self._memory = [Path(f"/proc/{os.getpid()}/fd/{fd}") for fd in self._descriptors]
+            self._host = SharedHost(self._memory, schedule, 0, pin=False)
             self.states = host_updates(
                 spec, schedule, self._host, self.board, self.layouts,
                 dtype=DTYPES[spec.dtype], device=torch.device(device),
@@ -110,7 +100,7 @@ class Crew:
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
             write_initial(
-                self.model, self.states, self.flats, self.spec.seed, watch=self._check_ends
+                self.model, self.states, self.flats, self.spec.seed, watch=self._launcher.check
             )
         report.phase("waiting for the ranks")
         self._await_ready(first)
@@ -120,7 +110,7 @@ class Crew:
             self.board.allow(end)
             last = time.monotonic()  # neither starting nor saving is a step's time
             while self.board.drained < end or seen < end:
-                running = self._check(end)
+                running = self._launcher.check(lambda end=end: self._watchdog.late(end))
                 if seen < min(self.board.steps, end) and self._known(seen):
                     last = self._report(seen, last, report)
                     seen += 1
@@ -133,17 +123,18 @@ class Crew:
                 done = int(self.board.total[1]) if self.spec.clip is not None else end
                 self.history.save(end, done, holder, report, self.statistics())
         report.phase("ending")
-        while running := [r for r, process in enumerate(self._ranks) if process.poll() is None]:
-            self._check(total)
-            if late := self._watch.still_there(running):
+        while running := self._launcher.running():
+            self._launcher.check(lambda: self._watchdog.late(total))
+            if late := self._watchdog.still_there(running):
                 raise RankFailed(late)
             time.sleep(POLL_S)
-        self._check(total)
+        self._launcher.check()
 
     def _await_ready(self, step: int) -> None:
         """Until all ranks may begin a step. Raises what made one fail, or who does not start."""
-        while any(self.board.stage(rank) is not Stage.READY for rank in range(len(self._ranks))):
-            if not self._check(step + 1):
+        ranks = range(len(self._launcher.processes))
+        while any(self.board.stage(rank) is not Stage.READY for rank in ranks):
+            if not self._launcher.check(lambda: self._watchdog.late(step + 1)):
                 raise RankFailed("all ranks have ended before they were ready")
             time.sleep(POLL_S)
 
@@ -157,26 +148,24 @@ class Crew:
 
     def results(self) -> list[dict[str, Any]]:
         """What each rank measured."""
-        paths = [self.folder / f"result-{rank}.json" for rank in range(self.schedule.num_ranks)]
-        return [json.loads(path.read_text()) for path in paths if path.exists()]
+        return self._launcher.results()
 
     def _start(self, segments: list[tuple[int, int]]) -> None:
         (self.folder / "schedule.json").write_text(to_json(self.schedule))
+        first, processes = self.board.steps, self._launcher.processes
+        self._watchdog = Watchdog(self.schedule, self.board, self._limits, first, processes)
+        if not segments:
+            return
         order = {
             "spec": self.spec.to_dict(),
-            "device": self._device,
-            "host": [*map(str, self._paths[:-1])],
-            "board": str(self._paths[-1]),
+            "host": [*map(str, self._memory)],
             "segments": segments,
             "record_from": self.spec.steps - TIMELINE_STEPS,
             "origin": time.perf_counter(),
         }
-        (self.folder / "order.json").write_text(json.dumps(order))
-        first = self.board.steps
-        self._watch = Watch(self.schedule, self.board, self._limits, first, self._ranks)
-        for rank in range(self.schedule.num_ranks if segments else 0):
-            command = [*self._process, str(self.folder), str(rank)]
-            self._ranks.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        # To add up gradients ranks need a process group (runtime/groups.py); messages do not.
+        meets = any(action.kind is Kind.REDUCE for action in self.schedule.actions)
+        self._launcher.start(order, meets=meets)
 
     def _known(self, step: int) -> bool:
         """Whether a step's norm is, if it has one: it is decided after the last backward pass."""
@@ -189,50 +178,15 @@ class Crew:
         self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
         return ended
 
-    def _check(self, until: int) -> bool:
-        """Raise the cause where a rank has failed, was killed, or hangs on its way to the end of a
-        step; whether any is still running."""
-        running = self._check_ends()
-        if running and (late := self._watch.late(until)):
-            raise RankFailed(late)
-        return running
-
-    def _check_ends(self) -> bool:
-        """Raise the cause where a rank has failed or was killed; whether any is still running."""
-        running = any(process.poll() is None for process in self._ranks)
-        failed = self._failed()
-        until = time.monotonic() + NOTICE_S
-        while failed and -signal.SIGKILL not in failed.values() and time.monotonic() < until:
-            if all(process.poll() is not None for process in self._ranks):
-                break
-            time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
-            failed = self._failed()
-        if not running:
-            failed = failed or self._failed(led=True)
-        if failed:
-            raise_cause(*first_cause(self.folder, failed))
-        return running
-
-    def _failed(self, *, led: bool = False) -> dict[int, int]:
-        """Exit statuses of ranks that failed; `led` with those that say another one did."""
-        statuses = {rank: process.poll() for rank, process in enumerate(self._ranks)}
-        return {r: status for r, status in statuses.items() if status and (led or status != LED)}
-
     def close(self) -> None:
         """End what is left, and give the memory back."""
         self.board.stop()
-        deadline = time.monotonic() + END_S
-        for process in self._ranks:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._ranks.clear()
         self._host.close()
         self._close_memory()
 
     def _close_memory(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close(END_S)
         while self._descriptors:
             os.close(self._descriptors.pop())
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from subprocess import Popen
 
@@ -33,8 +32,6 @@ STILL = {
 STOPPED = "rank {} hangs: it is stopped"
 LOOK_S = 1.0
 """Between two looks; longer means that the watching process stood still."""
-MEETING_PATIENCE = timedelta(hours=12)
-"""Collectives wait as long as others compute: who hangs is told here, not by their timeout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ END_BYTES = 1e9
 """In each of these seconds; seen: 2.7 GB/s by each of two ranks."""
 
 
-class Watch:
+class Watchdog:
     """Looks at the ranks of one run."""
 
     def __init__(

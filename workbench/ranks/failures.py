@@ -30,7 +30,7 @@ LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 FIELDS = ("tier", "what", "asked", "in_use", "budget", "why", "step", "unit", "errno")
 """Fields of errors that are told."""
 
-Told = dict[str, Any]
+Failure = dict[str, Any]
 """A failure, as far as it is known: type (None where the rank told nothing), message, time by the
 monotonic clock, whether it is about a lost peer, and fields of the error."""
 
@@ -39,7 +39,7 @@ class RankFailed(RuntimeError):
     """A rank ended, or hangs; the message says which one and why."""
 
 
-def told_of(error: BaseException) -> Told:
+def failure_of(error: BaseException) -> Failure:
     """A rank's own failure, for who asks. Libraries wrap what went wrong in errors of their own:
     memory that ran out is what counts."""
     full = [e for e in chain_of(error) if isinstance(e, OutOfMemory | torch.OutOfMemoryError)]
@@ -68,14 +68,14 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def first_cause(folder: Path, statuses: Mapping[int, int]) -> tuple[int, Told]:
+def first_cause(folder: Path, statuses: Mapping[int, int]) -> tuple[int, Failure]:
     """The rank whose failure is the cause, and what is known of it, by the exit statuses of those
     that failed."""
     causes = [(rank, _cause(folder, rank, status)) for rank, status in statuses.items()]
     return min(causes, key=lambda cause: _precedence(cause[1]))
 
 
-def _cause(folder: Path, rank: int, status: int) -> Told:
+def _cause(folder: Path, rank: int, status: int) -> Failure:
     path = folder / f"failure-{rank}.json"
     if path.exists():
         return json.loads(path.read_text())
@@ -85,14 +85,14 @@ def _cause(folder: Path, rank: int, status: int) -> Told:
     return {"type": None, "message": how, "status": status}
 
 
-def _precedence(told: Told) -> tuple[int, float]:
+def _precedence(told: Failure) -> tuple[int, float]:
     """Smaller for what rather is a cause than a consequence."""
     if told["type"] is None:
         return (0 if told["status"] == -signal.SIGKILL else 2), 0.0
     return (3 if told["lost_peer"] else 1), told["time"]
 
 
-def raise_cause(rank: int, told: Told) -> NoReturn:
+def raise_cause(rank: int, told: Failure) -> NoReturn:
     """Raise what made a rank fail, as the run's own error that names the rank."""
     message = f"rank {rank}: {told['message'] or told['type']}"
     match told["type"]:

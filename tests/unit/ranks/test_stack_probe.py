@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baselines import stuck
+from workbench.ranks import stack_probe
 
 ANSWER = """Current thread 0x00007f (most recent call first):
   File "{}", line 12 in innermost
@@ -17,7 +17,7 @@ ANSWER = """Current thread 0x00007f (most recent call first):
 ASKED = """
 import sys, time
 from pathlib import Path
-from baselines.stuck import answer_from
+from workbench.ranks.stack_probe import answer_from
 answer_from(Path(sys.argv[1]), int(sys.argv[2]))
 def waits_a_while():
     print("ready", flush=True); time.sleep(60)
@@ -34,17 +34,17 @@ waits_a_while()
     ],
 )
 def test_who_waits_for_others_is_less_suspect(path, suspicion, words):
-    place = stuck.place_of(ANSWER.format(path))
+    place = stack_probe.place_of(ANSWER.format(path))
     assert (place.suspicion, place.words) == (suspicion, words)
 
 
 def test_who_does_not_answer_is_most_suspect():
-    assert stuck.place_of("") == stuck.Place(3, "does not answer")
+    assert stack_probe.place_of("") == stack_probe.Place(3, "does not answer")
 
 
 def test_who_cannot_answer_yet_is_not_ended_by_the_question(tmp_path: Path):
     with subprocess.Popen(["sleep", "60"]) as importing:
-        told = stuck.where(tmp_path, [importing])
+        told = stack_probe.where(tmp_path, [importing])
         assert importing.poll() is None
         importing.kill()
     assert told == "rank 0 hangs: it is still importing"
@@ -61,7 +61,7 @@ def test_processes_answer_where_they_are(tmp_path: Path, root: Path):
     try:
         for rank in ranks:
             assert rank.stdout.readline() == b"ready\n"
-        told = stuck.where(tmp_path, ranks)
+        told = stack_probe.where(tmp_path, ranks)
     finally:
         for rank in ranks:
             rank.kill()

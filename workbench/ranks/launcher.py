@@ -1,0 +1,128 @@
+"""The processes of a run's ranks on one machine: started, checked, ended.
+
+The process of the run makes the board that all ranks share, writes what they are to do to a file of
+their folder, and starts one process a rank (process.py) in its own process group, so that they end
+with it. A rank that fails or is killed shows it by its exit status; its peers fail moments later,
+or wait for ever in a collective. So failures are gathered for a moment, the one that is the cause
+is raised (failures.py), and whoever is left is killed. Who hangs, a watchdog tells (watchdog.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.core.paths import import_path
+from workbench.ranks.failures import NOTICE_S, RankFailed, first_cause, raise_cause
+from workbench.runtime.board import Board
+from workbench.runtime.shared import make_shared
+
+PROCESS = (sys.executable, "-m", "workbench.ranks.process")
+ORDER = "order.json"
+"""File of the ranks' folder that says what to do."""
+POLL_S = 0.005
+"""Between two looks at the ranks."""
+LED = 2
+"""Exit status of a rank that ends because another one failed."""
+
+
+class RankLauncher:
+    """One process a rank, and the board on which all tell how far they are."""
+
+    def __init__(
+        self,
+        folder: Path,
+        work: str,
+        sizes: Mapping[str, int],
+        *,
+        device: str,
+        process: Sequence[str] = PROCESS,
+        quiet: bool = False,
+    ) -> None:
+        """`work` names a module whose ``run_rank(context)`` every rank calls; `sizes` are the
+        board's (`Board.sizes`); `device` is ``cpu`` or ``cuda``. With `quiet` the output of a rank
+        goes to ``log-RANK.txt`` in `folder`, which is emptied. Raises OutOfMemory where the host
+        has no room for the board."""
+        self.folder, self.count = folder, sizes["ranks"]
+        self.processes: list[subprocess.Popen] = []
+        self._process, self._quiet = process, quiet
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():  # of an attempt before
+            old.unlink()
+        # Memory without a name: gone with its last user, and fit to be page-locked.
+        (self._memory,) = make_shared(0, "the board")
+        path = Path(f"/proc/{os.getpid()}/fd/{self._memory}")
+        Board.make(path, **sizes)
+        self.board = Board(path, rank=0, **sizes)
+        self._order = {"work": work, "device": device, "board": [str(path), dict(sizes)]}
+
+    def start(self, order: Mapping[str, Any], *, meets: bool) -> None:
+        """Start all ranks; `order` is for `work`. With `meets` they join a process group first."""
+        told = {**self._order, **order, "meets": meets}
+        (self.folder / ORDER).write_text(json.dumps(told))
+        there = {**os.environ, **import_path()}
+        for rank in range(self.count):
+            command = [*self._process, str(self.folder), str(rank)]
+            output = (self.folder / f"log-{rank}.txt").open("w") if self._quiet else None
+            self.processes.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=there
+                )
+            )
+            if output is not None:
+                output.close()
+
+    def running(self) -> list[int]:
+        """Ranks whose processes have not ended."""
+        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+
+    def check(self, late: Callable[[], str | None] = lambda: None) -> bool:
+        """Whether any rank still runs. Raises the first cause where one has failed or was killed,
+        and RankFailed with what `late` tells of one that hangs."""
+        running = bool(self.running())
+        failed = self._failed()
+        until = time.monotonic() + NOTICE_S
+        while failed and -signal.SIGKILL not in failed.values() and time.monotonic() < until:
+            if not self.running():
+                break
+            time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
+            failed = self._failed()
+        if not running:
+            failed = failed or self._failed(led=True)
+        if failed:
+            raise_cause(*first_cause(self.folder, failed))
+        if running and (told := late()):
+            raise RankFailed(told)
+        return running
+
+    def results(self) -> list[dict[str, Any]]:
+        """What the ranks that are done have told, in their order."""
+        paths = [self.folder / f"result-{rank}.json" for rank in range(self.count)]
+        return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """End what has not ended after so long, and give the board's memory back."""
+        deadline = time.monotonic() + patience_s
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for process in self.processes:  # many take a while to go, but not one after the other
+            process.wait()
+        self.processes.clear()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _failed(self, *, led: bool = False) -> dict[int, int]:
+        """Exit statuses of ranks that failed; `led` with those that say another one did."""
+        statuses = {rank: process.poll() for rank, process in enumerate(self.processes)}
+        return {r: status for r, status in statuses.items() if status and (led or status != LED)}

@@ -1,0 +1,125 @@
+"""The process of one rank: ``python -m workbench.ranks.process FOLDER RANK``.
+
+Started by launcher.py, in the run's process group, so it ends with the run. What it is to do lies
+in the folder; how it ended is its exit status, with ``result-RANK.json`` or
+``failure-RANK.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.model.custom import look_here
+from workbench.ranks.failures import Failure, failure_of
+from workbench.ranks.launcher import LED, ORDER
+from workbench.ranks.stack_probe import answer_from
+from workbench.runtime.board import Board, Failed, Stage
+from workbench.runtime.loopback import join
+from workbench.runtime.notes import leave
+from workbench.runtime.threads import use_rank_threads
+
+GRACE_S = 2.0
+"""After a failure, for lanes to end by themselves."""
+PATIENCE = timedelta(hours=12)
+"""Collectives wait as long as others compute: the watchdog tells who hangs, not their timeout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """What a rank's work is given."""
+
+    folder: Path
+    """Of all ranks of the run, in the run's own."""
+    rank: int
+    ranks: int
+    device: torch.device
+    board: Board
+    order: Mapping[str, Any]
+    """What the launcher was started with."""
+
+    def tell(self, result: Mapping[str, Any]) -> None:
+        """Say what this rank has measured: it is done."""
+        leave(self.folder / f"result-{self.rank}.json", result)
+
+    def fail(self, error: BaseException) -> None:
+        """Say why this rank fails, and end it even where one of its threads waits for a message
+        that nobody sends any more. Of several failures the first counts."""
+        if not isinstance(error, Failed):
+            _explain(self.folder, self.rank, failure_of(error))
+            threading.Timer(GRACE_S, os._exit, (1,)).start()
+
+
+def main(folder: Path, rank: int, **more: Any) -> int:
+    """Exit status: 0 done, 1 this rank failed, `LED` where another one did. `more` goes to the
+    work's ``run_rank``."""
+    look_here()
+    answer_from(folder, rank)
+    try:
+        order = json.loads((folder / ORDER).read_text())
+        path, sizes = order["board"]
+        board = Board(Path(path), rank=rank, **sizes)
+        board.come(Stage.HERE)
+        context = RankContext(
+            folder=folder,
+            rank=rank,
+            ranks=sizes["ranks"],
+            device=_device(order["device"], rank, sizes["ranks"]),
+            board=board,
+            order=order,
+        )
+        if order["meets"]:
+            _meet(context)
+        import_module(order["work"]).run_rank(context, **more)
+    except Failed as error:
+        print(f"rank {rank} stops: {error}", file=sys.stderr)
+        return LED
+    except BaseException as error:
+        traceback.print_exc()
+        _explain(folder, rank, failure_of(error))
+        return 1
+    return 0
+
+
+def _device(kind: str, rank: int, ranks: int) -> torch.device:
+    use_rank_threads(kind, ranks)
+    if kind != "cuda":
+        return torch.device(kind)
+    torch.cuda.set_device(rank)
+    return torch.device(kind, rank)
+
+
+def _meet(context: RankContext) -> None:
+    """Join the process group of all ranks. All addresses are this machine's own."""
+    join(
+        context.device,
+        file=context.folder / "meeting",
+        rank=context.rank,
+        ranks=context.ranks,
+        patience=PATIENCE,
+    )
+
+
+def _explain(folder: Path, rank: int, failure: Failure) -> None:
+    """The first failure of this rank, for who watches."""
+    path = folder / f"failure-{rank}.json"
+    if not path.exists():
+        leave(path, failure)
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(status)  # a process group whose peers are gone may hang in its destructor
