@@ -91,13 +91,14 @@ def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def role(name: str, root: Path) -> list[psutil.Process]:
-    """The guards or the workers among them."""
+    """The guards or the workers among them that were there at one time: a look takes a while, in
+    which one may end and the next begin."""
     found = []
     for process in processes_of(root):
         with suppress(psutil.Error):  # it ended meanwhile
             if f"workbench.runs.{name}" in process.cmdline():
                 found.append(process)
-    return found
+    return living(found)
 
 
 def left_behind(root: Path, *, patience_s: float = HANG_S) -> list[str]:
