@@ -231,6 +231,8 @@ def asked(campaign: Campaign) -> int:
 
 def main(folder: Path, *, detached: bool) -> int:
     """Exit code: 0 it ended, 3 it failed with a sentence in its state, 4 another process has it."""
+    # Ray cancels a run by this signal, which a shell ignores for what it starts in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     campaign = Campaign(Store(folder.parent.parent), folder.name)
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while (lock := campaign.lock()) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,19 @@ def test_progress_and_time_left_are_told_while_it_runs(make: Make, tmp_path: Pat
     assert point["loss"] == pytest.approx(1 / 4)
     let(tmp_path)
     wait_for(lambda: state(campaign) == "done")
+
+
+def test_one_that_a_script_started_in_the_background_can_be_interrupted(make: Make) -> None:
+    """A shell ignores SIGINT for what it starts there, and Ray cancels runs by that signal."""
+    campaign, before = make(), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        campaign.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_for(lambda: campaign.status().running)
+    told = Path(f"/proc/{campaign.status().pid}/status").read_text()
+    ignored = int(re.search(r"SigIgn:\s*(\w+)", told)[1], 16)
+    assert not ignored >> (signal.SIGINT - 1) & 1
 
 
 def test_a_second_start_is_none(make: Make, store: Store, tmp_path: Path) -> None:

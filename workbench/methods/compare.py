@@ -202,8 +202,8 @@ def _apart(one: Tensor, other: Tensor) -> float:
     """The norm of the difference over the norm; infinite where one is not a number."""
     if torch.equal(one, other):
         return 0.0
-    difference = (one.double() - other.double()).norm()
-    norm = float(other.double().norm())
+    difference = (one.detach().double() - other.detach().double()).norm()
+    norm = float(other.detach().double().norm())
     found = float(difference) / norm if norm else float("inf")
     return found if found == found else float("inf")
 
