@@ -162,6 +162,13 @@ class UnitCost:
     """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
+    input_half_s: float = 0.0
+    """The two halves of a backward pass (runtime/halves.py); 0 where they were not measured."""
+    weight_half_s: float = 0.0
+    half_bytes: int = 0
+    """Kept between the halves beside `kept_bytes`, input, output and output gradient."""
+    input_half_scratch_bytes: int = 0
+    weight_half_scratch_bytes: int = 0
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0

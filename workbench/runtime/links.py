@@ -35,7 +35,7 @@ class Links:
 def links_of(action: Action, schedule: Schedule) -> Links:
     """Sort an action's buffers by what they are for."""
     known: dict[str, str | None] = dict.fromkeys(Links.__dataclass_fields__)
-    backward, below = action.kind is Kind.BACKWARD, action.unit - 1
+    backward, below = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD), action.unit - 1
     for label in dict.fromkeys((*action.takes, *action.uses, *action.frees)):
         match = LABEL.fullmatch(label)
         if match is None or match["unit"] is None:
