@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches
+from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
@@ -31,6 +31,7 @@ from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
+from workbench.runtime.storage import DTYPES
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule

@@ -110,7 +110,7 @@ class Wires:
     same cores."""
     slowdowns: dict[str, float] = field(default_factory=dict)
     """As `Hardware.slowdowns`, of the lanes that meet at the host's memory, with all ranks at work
-    (profile/company.py); with GPUs."""
+    (profile/contention.py); with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

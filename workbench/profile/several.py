@@ -1,9 +1,9 @@
 """Profiles of one model at several micro-batch sizes: which a run takes, and which are stored.
 
-A method that chooses its own micro-batches measures several before it plans (harmony/train.py). A
-question before a run measures nothing: it takes of the same sizes those that are stored, so that
-its answer is the run's plan where all of them are, and says so where they are not. Imports no
-torch.
+A method that chooses its own micro-batches measures several before it plans
+(methods/train_ranks.py). A question before a run measures nothing: it takes of the same sizes those
+that are stored, so that its answer is the run's plan where all of them are, and says so where they
+are not. Imports no torch.
 """
 
 from __future__ import annotations

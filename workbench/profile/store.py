@@ -232,7 +232,7 @@ def _measure_kinds(
 ) -> tuple[dict[str, UnitCost], int]:
     from workbench.model.families import load_data
     from workbench.profile.kinds import kind_costs
-    from workbench.profile.measure import DTYPES
+    from workbench.runtime.storage import DTYPES
 
     data = load_data(
         spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes

@@ -1,6 +1,6 @@
 """One rank of a run on several: memory, engine and executor of one process.
 
-Started by the process that made the shared memory and the board (methods/harmony/train.py), which
+Started by the process that made the shared memory and the board (methods/rank_training.py), which
 also gives the layers their first weights, reports the steps, and saves what is in host memory.
 """
 
