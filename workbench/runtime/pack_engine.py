@@ -280,18 +280,20 @@ class PackEngine:
 
     def _input_half(self, action: Action, links: Links, step: int) -> None:
         x, ends, above = self._ends(action, links)
-        through = [t for t in x if t.requires_grad] if action.unit else []
+        through = [t for t in x if t.requires_grad]
         parameters = self._memory.parameters[self._memory.modules[links.weights]]
         grads, self._halves[action.unit, action.microbatch] = input_half(
             ends, above, through, parameters
         )
-        if action.unit:
-            self._flow.write(links.input_gradient, grads, action)
+        self._flow.write(links.input_gradient, grads, action)
         self._flow.drop(action, step)
 
     def _weight_half(self, action: Action, links: Links, step: int) -> None:
-        grads = self._halves.pop((action.unit, action.microbatch)).gradients()
-        self.statistics.end(action.unit, action.span)
+        if action.unit:
+            grads = self._halves.pop((action.unit, action.microbatch)).gradients()
+            self.statistics.end(action.unit, action.span)
+        else:  # whose input has no gradient
+            grads = self._differentiate(action, links)
         self._add(action, links, grads)
         self._flow.drop(action, step)
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workbench.methods.harmony.draft import Sizes
+from workbench.profile.unit_costs import Sizes
 from workbench.methods.pipeline.orders import Pass
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_IN, NET_OUT, VISIT, Action, Kind
