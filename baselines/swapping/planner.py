@@ -19,7 +19,7 @@ from workbench.methods.harmony.packs import DP, micro_batches
 from workbench.methods.harmony.partition import min_max_partition
 from workbench.methods.harmony.planner import binding, check_shares, profiled_sizes, server_of
 from workbench.methods.harmony.server import ServerCosts, records
-from workbench.methods.harmony.settings import check_settings
+from workbench.methods.options import Visits, check_visits
 from workbench.methods.replays import recorded_below_s
 from workbench.model import make_model, units_of
 from workbench.profile.match import check_profiles
@@ -34,19 +34,13 @@ STEPS = 3
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
-    check_settings(spec)
-    if spec.backward_size not in ("auto", spec.forward_size):
+    check_visits(spec)
+    asked: Visits = spec.options
+    if asked.backward_size not in ("auto", asked.forward_size):
         raise ValueError(
-            f"forward_size is {spec.forward_size}, backward_size {spec.backward_size}; without "
+            f"forward_size is {asked.forward_size}, backward_size {asked.backward_size}; without "
             "packs both passes have the same micro-batches"
         )
-    if spec.forward_packs != "auto" or spec.backward_packs != "auto":
-        raise ValueError(
-            f"forward_packs {spec.forward_packs!r} and backward_packs {spec.backward_packs!r} are "
-            "Harmony's; leave both at 'auto'"
-        )
-    if spec.packing != "ours":
-        raise ValueError(f"packing is {spec.packing!r}, and there are no packs; leave it at 'ours'")
     check_shares(spec, mode)
     if mode != DP and (units := units_of(spec.model)) < spec.ranks:
         raise ValueError(f"{spec.ranks} stages need a unit each, and the model has {units}")
@@ -103,8 +97,8 @@ def divisions(
 ) -> Iterator[Division]:
     """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
     size that the spec pins; no unit has a place of its own yet."""
-    if spec.forward_size != "auto":
-        tried = [spec.forward_size]
+    if spec.options.forward_size != "auto":
+        tried = [spec.options.forward_size]
     else:
         parts = spec.ranks if mode == DP else 1
         tried = micro_batches(spec.batch, parts, least=least, most=largest)

@@ -17,10 +17,14 @@ from workbench.profile.limits import stored_limits
 from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
 
+SIZES = ("forward_size", "backward_size")
+"""Options of methods that choose their own micro-batches."""
+
 
 def pinned_sizes(spec: RunSpec) -> set[int]:
     """Micro-batches that the spec names."""
-    return {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
+    asked = (getattr(spec.options, name, "auto") for name in SIZES)
+    return {size for size in asked if size != "auto"}
 
 
 def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
@@ -60,7 +64,7 @@ def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
 
 def of_size(spec: RunSpec, size: int) -> RunSpec:
     """The spec whose profile is that of micro-batches of a size."""
-    return spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
+    return spec.with_(batch=size, microbatches=1, **dict.fromkeys(SIZES, "auto"))
 
 
 def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:

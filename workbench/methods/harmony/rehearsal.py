@@ -115,7 +115,7 @@ def solved(trials: Sequence[Rehearsal]) -> dict[str, float]:
 def _small(ranks: int, hidden: int) -> RunSpec:
     """Four packs of two units for every two ranks, so that each has some of both directions."""
     packs = 2 * ranks
-    return RunSpec(
+    return RunSpec.of(
         method="harmony-pp",
         model=ModelSpec(
             layers=2 * packs - 2, hidden=hidden, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
