@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_spec import Parser, add_spec_flags, specs_from
+from workbench.core import methods
 from workbench.core.jsonfile import parse_json
-from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 if TYPE_CHECKING:

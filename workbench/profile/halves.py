@@ -22,6 +22,7 @@ from workbench.profile.profile import UnitCost
 from workbench.runtime.bundle import bytes_of
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.halves import WeightHalf, input_half
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_device_threads
 
 TIMES = 7
@@ -36,11 +37,11 @@ def with_halves(
     targets: Tensor,
     *,
     seq: int,
-    dtype: torch.dtype,
+    dtype: str,
     device: str,
 ) -> dict[str, UnitCost]:
     """Costs by kind of unit, with seconds and bytes of both halves. `inputs` and `targets` are one
-    micro-batch of the data, [samples, ...]."""
+    micro-batch of the data, [samples, ...]; `dtype` is ``fp32`` or ``bf16``."""
     target, found = torch_device(device), dict(costs)
     use_device_threads(target.type)
     first = {model.kind(unit): unit for unit in reversed(range(1, model.num_units))}
@@ -48,7 +49,7 @@ def with_halves(
         library_bytes_of(meter)  # what was timed before in this process took some, too
         for kind, unit in first.items():
             alone = Alone(
-                model, unit, inputs, targets, seq=seq, dtype=dtype, device=target, meter=meter
+                model, unit, inputs, targets, seq=seq, dtype=DTYPES[dtype], device=target, meter=meter
             )
             found[kind] = _Halves(alone).of(costs[kind])
             del alone

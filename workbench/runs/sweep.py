@@ -105,7 +105,8 @@ def expand(
     grid: dict[str, list[Any]] | None = None,
     runs: Iterable[dict[str, Any]] = ({},),
 ) -> list[RunSpec]:
-    """Every combination of the grid's values, for every entry of `runs`, laid over `base`."""
+    """Every combination of the grid's values, for every entry of `runs`, laid over `base`. An
+    option is for the runs whose method has it."""
     grid = {} if grid is None else grid
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -119,7 +120,7 @@ def expand(
             "be looked after: split it, or leave out values"
         )
     return [
-        make_spec(base, change, dict(zip(grid, values, strict=True)))
+        make_spec(base, change, dict(zip(grid, values, strict=True)), lenient=True)
         for change in runs
         for values in itertools.product(*grid.values())
     ]

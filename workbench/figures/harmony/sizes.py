@@ -16,11 +16,11 @@ from typing import Any
 
 from workbench.core.bytesize import parse_bytes
 from workbench.core.host import gpus
+from workbench.core.methods import known
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.figures.sizes import SIZES
 from workbench.published.harmony import FOUR, MODELS
-from workbench.runs.methods import known
 
 PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP
@@ -145,7 +145,7 @@ class HarmonySize:
                 values |= {"forward_packs": forward or packs, "backward_packs": packs}
         elif trained.micro is not None:
             values["microbatches"] = batch // trained.micro
-        return RunSpec(**{**values, **changes})
+        return RunSpec.of(**{**values, **changes})
 
     def known_peers(self) -> tuple[str, ...]:
         """The baselines that run at this size."""

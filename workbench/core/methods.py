@@ -1,9 +1,9 @@
-"""The one table of methods: how a name on the command line becomes code.
+"""The one table of methods: how a name on the command line becomes code, and options.
 
-Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``,
-and, where planning takes a while, ``fits(spec, profile) -> bool``. One that chooses its own
-micro-batches also offers ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
-The modules are imported when used, so that listing methods imports no torch.
+It is data: modules and classes are named as text, and imported when used. Each module offers
+``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
+takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
+``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ class Method:
     """In figures, as the papers write it."""
     module: str
     summary: str
-    windowed: bool = False
-    """Whether `window` and `resident` of a spec mean anything to it."""
-    refuses: bool = False
-    """Whether it refuses what means nothing to it, those two among it, and is therefore never given
-    them by default; what the paper compares leaves them aside."""
+    options: str = "workbench.core.options:Options"
+    """Module and class of the options that are its own (options.py)."""
     parallel: bool = False
     """Whether it runs on several ranks."""
     modules: bool = False
@@ -57,6 +54,7 @@ METHODS = {
             name="l2l",
             label="L2L",
             module="baselines.l2l",
+            options="workbench.methods.options:HostUpdates",
             summary="layer outside, micro-batches inside, eager host optimizer",
             portable=True,
         ),
@@ -71,6 +69,7 @@ METHODS = {
             name="zero-infinity",
             label="ZeRO-Infinity",
             module="baselines.zero_infinity",
+            options="workbench.methods.options:StateTier",
             summary="weights and optimizer on the host or disk (DeepSpeed)",
             parallel=True,
         ),
@@ -79,7 +78,7 @@ METHODS = {
             label="STRONGHOLD",
             module="workbench.methods.stronghold",
             summary="a working window of layers on the device, the rest on the host",
-            windowed=True,
+            options="workbench.methods.stronghold.options:Options",
             portable=True,
         ),
     )
@@ -122,7 +121,7 @@ PARALLEL = {
             name="harmony-pp",
             label="Harmony-PP",
             module="workbench.methods.harmony.pp",
-            refuses=True,
+            options="workbench.methods.harmony.options:Options",
             summary="packs of layers dealt out to the devices in turn, everything on the host",
             parallel=True,
             modules=True,
@@ -132,7 +131,7 @@ PARALLEL = {
             name="harmony-dp",
             label="Harmony-DP",
             module="workbench.methods.harmony.dp",
-            refuses=True,
+            options="workbench.methods.harmony.options:Options",
             summary="packs of layers on every device, each with its share of the samples",
             parallel=True,
             modules=True,
@@ -142,7 +141,7 @@ PARALLEL = {
             name="pp-swap",
             label="PP Swap",
             module="baselines.swapping.pp",
-            refuses=True,
+            options="workbench.methods.options:Visits",
             summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
@@ -152,7 +151,7 @@ PARALLEL = {
             name="dp-swap",
             label="DP Swap",
             module="baselines.swapping.dp",
-            refuses=True,
+            options="workbench.methods.options:Visits",
             summary="all layers on every device, what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
@@ -215,15 +214,16 @@ def load(name: str) -> ModuleType:
 
 
 def code_version(name: str) -> str:
-    """Hash of the sources that the method's module imports, however far from it, so that changed
-    code is a new key, and code of other methods is none.
+    """Hash of the sources that the method's module and options import, however far from them, so
+    that changed code is a new key, and code of other methods is none.
 
     Changed also while this process runs: an open notebook must not show what the old code did.
     """
-    module = find(name).module
-    houses = {*HOUSES, module.partition(".")[0]}
+    method = find(name)
+    roots = (method.module, method.options.partition(":")[0])
+    houses = {*HOUSES, *(root.partition(".")[0] for root in roots)}
 
     def ours(other: str, file: Path) -> bool:
         return other.partition(".")[0] in houses and other != __name__  # it names all methods
 
-    return imports_digest(module, (_ROOT, *sys.path), ours)[:12]
+    return imports_digest(roots, (_ROOT, *sys.path), ours)[:12]
