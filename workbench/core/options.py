@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import import_module
 from typing import Any, ClassVar, get_type_hints
 
-from workbench.core.methods import known
+from workbench.core.methods import imported, known
 from workbench.core.schema import check_words, docstrings, read_as
 
 
@@ -58,7 +57,7 @@ WRITTEN = {"optimizer_tier": "host"}
 def options_of(method: str) -> type[Options]:
     """The class of a method's options; of a method that is in no table, one without any."""
     row = known().get(method)
-    return Options if row is None else _imported(row.options)
+    return Options if row is None else imported(row.options)
 
 
 def catalogue() -> dict[str, Option]:
@@ -93,12 +92,6 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
 
 
 @cache
-def _imported(path: str) -> type[Options]:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-@cache
 def _names(kind: type[Options]) -> frozenset[str]:
     return frozenset(field.name for field in fields(kind))
 
@@ -107,7 +100,7 @@ def _names(kind: type[Options]) -> frozenset[str]:
 def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for method, path in rows:
-        kind = _imported(path)
+        kind = imported(path)
         hints, told = get_type_hints(kind), docstrings(kind)
         for field in fields(kind):
             name = field.name

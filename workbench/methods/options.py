@@ -69,6 +69,19 @@ class Visits(Options):
                 raise ValueError(f"{name} is {value}; it must be 1 to {spec.batch}, or auto")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chunks(Options):
+    """Options of pipelines with several stages a rank."""
+
+    chunks: int = 2
+    """Stages of each rank of an interleaved pipeline; 2 or more."""
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if self.chunks < 2:
+            raise ValueError(f"chunks is {self.chunks}; an interleaved rank has two stages or more")
+
+
 IGNORED = {
     "microbatches": (1, "both passes divide the batch by forward_size and backward_size"),
     "activations": ("recompute", "the input of each pack is kept and the rest computed again"),

@@ -49,7 +49,14 @@ def with_halves(
         library_bytes_of(meter)  # what was timed before in this process took some, too
         for kind, unit in first.items():
             alone = Alone(
-                model, unit, inputs, targets, seq=seq, dtype=DTYPES[dtype], device=target, meter=meter
+                model,
+                unit,
+                inputs,
+                targets,
+                seq=seq,
+                dtype=DTYPES[dtype],
+                device=target,
+                meter=meter,
             )
             found[kind] = _Halves(alone).of(costs[kind])
             del alone

@@ -17,6 +17,7 @@ from workbench.profile.limits import stored_limits
 from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
 
+
 def pinned_sizes(spec: RunSpec) -> set[int]:
     """Micro-batches that the spec names."""
     return spec.options.micro_sizes(spec)
@@ -61,9 +62,7 @@ def of_size(spec: RunSpec, size: int) -> RunSpec:
     """The spec whose profile is that of micro-batches of a size. Layers whose backward passes are
     halved are not compiled: a compiled one has no halves."""
     compile = "off" if spec.options.halved else spec.compile
-    return replace(
-        spec, batch=size, microbatches=1, compile=compile, options=type(spec.options)()
-    )
+    return replace(spec, batch=size, microbatches=1, compile=compile, options=type(spec.options)())
 
 
 def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:

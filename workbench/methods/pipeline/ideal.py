@@ -66,9 +66,7 @@ def schedule_of(
     """The schedule of a model with one unit a stage, and unit 0 in the first. Raises ValueError for
     what the order cannot divide."""
     passes = lists(order, ranks, micros, chunks)
-    stages = tuple(
-        range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1)
-    )
+    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
     pipeline = Pipeline(
         method=order, passes=passes, stages=stages, micro=1, recompute=recompute, clipped=False
     )
@@ -112,4 +110,3 @@ def torch_csv(order: str, ranks: int, micros: int, chunks: int = 1) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
-

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
+from workbench.methods.options import Chunks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """Of orders with one stage a rank."""
+    """Options of all orders."""
 
     replicas: int = 1
     """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
@@ -21,6 +22,7 @@ class Options(Common):
     balances measured time within memory."""
 
     chunks: ClassVar[int] = 1
+    """Stages of each rank."""
 
     def __post_init__(self) -> None:
         words = self.stages.split()
@@ -30,11 +32,9 @@ class Options(Common):
             )
 
     def check(self, spec: RunSpec) -> None:
-        """Raise ValueError for what ranks and batch do not divide into."""
+        super().check(spec)
         if self.replicas < 1 or spec.ranks % self.replicas:
-            raise ValueError(
-                f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks"
-            )
+            raise ValueError(f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks")
         pieces = spec.microbatches * self.replicas
         if spec.batch % pieces:
             raise ValueError(
@@ -48,21 +48,13 @@ class Options(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interleaved(Options):
-    """Of orders with several stages a rank."""
-
-    chunks: int = 2
-    """Stages of each rank."""
-
-    def check(self, spec: RunSpec) -> None:
-        super().check(spec)
-        if self.chunks < 2:
-            raise ValueError(f"chunks is {self.chunks}; an interleaved rank has two stages or more")
+class Interleaved(Chunks, Options):
+    """Options of orders with several stages a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Halved(Options):
-    """Of orders with halved backward passes."""
+    """Options of orders with halved backward passes."""
 
     halved: ClassVar[bool] = True
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from workbench.profile.unit_costs import Sizes
 from workbench.methods.pipeline.orders import Pass
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_IN, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.action import format_name as act
@@ -321,7 +321,9 @@ class Program:
             updated = act(Kind.UPDATE, owner, rank=line.rank_of[owner])
             there = act(Kind.UPDATE, unit, rank=line.rank_of[unit])
             came = self._lend(unit, owner, Kind.SEND, Kind.RECV, updated, there)
-            first = next(d for d in self.drafts[line.rank_of[unit]] if (d.kind, d.unit) == (F, unit))
+            first = next(
+                d for d in self.drafts[line.rank_of[unit]] if (d.kind, d.unit) == (F, unit)
+            )
             first.after.append(f"{came}@-1")
 
     def _lend(
@@ -330,12 +332,16 @@ class Program:
         """Have weights go to a borrower on another rank, or their gradients to the owner, where
         they are added when its own are there; returns what takes them in."""
         line, gradients = self.pipeline, send is Kind.SEND_GRAD
-        ranks = [line.rank_of[unit] for unit in ((borrower, owner) if gradients else (owner, borrower))]
+        ranks = [
+            line.rank_of[unit] for unit in ((borrower, owner) if gradients else (owner, borrower))
+        ]
         text = name.lent_gradients if gradients else name.lent_weights
         nbytes = self.sizes.visit_bytes(borrower) - self.sizes.weight_bytes(borrower)
         label = self._lay(ranks[1], text(owner, borrower), nbytes, slot=INBOX)
         what = name.gradients if gradients else name.weights
-        out, into = (self._message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True))
+        out, into = (
+            self._message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True)
+        )
         out.nbytes = into.nbytes = nbytes
         units = (borrower, owner) if gradients else (owner, borrower)
         out.after.append(sent)
@@ -427,7 +433,9 @@ class Program:
 
     def _action(self, draft: Draft) -> Action:
         micro, size = draft.micro, self.pipeline.micro
-        takes, frees = ([self._label(draft.rank, t) for t in those] for those in (draft.makes, draft.frees))
+        takes, frees = (
+            [self._label(draft.rank, t) for t in those] for those in (draft.makes, draft.frees)
+        )
         reads = [self._label(draft.rank, t) for t in draft.reads]
         return Action(
             kind=draft.kind,
