@@ -137,11 +137,12 @@ MAY_IMPORT = {
     "core": set(),
     "schedule": set(),
     "model": set(),
+    "partition": set(),
     "runtime": {"schedule", "model"},
     "ranks": {"schedule", "model", "runtime"},
     "profile": {"schedule", "model", "runtime", "ranks"},
-    "methods": FLOOR | {"ranks", "baselines"},
-    "baselines": FLOOR | {"ranks", "methods"},
+    "methods": FLOOR | {"ranks", "partition"},
+    "baselines": FLOOR | {"ranks", "partition", "methods"},
     "published": {"schedule", "model", "profile", "methods", "baselines"},
     "figures": {"schedule", "model", "profile", "methods", "baselines", "published", "runs"},
     "runs": FLOOR | {"published"},
@@ -201,6 +202,25 @@ def test_imports_follow_the_layers(path: Path) -> None:
     allowed = MAY_IMPORT[ours] | {ours, "core"}
     for name in names - {"workbench"}:
         assert package(name) in allowed, f"{ours} must not import {name}"
+
+
+METHODS = {ROOT / "workbench" / "methods", ROOT / "baselines"}
+"""Their folders are methods; the files beside these are what methods share."""
+
+
+def method(path: Path) -> Path | None:
+    """The folder of the method that a file belongs to; None for a file that methods share."""
+    return next((folder for folder in path.parents if folder.parent in METHODS), None)
+
+
+@pytest.mark.parametrize(
+    "path", sources("workbench/methods", "workbench/profile", "baselines"), ids=module_name
+)
+def test_no_method_imports_another(path: Path) -> None:
+    for name in imported(path):
+        base = ROOT / Path(*name.split("."))
+        found = method(base / "__init__.py")
+        assert found in (None, method(path)), f"{module_name(path)} must not import {name}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
