@@ -97,7 +97,7 @@ class RankTraining:
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
-        report.phase(f"starting {self.schedule.num_ranks} ranks")
+        report.phase(f"starting {self.schedule.mesh.processes} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
             write_initial(
@@ -143,7 +143,7 @@ class RankTraining:
         """BatchNorm's running statistics at the end of the last segment, by their names."""
         return merged(
             path
-            for rank in range(self.schedule.num_ranks)
+            for rank in range(self.schedule.mesh.processes)
             if (path := self.folder / statistics_file(rank)).exists()
         )
 
