@@ -128,7 +128,8 @@ def test_passes_of_ranks_that_share_a_processor_take_longer_each():
             before = alone.seconds(action)
         except ValueError:  # nothing that several ranks do
             continue
-        passes = kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+        halves = (Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+        passes = kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, *halves)
         assert beside.seconds(action) == pytest.approx(before + 0.5 * passes)
     packs = Packs(
         mode=PP, ranks=2, minibatch=4, forward_size=2, backward_size=4,
