@@ -14,7 +14,7 @@ from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import body_of, install
 from baselines.fsdp import run as fsdp_run
 from baselines.fsdp.planner import kept_blocks
-from baselines.plain.run import Training as PlainTraining
+from baselines.plain_training import Training as PlainTraining
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import MODEL, judge, spec_for
 from tests.unit.baselines.test_zero_plan import profile
