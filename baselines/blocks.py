@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from workbench.core.spec import RunSpec
-from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
+from workbench.runtime.storage import DTYPES
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 

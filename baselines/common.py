@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from baselines.stages import share_of
 from workbench.core.spec import RunSpec
-from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
+from workbench.runtime.storage import DTYPES
 
 
 class MicroBatch(NamedTuple):

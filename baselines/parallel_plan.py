@@ -13,12 +13,12 @@ from baselines.parallel_step import B, F, Step
 from baselines.stages import check_shares, cut
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import STEPS, Budgets
-from workbench.methods.harmony.planner import server_of
-from workbench.methods.harmony.server import Server, ServerCosts
-from workbench.methods.harmony.sizes import ProfiledSizes
+from workbench.methods.evaluate import STEPS
+from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
+from workbench.profile.server import Server, ServerCosts, server_of
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER

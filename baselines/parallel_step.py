@@ -18,12 +18,12 @@ from collections.abc import Callable
 
 from baselines.stages import share_of
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.sizes import ProfiledSizes
-from workbench.methods.script import Script
 from workbench.profile.profile import Profile, UnitCost
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, SENDS, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.schedule import DEVICE, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -41,7 +41,7 @@ Order = Callable[[int], list[tuple[Kind, int]]]
 """Rank -> its passes over its units: (forward or backward, micro-batch)."""
 
 
-class Step(Script):
+class Step(ScheduleBuilder):
     """Collects one step's actions and buffers of all ranks."""
 
     def __init__(

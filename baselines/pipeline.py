@@ -39,10 +39,11 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 
 

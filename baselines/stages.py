@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from workbench.methods.harmony.partition import min_max_partition
+from workbench.partition.chain import min_max_partition
 
 BACKWARD = 2
 """A backward pass in forward passes."""

@@ -23,13 +23,13 @@ from functools import cache
 from pathlib import Path
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
-from workbench.methods.script import Script
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 
@@ -126,7 +126,7 @@ def _with_its_optimizer(profile: Profile, release: Release) -> Profile:
     return replace(profile, hardware=replace(hardware, host_adam_params_per_s=rate))
 
 
-class _Builder(Script):
+class _Builder(ScheduleBuilder):
     """Collects one step's actions and buffers."""
 
     def __init__(

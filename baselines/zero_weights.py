@@ -14,9 +14,9 @@ from torch import Tensor
 
 from baselines.common import named_units
 from workbench.core.spec import RunSpec
-from workbench.methods.train import DTYPES
 from workbench.model.base import LayeredModel, set_parameter
 from workbench.model.whole import Whole, make_whole
+from workbench.runtime.storage import DTYPES
 
 
 def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:

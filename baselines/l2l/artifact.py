@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
-from workbench.methods.evaluate import Budgets, as_plan, evaluate
-from workbench.methods.replays import replays
+from workbench.methods.evaluate import as_plan, evaluate
+from workbench.profile.budgets import Budgets
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DISK

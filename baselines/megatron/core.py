@@ -22,10 +22,11 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches, resolve_device
+from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.runtime.loopback import join
 from workbench.runtime.manifest import Saved
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_device_threads
 
 STATE_FILE = "state.pt"

@@ -29,11 +29,12 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches, resolve_device, tell_of
+from workbench.methods.train import load_batches, resolve_device, tell_of
 from workbench.model import make_model
 from workbench.model.whole import make_whole
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.statistics import undivided
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 
 WIDENED_ELEMENTS = 1 << 28

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baselines.swapping.places import Places, Visit
-from workbench.methods.harmony.packs import DP, MODES, PP, Samples, divide
+from workbench.schedule.build.division import DP, MODES, PP, Samples, divide, even_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,7 @@ class Division:
         """The samples that pass a rank: in DP mode the first ranks get what does not divide."""
         if self.mode == PP:
             return 0, self.minibatch
-        each, more = divmod(self.minibatch, self.ranks)
-        first = rank * each + min(rank, more)
-        return first, first + each + (rank < more)
+        return even_share(self.minibatch, rank, self.ranks)
 
     def micros(self, rank: int) -> list[Samples]:
         """A rank's micro-batches."""

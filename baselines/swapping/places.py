@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from workbench.methods.harmony.ring import aligned
+from workbench.schedule.build.ring import aligned
 
 
 @dataclass(kw_only=True, eq=False)

@@ -13,17 +13,17 @@ from baselines.swapping.division import Division
 from baselines.swapping.program import build
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
-from workbench.methods.harmony.draft import Sizes, longest_forward_s
-from workbench.methods.harmony.packs import DP, micro_batches
-from workbench.methods.harmony.partition import min_max_partition
-from workbench.methods.harmony.planner import binding, check_shares, profiled_sizes, server_of
-from workbench.methods.harmony.server import ServerCosts, records
 from workbench.methods.options import Visits, check_visits
-from workbench.methods.replays import recorded_below_s
+from workbench.methods.rank_plans import binding, check_shares
 from workbench.model import make_model, units_of
+from workbench.partition.chain import min_max_partition
+from workbench.profile.budgets import Budgets
+from workbench.profile.cuda_graphs import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
+from workbench.profile.server import ServerCosts, records, server_of
+from workbench.profile.unit_costs import Sizes, longest_forward_s, profiled_sizes
+from workbench.schedule.build.division import DP, PP, micro_batches
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
@@ -42,8 +42,6 @@ def check(spec: RunSpec, mode: str) -> None:
             "packs both passes have the same micro-batches"
         )
     check_shares(spec, mode)
-    if mode != DP and (units := units_of(spec.model)) < spec.ranks:
-        raise ValueError(f"{spec.ranks} stages need a unit each, and the model has {units}")
 
 
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
@@ -90,6 +88,11 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
             tier=tier,
         )
     return min(found, key=lambda one: one.step_seconds)
+
+
+def rehearsal(spec: RunSpec, profile: Profile) -> Schedule:
+    """The schedule of a small model as a pipeline, to rehearse."""
+    return plan(spec, {profile.microbatch: profile}, mode=PP).schedule
 
 
 def divisions(

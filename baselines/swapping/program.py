@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from baselines.swapping.division import Division
 from baselines.swapping.sheet import RankSheet, Sheet
-from workbench.methods.harmony.draft import Sizes
-from workbench.methods.harmony.packs import Samples
-from workbench.methods.harmony.program import RETURNS
-from workbench.methods.harmony.sheet import FETCHES, lay_inbox
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, NET_IN, NET_OUT, Kind
+from workbench.schedule.build.division import Samples
+from workbench.schedule.build.inbox import FETCHES, RETURNS, lay_inbox
 from workbench.schedule.schedule import Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD

@@ -8,21 +8,21 @@ from typing import Any
 
 from baselines.swapping.division import Division, Visits
 from baselines.swapping.places import Visit
-from workbench.methods.harmony.draft import Sizes, borrowed_bytes, host_weights, share_bytes
-from workbench.methods.harmony.packs import DP, Samples
-from workbench.methods.harmony.sheet import INBOX, held
-from workbench.methods.replays import replay_bytes
-from workbench.methods.script import Script
+from workbench.profile.cuda_graphs import replay_bytes
 from workbench.profile.profile import UnitCost
+from workbench.profile.unit_costs import Sizes, borrowed_bytes, host_weights
 from workbench.schedule import buffers as name
 from workbench.schedule.action import D2H, H2D, HOST, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
+from workbench.schedule.build.division import DP, Samples, share_bytes
+from workbench.schedule.build.inbox import INBOX, held
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
 
-class Sheet(Script):
+class Sheet(ScheduleBuilder):
     """What all ranks write on."""
 
     def __init__(self, division: Division, sizes: Sizes, *, replay: bool = False) -> None:

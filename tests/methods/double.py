@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from workbench.methods import rank_training, rank_work
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.profile.profile import Profile
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import host_adam
 from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.storage import States

@@ -23,11 +23,12 @@ from tests.unit.harmony.made_up import cut, largest_pack, mirrored
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony.draft import Rings
-from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
+from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, dropout=0.1, tied=True)

@@ -18,7 +18,6 @@ from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, h
 from tests.methods.plain import spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.methods.compared import ensure
-from workbench.methods.harmony.packs import packs_of
 from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, make_model
 from workbench.model.base import Context
@@ -26,6 +25,7 @@ from workbench.model.drawn import Pass, drawing, generators
 from workbench.model.keyed import make_keyed
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
+from workbench.schedule.build.division import packs_of
 
 TRAIN = (
     "augmented", "half_frozen", "counted_twice", "deltas", "numbered", "fourier", "taught",

@@ -17,18 +17,20 @@ from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.draft import Rings
-from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.harmony.ring import aligned
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, vision
 from workbench.model.whole import make_whole
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
+from workbench.profile.unit_costs import profiled_sizes
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
 from workbench.schedule import validate
+from workbench.schedule.build.division import packs_of
+from workbench.schedule.build.ring import aligned
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)
 VGG = ModelSpec(family="vgg", layers=7, hidden=4, heads=1, seq=32, vocab=10, tied=False)
@@ -129,7 +131,7 @@ def assert_follows(whole: Training, crew: RankTraining) -> None:
 def crew_for(packs: Packs, spec, folder, measured: int = 1):
     """`measured`: samples of the only micro-batch with a profile."""
     profile = made_up_profile(spec.with_(batch=measured, microbatches=1))
-    sizes = planner.profiled_sizes(make_model(spec.model), spec, {measured: profile})
+    sizes = profiled_sizes(make_model(spec.model), spec, {measured: profile})
     largest = max(sum(aligned(sizes.visit_bytes(u)) for u in pack) for pack in packs.backward)
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
     schedule = build(packs, sizes, rings=rings, clipped=True)

@@ -12,8 +12,8 @@ from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
 from workbench.core.record import BETWEEN, PARTS
 from workbench.figures.harmony import volumes
-from workbench.methods.harmony.train import outcome
 from workbench.methods.rank_training import RankTraining
+from workbench.methods.train_ranks import outcome
 from workbench.runtime.traffic import planned_parts
 from workbench.schedule.action import SENDS, Kind
 from workbench.schedule.plan import Plan

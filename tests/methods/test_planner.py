@@ -11,10 +11,11 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import resident, stronghold
 from workbench.methods.draft import SCALAR_BYTES
-from workbench.methods.evaluate import Budgets, evaluate
+from workbench.methods.evaluate import evaluate
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective
 from workbench.methods.stronghold.trials import Trials
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.published.hardware import published_profile
 from workbench.schedule.simulate import simulate

@@ -9,9 +9,10 @@ import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import stronghold
-from workbench.methods.evaluate import Budgets, evaluate
+from workbench.methods.evaluate import evaluate
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import objective
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.simulate import simulate
 

@@ -12,13 +12,13 @@ from tests.methods.harness import half
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
-from workbench.methods.evaluate import Budgets
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.quick import Before, QuickSearch
 from workbench.methods.stronghold.search import Search, objective
 from workbench.methods.stronghold.trials import Trials
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.published.hardware import published_profile
 from workbench.schedule.plan import CLIPPED, Plan

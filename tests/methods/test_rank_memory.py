@@ -18,10 +18,11 @@ import pytest
 from tests.methods import plain, test_ranks
 from tests.methods.harness import Silent
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime.shared import host_layout
 from workbench.runtime.shells import WRITERS
+from workbench.schedule.build.division import packs_of
 
 RANKS, BATCH, SIZE = 2, 4, 2
 SHALLOW, DEEP = 6, 24

@@ -18,15 +18,16 @@ from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.draft import Rings
-from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.methods.rank_training import RankTraining
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.ranks.failures import RankFailed
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
+from workbench.schedule.build.division import packs_of
+from workbench.schedule.build.ring import aligned
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PACKS = Packs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,11 +12,11 @@ from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile
 from tests.methods.test_ranks import spec_for
 from tests.runs.helpers import living
-from workbench.methods.harmony import rehearsal
-from workbench.methods.harmony.rehearsal import with_overhead
-from workbench.methods.harmony.train import profiles_for
-from workbench.profile import measure
+from workbench.methods.harmony import planner
+from workbench.methods.train_ranks import profiles_for
+from workbench.profile import measure, rehearsal
 from workbench.profile.profile import Wires
+from workbench.profile.rehearsal import with_overhead
 from workbench.profile.several import of_size
 from workbench.profile.store import rehearsed, silent, stored_profile
 
@@ -38,19 +37,19 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     # On a machine that becomes slower layers are timed anew, as test_store.py asks.
     monkeypatch.setattr(measure, "probe", lambda device, dtype: 1.0)
     spec = spec_for(ranks=2, forward_size=2, backward_size=2)
-    before = profiles_for(spec, tmp_path, Silent())
+    before = profiles_for(planner, spec, tmp_path, Silent())
     assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
     before_it = set(living(psutil.Process().children()))
     first, second = Silent(), Silent()
-    profiles = profiles_for(spec, tmp_path, first)
+    profiles = profiles_for(planner, spec, tmp_path, first)
     assert "rehearsing: 40 steps of 2 small models on 2 ranks" in told(first)
     assert set(living(psutil.Process().children())) <= before_it
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert seconds >= 0
     assert profiles[2].hardware.wires.pass_slowdown >= 1
     answered.enter("ranks: what a pass takes beyond its plan", 0.1, seconds)
-    assert profiles_for(spec, tmp_path, second) == profiles
+    assert profiles_for(planner, spec, tmp_path, second) == profiles
     assert told(second) == []
     stored = stored_profile(spec.with_(microbatches=3), tmp_path)
     assert stored.hardware.wires.pass_overhead_s == seconds
@@ -65,7 +64,7 @@ def told(report):
     [(3e-4, 1.3, (3e-4, 1.3)), (2e-3, 1.0, (2e-3, 1.0)), (0.0, 1.2, (0.0, 1.2)),
      (0.0, 0.5, (0.0, 1.0))],
 )  # fmt: skip
-def test_it_is_what_steps_take_beyond_their_plan(monkeypatch, overhead, slowdown, found):
+def test_it_is_what_steps_take_beyond_their_plan(overhead, slowdown, found):
     """Of steady steps that nobody notes down; where they are faster than planned it is nothing."""
     there = replace(WIRES, pass_overhead_s=overhead, pass_slowdown=slowdown)
 
@@ -78,17 +77,17 @@ def test_it_is_what_steps_take_beyond_their_plan(monkeypatch, overhead, slowdown
         ]
         return replace(found, units=tuple(units))
 
-    def trained(spec, schedule, *_, **__):
+    def trained(spec, schedule):
+        packs = {name: schedule.settings[name] for name in ("forward_packs", "backward_packs")}
         profile = rehearsal._on(there, profiled(spec))
-        steady = rehearsal.planner.plan(spec, {2: profile}, mode="pp").step_seconds
-        seconds = [9.0] * 8 + [steady] * 29 + [9.0] * 3
-        history = SimpleNamespace(step_seconds=seconds)
-        return SimpleNamespace(run=lambda report: None, close=lambda: None, history=history)
+        steady = planner.plan(spec.with_(**packs), {2: profile}, mode="pp").step_seconds
+        return [9.0] * 8 + [steady] * 29 + [9.0] * 3
 
-    monkeypatch.setattr(rehearsal, "Crew", trained)
     trials = [
-        rehearsal.rehearse(spec, profiled(spec), WIRES)
-        for spec in (rehearsal._small(2, width) for width in rehearsal.WIDTHS)
+        rehearsal.rehearse(
+            spec, profiled(spec), WIRES, scheduled=planner.rehearsal, trained=trained
+        )
+        for spec in (rehearsal._small("harmony-pp", 2, width) for width in rehearsal.WIDTHS)
     ]
     solved = rehearsal.solved(trials)
     told = solved["pass_overhead_s"], solved["pass_slowdown"]
@@ -113,6 +112,12 @@ def test_who_waited_for_another_process_takes_what_it_measured(tmp_path):
 def test_nothing_is_rehearsed_where_nobody_shares_or_it_is_known(tmp_path, rehearsing, changes):
     profile = made_up_profile(spec_for())
     profile = replace(profile, hardware=replace(profile.hardware, **changes))
-    found = with_overhead({2: profile}, tmp_path, lambda _: pytest.fail("it was measured"))
+
+    def never(*_):
+        pytest.fail("it was measured")
+
+    found = with_overhead(
+        {2: profile}, "harmony-pp", tmp_path, never, scheduled=never, trained=never
+    )
     assert found == {2: profile}
     assert not [*tmp_path.iterdir()]

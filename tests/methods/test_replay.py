@@ -20,14 +20,14 @@ from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
 from tests.methods.test_ranks import spec_for as spec_of_ranks
 from workbench.methods import resident, stronghold
-from workbench.methods.harmony.packs import packs_of
 from workbench.methods.rank_training import RankTraining
-from workbench.methods.replays import replays
 from workbench.methods.train import Training
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.runtime import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
+from workbench.schedule.build.division import packs_of
 
 PURE = replace(MODEL, dropout=0.0)
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.sources import imports_digest
@@ -30,6 +30,7 @@ class Method:
     label: str
     """In figures, as the papers write it."""
     module: str
+    """Its module; after a colon, the object there."""
     summary: str
     options: str = "workbench.core.options:Options"
     """Module and class of the options that are its own (options.py)."""
@@ -166,29 +167,67 @@ PARALLEL = {
             portable=True,
         ),
         Method(
-            name="gpipe",
-            label="GPipe",
-            module="baselines.gpipe",
+            name="torch-gpipe",
+            label="torch GPipe",
+            module="baselines.torch_pipelines",
             summary="a stage on every device, all forward passes first (torch)",
             parallel=True,
             portable=True,
         ),
         Method(
-            name="1f1b",
-            label="1F1B",
-            module="baselines.one_f_one_b",
+            name="torch-1f1b",
+            label="torch 1F1B",
+            module="baselines.torch_pipelines",
             summary="a stage on every device, forward and backward passes in turn (torch)",
+            parallel=True,
+            portable=True,
+        ),
+        Method(
+            name="torch-interleaved",
+            label="torch interleaved",
+            module="baselines.torch_pipelines",
+            options="workbench.methods.options:Chunks",
+            summary="several stages on every device, in turn (torch)",
+            parallel=True,
+            portable=True,
+        ),
+        Method(
+            name="torch-zero-bubble",
+            label="torch zero bubble",
+            module="baselines.torch_pipelines",
+            options="workbench.methods.options:Chunks",
+            summary="several stages on every device, halved backward passes (torch)",
             parallel=True,
             portable=True,
         ),
     )
 }
 """What runs on several devices."""
+RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
+"""Names that records, sweep files and rows had for torch's pipelines before there were our own."""
+PIPELINES = "workbench.methods.pipeline.orders"
+"""Module of the table of orders: each is a method."""
 
 
 def known() -> dict[str, Method]:
     """Every method that can be named."""
-    return METHODS | PEERS | PARALLEL
+    return METHODS | PEERS | PARALLEL | pipelines()
+
+
+def pipelines() -> dict[str, Method]:
+    """The pipelines of our own, a row for each order."""
+    return {
+        name: Method(
+            name=name,
+            label=order.label,
+            module=f"workbench.methods.pipeline.entries:{name}",
+            options=f"workbench.methods.pipeline.options:{order.options}",
+            summary=order.summary,
+            parallel=True,
+            portable=True,
+        )
+        for name, order in import_module(PIPELINES).ORDERS.items()
+    }
 
 
 def find(name: str) -> Method:
@@ -208,9 +247,16 @@ def check_model(method: Method, model: ModelSpec) -> None:
         )
 
 
-def load(name: str) -> ModuleType:
-    """The module that implements the method."""
-    return import_module(find(name).module)
+def load(name: str) -> Any:
+    """The module that implements the method, or the object in one."""
+    return imported(find(name).module)
+
+
+def imported(path: str) -> Any:
+    """What a path names: a module, or after a colon the object in it."""
+    module, _, attribute = path.partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def code_version(name: str) -> str:
@@ -220,7 +266,7 @@ def code_version(name: str) -> str:
     Changed also while this process runs: an open notebook must not show what the old code did.
     """
     method = find(name)
-    roots = (method.module, method.options.partition(":")[0])
+    roots = tuple(path.partition(":")[0] for path in (method.module, method.options))
     houses = {*HOUSES, *(root.partition(".")[0] for root in roots)}
 
     def ours(other: str, file: Path) -> bool:

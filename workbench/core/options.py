@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
-from workbench.core.methods import known
+from workbench.core.methods import imported, known
 from workbench.core.schema import check_words, docstrings, read_as
 
 
@@ -23,11 +22,18 @@ from workbench.core.schema import check_words, docstrings, read_as
 class Options:
     """No options: what a method has that names none, and what the others inherit."""
 
+    halved: ClassVar[bool] = False
+    """Whether backward passes are in two halves, so that these are profiled each for itself."""
+
     def __post_init__(self) -> None:
         check_words(self)
 
     def check(self, spec: Any) -> None:
         """Raise ValueError for an option that does not go with the other fields of its RunSpec."""
+
+    def micro_sizes(self, spec: Any) -> set[int]:
+        """Samples of a run's micro-batches, where its spec says them and no planner chooses."""
+        return set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +57,7 @@ WRITTEN = {"optimizer_tier": "host"}
 def options_of(method: str) -> type[Options]:
     """The class of a method's options; of a method that is in no table, one without any."""
     row = known().get(method)
-    return Options if row is None else _imported(row.options)
+    return Options if row is None else imported(row.options)
 
 
 def catalogue() -> dict[str, Option]:
@@ -86,12 +92,6 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
 
 
 @cache
-def _imported(path: str) -> type[Options]:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-@cache
 def _names(kind: type[Options]) -> frozenset[str]:
     return frozenset(field.name for field in fields(kind))
 
@@ -100,7 +100,7 @@ def _names(kind: type[Options]) -> frozenset[str]:
 def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for method, path in rows:
-        kind = _imported(path)
+        kind = imported(path)
         hints, told = get_type_hints(kind), docstrings(kind)
         for field in fields(kind):
             name = field.name

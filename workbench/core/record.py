@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from typing import Any, Literal, TypedDict
 
 from workbench.core.jsonfile import parse_json
-from workbench.core.methods import known
+from workbench.core.methods import RENAMED, known
 from workbench.core.options import catalogue, options_of, takes
 from workbench.core.schema import Measured, read_as, read_fields
 from workbench.core.spec import EVERY_FLAT_VERSION, EVERY_VERSION, RunSpec
@@ -151,6 +151,8 @@ class RunRecord:
         if type(schema) is int and schema > SCHEMA:
             raise ValueError(f"the record has schema {schema}, this version reads up to {SCHEMA}")
         where = "not a run record"
+        if schema == 1 and data.get("method") in RENAMED:
+            data = data | {"method": RENAMED[data["method"]]}
         spec = _read_spec(data.get("spec"), f"{where}: spec")
         record = read_as(cls, data | {"spec": spec}, where)
         if spec["method"] != record.method:
@@ -166,6 +168,7 @@ def _read_spec(data: Any, where: str) -> dict[str, Any]:
     if given is None:
         for name in sorted(EVERY_FLAT_VERSION - spec.keys()):
             raise ValueError(f"{where}: the field {name!r} is missing")
+        spec["method"] = RENAMED.get(spec["method"], spec["method"])
         if spec["method"] in known():
             given = {name: spec.pop(name) for name in catalogue().keys() & spec.keys()}
     kind = options_of(spec["method"])

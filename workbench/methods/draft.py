@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.methods.replays import block_replay_bytes
-from workbench.methods.script import Script
+from workbench.profile.cuda_graphs import block_replay_bytes
 from workbench.profile.profile import Profile
+from workbench.profile.unit_costs import TOKEN_BYTES
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
-TOKEN_BYTES = 16
-"""Two 64-bit integers per position: the token and its target."""
 SCALAR_BYTES = 128
 """Norms of a unit's gradients, and losses of a micro-batch in the steps that are remembered."""
 
@@ -73,7 +72,7 @@ class Layout:
     """Passes of blocks that recompute are recorded and launched by the GPU (runtime/replay.py)."""
 
 
-class Draft(Script):
+class Draft(ScheduleBuilder):
     """Collects the actions and buffers of one step."""
 
     def __init__(self, layout: Layout, profile: Profile) -> None:

@@ -59,11 +59,27 @@ class Visits(Options):
     backward_size: int | Auto = "auto"
     """Samples of a backward micro-batch there."""
 
+    def micro_sizes(self, spec: RunSpec) -> set[int]:
+        return {size for size in (self.forward_size, self.backward_size) if size != "auto"}
+
     def check(self, spec: RunSpec) -> None:
         for name in ("forward_size", "backward_size"):
             value = getattr(self, name)
             if value != "auto" and not 1 <= value <= spec.batch:
                 raise ValueError(f"{name} is {value}; it must be 1 to {spec.batch}, or auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks(Options):
+    """Options of pipelines with several stages a rank."""
+
+    chunks: int = 2
+    """Stages of each rank of an interleaved pipeline; 2 or more."""
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if self.chunks < 2:
+            raise ValueError(f"chunks is {self.chunks}; an interleaved rank has two stages or more")
 
 
 IGNORED = {

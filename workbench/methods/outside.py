@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.methods.draft import Layout
-from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan
+from workbench.methods.evaluate import STEPS, Candidate, as_plan
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, Schedule

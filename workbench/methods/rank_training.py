@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
-from workbench.methods.train import DTYPES, load_batches
+from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
@@ -31,6 +31,7 @@ from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
+from workbench.runtime.storage import DTYPES
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
@@ -96,7 +97,7 @@ class RankTraining:
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
-        report.phase(f"starting {self.schedule.num_ranks} ranks")
+        report.phase(f"starting {self.schedule.mesh.processes} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
             write_initial(
@@ -142,7 +143,7 @@ class RankTraining:
         """BatchNorm's running statistics at the end of the last segment, by their names."""
         return merged(
             path
-            for rank in range(self.schedule.num_ranks)
+            for rank in range(self.schedule.mesh.processes)
             if (path := self.folder / statistics_file(rank)).exists()
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.core.spec import RunSpec
-from workbench.methods.train import DTYPES, load_batches
+from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.ranks.process import RankContext
 from workbench.runtime.board import Stage
 from workbench.runtime.executor import Perturb
 from workbench.runtime.rank import Rank
+from workbench.runtime.storage import DTYPES
 from workbench.schedule.serialize import from_json
 
 

@@ -30,7 +30,7 @@ from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
-from workbench.runtime.storage import Flat
+from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import Schedule
@@ -39,7 +39,6 @@ from workbench.schedule.trace import write_trace
 
 TIMELINE_STEPS = 3
 """Steps at the end of a run whose events are kept."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resolve_device(device: str) -> torch.device:

@@ -26,10 +26,9 @@ from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.profile.recorded import with_recorded
 from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.template import compiles
 from workbench.runtime.threads import use_device_threads
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 BLOCKS = 6
 """Blocks in the small step, so that a block finds the caches full of others' data, as it will."""

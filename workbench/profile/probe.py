@@ -42,9 +42,9 @@ from workbench.model.families import blank_rows
 from workbench.profile.alone import Alone
 from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
-from workbench.profile.measure import DTYPES
 from workbench.profile.profile import Limits
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.storage import DTYPES
 from workbench.runtime.tiers import OutOfMemory
 
 PLENTY = 0.5

@@ -110,7 +110,7 @@ class Wires:
     same cores."""
     slowdowns: dict[str, float] = field(default_factory=dict)
     """As `Hardware.slowdowns`, of the lanes that meet at the host's memory, with all ranks at work
-    (profile/company.py); with GPUs."""
+    (profile/contention.py); with GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +162,13 @@ class UnitCost:
     """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
+    input_half_s: float = 0.0
+    """The two halves of a backward pass (runtime/halves.py); 0 where they were not measured."""
+    weight_half_s: float = 0.0
+    half_bytes: int = 0
+    """Kept between the halves beside `kept_bytes`, input, output and output gradient."""
+    input_half_scratch_bytes: int = 0
+    weight_half_scratch_bytes: int = 0
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0
@@ -171,6 +178,13 @@ class UnitCost:
     recorded_backward_s: float = 0.0
     recorded_bytes: int = 0
     """Memory that they work in, with fragments between their tensors."""
+
+    @property
+    def halves(self) -> tuple[float, float]:
+        """Seconds of both halves of a backward pass: equal ones where they were not measured."""
+        if self.input_half_s or self.weight_half_s:
+            return self.input_half_s, self.weight_half_s
+        return self.backward_s / 2, self.backward_s / 2
 
     def as_recorded(self) -> UnitCost:
         """The same with passes that are recorded; itself where that was not measured."""
@@ -268,8 +282,10 @@ class ProfileCosts:
                 return overhead + unit.recompute_s
             case Kind.BACKWARD:
                 return overhead + unit.backward_s + self._gradient_s(action)
-            case Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
-                return overhead + unit.backward_s / 2
+            case Kind.INPUT_GRAD:
+                return overhead + unit.halves[0]
+            case Kind.WEIGHT_GRAD:
+                return overhead + (unit.halves[1] if action.unit else unit.backward_s)
             case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
             case Kind.SETTLE if not self.clips:

@@ -1,9 +1,9 @@
 """Profiles of one model at several micro-batch sizes: which a run takes, and which are stored.
 
-A method that chooses its own micro-batches measures several before it plans (harmony/train.py). A
-question before a run measures nothing: it takes of the same sizes those that are stored, so that
-its answer is the run's plan where all of them are, and says so where they are not. Imports no
-torch.
+A method that chooses its own micro-batches measures several before it plans
+(methods/train_ranks.py). A question before a run measures nothing: it takes of the same sizes those
+that are stored, so that its answer is the run's plan where all of them are, and says so where they
+are not. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from workbench.profile.limits import stored_limits
 from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
 
-SIZES = ("forward_size", "backward_size")
-"""Options of methods that choose their own micro-batches."""
-
 
 def pinned_sizes(spec: RunSpec) -> set[int]:
     """Micro-batches that the spec names."""
-    asked = (getattr(spec.options, name, "auto") for name in SIZES)
-    return {size for size in asked if size != "auto"}
+    return spec.options.micro_sizes(spec)
 
 
 def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
@@ -63,8 +59,10 @@ def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
 
 
 def of_size(spec: RunSpec, size: int) -> RunSpec:
-    """The spec whose profile is that of micro-batches of a size."""
-    return spec.with_(batch=size, microbatches=1, **dict.fromkeys(SIZES, "auto"))
+    """The spec whose profile is that of micro-batches of a size. Layers whose backward passes are
+    halved are not compiled: a compiled one has no halves."""
+    compile = "off" if spec.options.halved else spec.compile
+    return replace(spec, batch=size, microbatches=1, compile=compile, options=type(spec.options)())
 
 
 def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:

@@ -23,7 +23,7 @@ from time import monotonic, perf_counter, sleep
 import torch
 import torch.distributed as dist
 
-from workbench.profile.company import in_company
+from workbench.profile.contention import measure_contention
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.profile import Wires
 from workbench.ranks.failures import RankFailed
@@ -130,7 +130,7 @@ def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dic
         }
         for load in lanes.values():
             stack.enter_context(load)
-        return in_company(lanes, dist.barrier)
+        return measure_contention(lanes, dist.barrier)
 
 
 def _around(board: Board, rank: int, ranks: int, send: Callable[[], None]) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 from workbench.methods.harmony import search as ours
 from workbench.methods.harmony.faithful import packs_of
-from workbench.methods.harmony.packs import DP, Packs
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.published import search as theirs
 from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import estimate
@@ -30,7 +30,7 @@ from workbench.methods.harmony.published.profiles import Direction, Measured, Mo
 from workbench.methods.harmony.published.sizes import PublishedSizes, published_server
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server
-from workbench.methods.harmony.server import ServerCosts
+from workbench.profile.server import ServerCosts
 from workbench.published.harmony import GIB, MODELS
 from workbench.published.harmony_plans import (
     CARD_BYTES,
@@ -42,6 +42,7 @@ from workbench.published.harmony_plans import (
     write,
 )
 from workbench.schedule.action import COMPUTE, Kind
+from workbench.schedule.build.division import DP
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, Schedule

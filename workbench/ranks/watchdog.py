@@ -71,7 +71,8 @@ class Watchdog:
         self._processes, self._ask = processes, ask
         self._stopped_s: dict[int, float] = {}
         """Ranks that are stopped, and since when that is seen."""
-        self._working = sorted({action.rank for action in schedule.actions})
+        working = {action.rank for action in schedule.actions}
+        self._working = [rank for at in sorted(working) for rank in schedule.mesh.peers(at)]
         """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
         self._started_s = time.monotonic()
@@ -85,7 +86,7 @@ class Watchdog:
         for rank, since_s in self._stopped_s.items():
             if time.monotonic() - since_s > self._limits.hang_s:
                 return f"{STOPPED.format(rank)}, and has been for {self._limits.hang_s:.0f} s"
-        stages = [self._board.stage(rank) for rank in range(self._schedule.num_ranks)]
+        stages = [self._board.stage(rank) for rank in range(self._schedule.mesh.processes)]
         if min(stages) is not Stage.READY:
             return self._not_started(stages)
         at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
@@ -128,10 +129,10 @@ class Watchdog:
             return f"{STOPPED.format(min(stopped))}, and {since}"
         if self._ask is not None:
             return f"{self._ask()}; {since}"
-        actions = self._schedule.actions
+        actions, mesh = self._schedule.actions, self._schedule.mesh
         unfinished = {
-            actions[action].rank: (action, step)
-            for action, step in self._board.unfinished()
+            mesh.process(actions[action].rank, replica): (action, step)
+            for replica, action, step in self._board.unfinished()
             if actions[action].kind not in MEETING
         }
         rank = min(set(at_work) & set(unfinished) or at_work, key=self._board.turned_s)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from workbench.runtime.counts import NOBODY, Counts
+from workbench.schedule.mesh import Mesh
 from workbench.schedule.schedule import Schedule
 
 EVERYBODY = -2
@@ -51,19 +52,25 @@ class Failed(RuntimeError):
 
 
 class Board:
-    """Shared counts, one an action; `path` is a file that `make` made."""
+    """Shared counts, one an action and replica; `path` is a file that `make` made."""
 
-    def __init__(self, path: Path, *, actions: int, ranks: int, units: int, rank: int) -> None:
-        self.rank = rank
+    def __init__(
+        self, path: Path, *, actions: int, ranks: int, units: int, rank: int, replicas: int = 1
+    ) -> None:
+        """`ranks` are all processes, `replicas` so many of each position, `rank` this one."""
+        self.rank, self.mesh = rank, Mesh(ranks // replicas, replicas)
+        self.position, self.replica = self.mesh.position(rank), self.mesh.replica(rank)
+        self._actions = actions
         self._stopped = False
         """Whether this rank has failed: its own lanes must not wait for others any more."""
         self._allowed_s = 0.0
         """When this process allowed ranks to go on."""
         file = os.open(path, os.O_RDWR)
         try:
-            self._map = mmap.mmap(file, _nbytes(actions, ranks, units))
+            self._map = mmap.mmap(file, _nbytes(actions * replicas, ranks, units))
         finally:
             os.close(file)
+        actions *= replicas
         counts = np.frombuffer(self._map, np.int64, _counts(actions, ranks))
         self._failed, self._allowed, self._reported = map(Counts, counts[:3].reshape(3, 1))
         rest = counts[3:]
@@ -99,15 +106,16 @@ class Board:
         """Those of the board of a schedule."""
         return {
             "actions": len(schedule.actions),
-            "ranks": schedule.num_ranks,
+            "ranks": schedule.mesh.processes,
             "units": schedule.num_units,
+            "replicas": schedule.replicas,
         }
 
     @staticmethod
-    def make(path: Path, *, actions: int, ranks: int, units: int) -> None:
+    def make(path: Path, *, actions: int, ranks: int, units: int, replicas: int = 1) -> None:
         """A new board on which nothing is done."""
         with path.open("wb") as file:
-            file.truncate(_nbytes(actions, ranks, units))
+            file.truncate(_nbytes(actions * replicas, ranks, units))
             file.write(np.int64(NOBODY).tobytes())
 
     def start_at(self, step: int, updates_done: int, norm: float | None = None) -> None:
@@ -121,12 +129,16 @@ class Board:
 
     def publish(self, action: int, step: int) -> None:
         """This rank has done an action of a step, and all can see what it did."""
-        self._done[action] = step + 1
+        self._done[self._index(action)] = step + 1
 
-    def wait(self, action: int, step: int) -> None:
-        """Until another rank has done an action of a step. Raises Failed when it never will."""
+    def wait(self, action: int, step: int, replica: int | None = None) -> None:
+        """Until another rank of this replica, or of the one given, has done an action of a step.
+        Raises Failed when it never will."""
         if step >= 0:
-            self._until(self._done, action, step)
+            self._until(self._done, self._index(action, replica), step)
+
+    def _index(self, action: int, replica: int | None = None) -> int:
+        return (self.replica if replica is None else replica) * self._actions + action
 
     def _until(self, counts: Counts, index: int, seen: int) -> None:
         while not counts.wait(index, seen, self._failed):
@@ -147,22 +159,22 @@ class Board:
     def begin(self, action: int, step: int) -> None:
         """This rank turns to an action."""
         self._doing[self.rank] = action, step
-        self._begun[action] = step + 1
+        self._begun[self._index(action)] = step + 1
         self._seen[self.rank] = time.monotonic()
 
     def end(self, action: int, step: int) -> None:
         """This rank turns away from it, done or given to the device."""
-        self._left[action] = step + 1
+        self._left[self._index(action)] = step + 1
 
     def doing(self, rank: int) -> tuple[int, int] | None:
         """(action, step) that a rank began last, if any."""
         action, step = self._doing[rank]
         return None if action == NOTHING else (int(action), int(step))
 
-    def unfinished(self) -> list[tuple[int, int]]:
-        """(action, step) of all that somebody has begun and not ended."""
+    def unfinished(self) -> list[tuple[int, int, int]]:
+        """(replica, action, step) of all that somebody has begun and not ended."""
         found = np.flatnonzero(self._begun > self._left)
-        return [(int(action), int(self._begun[action]) - 1) for action in found]
+        return [(*divmod(int(i), self._actions), int(self._begun[i]) - 1) for i in found]
 
     def idle_s(self, rank: int) -> float:
         """Seconds since a rank came so far, or began something, or was allowed to go on."""

@@ -92,10 +92,10 @@ class Executor:
         beginning. `compute_stream` is that on which passes were recorded, if some were. `announce`
         says that there is room for a message, once what its RECV waits for has ended, or on CUDA is
         waited for by the current stream. `together`: one thread walks all that is only issued."""
-        if schedule.num_ranks != 1 and board is None:
+        if schedule.mesh.processes != 1 and board is None:
             raise ValueError(
-                f"the schedule {schedule.name!r} has {schedule.num_ranks} ranks; several need a "
-                "board"
+                f"the schedule {schedule.name!r} has {schedule.mesh.processes} ranks; several need "
+                "a board"
             )
         self.schedule = schedule
         self._board, self._on_failure = board, on_failure
@@ -109,7 +109,7 @@ class Executor:
         self._on_step_end = on_step_end
         self._record_from = record_from
         self._announce = announce
-        rank = board.rank if board else 0
+        rank = board.position if board else 0
         found = walks(schedule, rank, announces=announce is not None, together=together)
         self._waits, self._remote = found.own, found.remote
         self._walks, self._announcing, self._telling = found.walks, found.announcing, found.telling

@@ -1,4 +1,4 @@
-"""Sums over the ranks that name them, which need not be all.
+"""Sums over the ranks that name them, which need not be all, and over their replicas.
 
 Replicas of one stage of a pipeline add up their gradients, and no other stage's.
 """
@@ -23,14 +23,15 @@ class Groups:
 
     def __init__(self, schedule: Schedule) -> None:
         """On every rank before the first step: torch makes a group with all, in one order."""
+        mesh = schedule.mesh
         self._ranks: dict[tuple, list[int]] = defaultdict(list)
         for action in sorted(schedule.actions, key=lambda action: action.rank):
             if action.kind is Kind.REDUCE:
-                self._ranks[action.meeting].append(action.rank)
+                self._ranks[action.meeting] += mesh.peers(action.rank)
         self._made = {
             ranks: dist.new_group([*ranks], timeout=PATIENCE)
             for ranks in sorted({*map(tuple, self._ranks.values())})
-            if len(ranks) < schedule.num_ranks
+            if len(ranks) < mesh.processes
         }
 
     def add_up(self, values: Tensor, action: Action) -> int:

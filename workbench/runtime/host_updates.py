@@ -75,7 +75,7 @@ class HostUpdates:
     def part_number(self, unit: int) -> int:
         """Which part of a layer this rank updates, of those that its sharers do."""
         sharers = self._sharers[unit]
-        return sharers.index(self._board.rank) if len(sharers) > 1 else 0
+        return sharers.index(self._board.position) if len(sharers) > 1 else 0
 
     def gradients(self, unit: int, rank: int) -> Tensor:
         """Where a rank's gradients of a layer arrive: its share, or all of them."""
@@ -170,7 +170,7 @@ class HostUpdates:
             states.weights[part],
             states.exp_avg[part],
             states.exp_avg_sq[part],
-            self.gradients(unit, self._board.rank)[: end - first],
+            self.gradients(unit, self._board.position)[: end - first],
         )
         apply(
             host_adam,

@@ -13,6 +13,7 @@ LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?
 PLACED = {"w": "weights", "g": "gradients", "o": "states"}
 """What has a fixed place on a device, in a slot or of its own -> how `Links` calls it."""
 INPUTS = {"x", "xs"}
+BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 OUTPUTS = {"x", "xs", "y"}
 GRADIENTS_IN, GRADIENTS_OUT = {"d", "ds"}, {"d", "ds", "e"}
 
@@ -35,7 +36,7 @@ class Links:
 def links_of(action: Action, schedule: Schedule) -> Links:
     """Sort an action's buffers by what they are for."""
     known: dict[str, str | None] = dict.fromkeys(Links.__dataclass_fields__)
-    backward, below = action.kind is Kind.BACKWARD, action.unit - 1
+    backward, below = action.kind in BACKWARD, action.unit - 1
     for label in dict.fromkeys((*action.takes, *action.uses, *action.frees)):
         match = LABEL.fullmatch(label)
         if match is None or match["unit"] is None:

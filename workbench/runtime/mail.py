@@ -1,4 +1,6 @@
 """Messages between ranks: copies into the receiver's inbox, at places that the schedule laid out.
+Most carry activations or their gradients; weights that a unit borrows of another rank's go like
+this too.
 
 The receiver says on the board that a place is free, as soon as it is, and later finds there what it
 was sent; nobody waits inside a kernel (inbox.py). To say so only when the message before has come
@@ -17,7 +19,6 @@ from workbench.runtime.board import Board
 from workbench.runtime.bundle import Bundle, bytes_of, copy_into
 from workbench.runtime.flow import Flow
 from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import Links
 from workbench.runtime.signals import Signals
 from workbench.runtime.traffic import Traffic
 from workbench.schedule.action import RECEIVES, Action
@@ -38,10 +39,11 @@ class Mail:
         *,
         folder: Path,
         device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         """In `folder` the ranks tell each other of the events that their devices wait for."""
         self._schedule, self._board, self._inbox, self._flow = schedule, board, inbox, flow
-        self._traffic = traffic
+        self._traffic, self._dtype = traffic, dtype
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
         self._places: dict[str, Bundle] = {}
@@ -51,20 +53,22 @@ class Mail:
         self._moments = {action.name: self._moment(action) for action in messages}
         """What is recorded for a message: that its receiver's place is free, or that its sender has
         filled it."""
-        names = dict.fromkeys(self._moments[a.name] for a in messages if a.rank == board.rank)
+        names = dict.fromkeys(self._moments[a.name] for a in messages if a.rank == board.position)
         self._signals = (
             Signals(folder, board.rank, names, device, board.check)
             if device.type == "cuda" and names
             else None
         )
 
-    def send(self, action: Action, links: Links, step: int) -> None:
-        """Into the receiver's inbox, when its place there is free."""
-        source, partner = self._flow.read(links.source, action.span), self._partner[action.name]
-        place = self._place(partner, *partner.takes)
+    def send(self, action: Action, source: Bundle, step: int) -> None:
+        """Copy a bundle into the receiver's inbox, when its place there is free."""
+        partner = self._partner[action.name]
+        place = self._place(partner)
+        if action.microbatch is None:  # flat weights, one after the other
+            place = place[0].split([part.numel() for part in source])
         self._board.wait(self._index[partner.name], step)
         if self._signals is not None:
-            self._signals.wait(partner.rank, self._moments[partner.name])
+            self._signals.wait(self._process(partner), self._moments[partner.name])
         copy_into(place, source)
         self._traffic.between(bytes_of(source), action.kind)
         if self._signals is not None:
@@ -78,13 +82,18 @@ class Mail:
             self._signals.record(self._moments[action.name])
         self._board.publish(self._index[action.name], step)
 
-    def receive(self, action: Action, links: Links, step: int) -> None:
-        """Wait until it has."""
+    def receive(self, action: Action, step: int) -> Bundle:
+        """Wait until the sender has written; returns the place."""
         partner = self._partner[action.name]
         self._board.wait(self._index[partner.name], step)
         if self._signals is not None:
-            self._signals.wait(partner.rank, self._moments[partner.name])
-        self._flow[links.target] = self._place(action, links.target)
+            self._signals.wait(self._process(partner), self._moments[partner.name])
+        return self._place(action)
+
+    def borrower(self, action: Action) -> int:
+        """The unit to which a message lends weights, or from which it brings their gradients."""
+        receive = action if action.kind in RECEIVES else self._partner[action.name]
+        return int(receive.takes[0].rpartition(".")[2])
 
     def close(self) -> None:
         """Let go of the inboxes."""
@@ -92,6 +101,10 @@ class Mail:
         if self._signals is not None:
             self._signals.close()
         self._inbox.close()
+
+    def _process(self, action: Action) -> int:
+        """Who does an action of this replica."""
+        return self._board.mesh.process(action.rank, self._board.replica)
 
     def _moment(self, action: Action) -> str:
         if action.kind in RECEIVES:
@@ -103,11 +116,15 @@ class Mail:
         (label,) = receive.takes
         return self._schedule.buffers[label].offset
 
-    def _place(self, receive: Action, label: str) -> Bundle:
+    def _place(self, receive: Action) -> Bundle:
         """Where a message lies in its receiver's inbox."""
         if receive.name not in self._places:
+            (label,) = receive.takes
             buffer = self._schedule.buffers[label]
-            place = self._inbox.place(receive.rank, buffer.offset, buffer.nbytes)
-            samples = receive.span[1] - receive.span[0]
-            self._places[receive.name] = self._flow.boundary(label).carve(place, samples)
+            place = self._inbox.place(self._process(receive), buffer.offset, buffer.nbytes)
+            if receive.microbatch is None:
+                self._places[receive.name] = (place.view(self._dtype),)
+            else:
+                samples = receive.span[1] - receive.span[0]
+                self._places[receive.name] = self._flow.boundary(label).carve(place, samples)
         return self._places[receive.name]

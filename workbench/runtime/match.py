@@ -19,10 +19,10 @@ from workbench.schedule.action import RECEIVES, SENDS, Kind
 from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 
-_NOWHERE = {Kind.EVICT, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
 _BY_RANKS = {*SENDS, *RECEIVES, Kind.REDUCE, Kind.SUM_OUT, Kind.SUM_IN}
-ON_ONE_DEVICE = {*Kind} - _NOWHERE - _BY_RANKS
-ON_RANKS = {*Kind} - _NOWHERE - {Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
+_HALVES = {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
+ON_ONE_DEVICE = {*Kind} - {Kind.EVICT} - _HALVES - _BY_RANKS
+ON_RANKS = {*Kind} - {Kind.EVICT, Kind.PULL, Kind.PUSH, Kind.READ, Kind.SPILL}
 """Kinds that the engines perform (engine.py, pack_engine.py)."""
 
 
@@ -101,10 +101,12 @@ def _check_samples(schedule: Schedule, spec: RunSpec) -> None:
     if not passes:
         raise ValueError(f"the schedule {schedule.name!r} computes nothing")
     last = max(passes, key=lambda action: action.span[1])
-    if last.span[1] != spec.batch:
+    if last.span[1] * schedule.replicas != spec.batch:
+        replicas = f" for each of {schedule.replicas} replicas" if schedule.replicas > 1 else ""
         raise ValueError(
-            f"the schedule {schedule.name!r} has {last.span[1]} samples, of which {last.name} sees "
-            f"the last, a step of the run has {spec.batch}; plan again for this run"
+            f"the schedule {schedule.name!r} has {last.span[1]} samples{replicas}, of which "
+            f"{last.name} sees the last, a step of the run has {spec.batch}; plan again for this "
+            "run"
         )
     if spec.model.decomposed:  # what their first unit takes is not tokens
         return

@@ -7,7 +7,7 @@ that is written in the schedule as the buffers an action takes, uses and frees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from workbench.runtime.chains import Place, places
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.groups import Groups
+from workbench.runtime.halves import WeightHalf, input_half
 from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, links_of
@@ -39,7 +40,7 @@ from workbench.runtime.template import Template, compiles
 from workbench.runtime.traffic import Traffic
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
-from workbench.schedule.action import GUESS, Action, Kind
+from workbench.schedule.action import GUESS, RECEIVES, SENDS, Action, Kind
 from workbench.schedule.schedule import Schedule
 
 
@@ -79,14 +80,20 @@ class PackEngine:
         """In `folder` the ranks tell each other what their messages need."""
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
+        position, batch = board.position, spec.batch // schedule.replicas
+        self._own = board.replica * batch
+        """The first sample of this replica's part of the minibatch."""
         self.traffic = Traffic(device)
         self._host, self._layouts, self._updates = host, layouts, updates
         self._groups = Groups(schedule)
         self._steps: dict[int, Step] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
-        compiled = compiles(spec.compile, device.type, dtype)
+        self._halves: dict[tuple[int, int], WeightHalf] = {}
+        halved = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.actions)
+        # A compiled block is one node of autograd's, which has no halves.
+        compiled = not halved and compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
-        mine = [action for action in schedule.actions if action.rank == board.rank]
+        mine = [action for action in schedule.actions if action.rank == position]
         self._links = {action.name: links_of(action, schedule) for action in mine}
         spans = [action.span for action in mine if action.samples] or [(0, 0)]
         self._first, self._end = min(spans)[0], max(end for _, end in spans)
@@ -95,20 +102,21 @@ class PackEngine:
             unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        spent = Spent(schedule, board.rank)
+        spent = Spent(schedule, position)
         self._flow = Flow(boundaries, self._first, self._end, device, spent)
         self._alike = Alike(boundaries)
         self.mail = Mail(
-            schedule, board, inbox, self._flow, self.traffic, folder=folder, device=device
-        )
-        self._memory = PackMemory(model, schedule, layouts, board.rank, meter, dtype, device)
-        self._residents = Residents(self._memory, layouts, mine, updates, board.rank)
+            schedule, board, inbox, self._flow, self.traffic,
+            folder=folder, device=device, dtype=dtype,
+        )  # fmt: skip
+        self._memory = PackMemory(model, schedule, layouts, position, meter, dtype, device)
+        self._residents = Residents(self._memory, layouts, mine, updates, board)
         self._places: dict[str, Place] = {}
         """Passes that are recorded, by action."""
         self._replays: Replays | None = None
-        if name.on_rank(board.rank, name.REPLAYS) in schedule.buffers:
+        if name.on_rank(position, name.REPLAYS) in schedule.buffers:
             self._record(mine)
-        self.statistics = Statistics(model, schedule, board.rank, self._differentiated(mine))
+        self.statistics = Statistics(model, schedule, position, self._differentiated(mine))
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._forward,
@@ -116,15 +124,15 @@ class PackEngine:
             Kind.LOAD: self._load,
             Kind.STASH: self._stash,
             Kind.FETCH: self._fetch,
-            Kind.SEND: self.mail.send,
-            Kind.RECV: self.mail.receive,
-            Kind.SEND_GRAD: self.mail.send,
-            Kind.RECV_GRAD: self.mail.receive,
+            Kind.INPUT_GRAD: self._input_half,
+            Kind.WEIGHT_GRAD: self._weight_half,
+            **dict.fromkeys(SENDS, self._send),
+            **dict.fromkeys(RECEIVES, self._receive),
             Kind.REDUCE: self._reduce,
             Kind.GRAD_OUT: self._gradients_out,
             Kind.SUM_OUT: self._sum,
             Kind.SUM_IN: self._sum,
-            Kind.NORM: lambda action, links, step: updates.norm(step),
+            Kind.NORM: self._norm,
             Kind.UPDATE: self._update,
             Kind.SETTLE: lambda action, links, step: updates.settle(action.unit, step),
         }
@@ -170,7 +178,14 @@ class PackEngine:
         if self._replays is not None:
             self._replays.close()
             self._replays = None
-        for held in (self._flow, self._graphs, self._steps, self._places, self._memory):
+        for held in (
+            self._flow,
+            self._graphs,
+            self._halves,
+            self._steps,
+            self._places,
+            self._memory,
+        ):
             held.clear()
         self.mail.close()
 
@@ -201,7 +216,8 @@ class PackEngine:
 
     def _state(self, step: int) -> Step:
         if step not in self._steps:
-            samples = self.batches.samples(step)[self._first : self._end]
+            first, end = self._own + self._first, self._own + self._end
+            samples = self.batches.samples(step)[first:end]
             with self.meter.on_host():
                 *inputs, targets = (t.to(self.device) for t in self.batches.rows(samples))
                 inputs = tuple(t.to(self.dtype) if t.is_floating_point() else t for t in inputs)
@@ -264,27 +280,57 @@ class PackEngine:
     def _backward(self, action: Action, links: Links, step: int) -> None:
         recorded = action.name in self._places
         grads = (self._replay_backward if recorded else self._differentiate)(action, links)
+        self._add(action, links, grads)
+        self._flow.drop(action, step)
+
+    def _input_half(self, action: Action, links: Links, step: int) -> None:
+        x, ends, above = self._ends(action, links)
+        through = [t for t in x if t.requires_grad]
+        parameters = self._memory.parameters[self._memory.modules[links.weights]]
+        grads, self._halves[action.unit, action.microbatch] = input_half(
+            ends, above, through, parameters
+        )
+        self._flow.write(links.input_gradient, grads, action)
+        self._flow.drop(action, step)
+
+    def _weight_half(self, action: Action, links: Links, step: int) -> None:
+        if action.unit:
+            grads = self._halves.pop((action.unit, action.microbatch)).gradients()
+            self.statistics.end(action.unit, action.span)
+        else:  # whose input has no gradient
+            grads = self._differentiate(action, links)
+        self._add(action, links, grads)
+        self._flow.drop(action, step)
+
+    def _add(self, action: Action, links: Links, grads: Sequence[Tensor]) -> None:
+        """Add gradients of a micro-batch to those of the micro-batches before."""
         views = self._memory.gradients[links.gradients]
         if views:  # a layer may have no weights
             first = links.gradients in action.takes
             (torch._foreach_copy_ if first else torch._foreach_add_)(views, grads)
         self._residents.passed(action)
-        self._flow.drop(action, step)
 
-    def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
-        """A backward pass; the parameters' gradients."""
+    def _ends(self, action: Action, links: Links) -> tuple[Bundle, Sequence[Tensor], Sequence]:
+        """Where a backward pass begins: inputs of the unit, outputs, and the outputs' gradients."""
         unit, span = action.unit, action.span
         x, y = self._graphs.pop((unit, action.microbatch))
-        parameters = self._memory.parameters[self._memory.modules[links.weights]]
-        through = [t for t in x if t.requires_grad] if unit else []
         if unit == self.model.head:
-            ends, above = [y[0] * ((span[1] - span[0]) / self.spec.batch)], None
+            loss = y[0] * ((span[1] - span[0]) / self.spec.batch)
+            ends, above = [loss], [torch.ones_like(loss)]
         else:
             wanted = self._flow.boundary_of(unit + 1).differentiable
             back = [t for t, d in zip(y, wanted, strict=True) if d]
             pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
             pairs = [(t, g) for t, g in pairs if t.requires_grad]
             ends, above = [t for t, _ in pairs], [g for _, g in pairs]
+        return x, ends, above
+
+    def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
+        """A backward pass; the parameters' gradients."""
+        unit, span = action.unit, action.span
+        x, ends, above = self._ends(action, links)
+        parameters = self._memory.parameters[self._memory.modules[links.weights]]
+        through = [t for t in x if t.requires_grad] if unit else []
         wanted = [*through, *parameters]
         if ends:
             grads = torch.autograd.grad(ends, wanted, above, materialize_grads=True)
@@ -294,6 +340,13 @@ class PackEngine:
         if unit:
             self._flow.write(links.input_gradient, grads[: len(through)], action)
         return grads[len(through) :]
+
+    def _norm(self, action: Action, links: Links, step: int) -> None:
+        """The global norm, taken by the first replica for all."""
+        if self.board.replica == 0:
+            self._updates.norm(step)
+        else:
+            self.board.wait(self.schedule.actions.index(action), step, replica=0)
 
     def _update(self, action: Action, links: Links, step: int) -> None:
         if action.turn == GUESS:
@@ -316,9 +369,25 @@ class PackEngine:
             place[loan.place].copy_(lent[loan.lent], non_blocking=True)
         self.traffic.count("load", layout.numel * self.dtype.itemsize, action.kind)
 
+    def _send(self, action: Action, links: Links, step: int) -> None:
+        if action.microbatch is None:
+            gradients, borrower = action.kind is Kind.SEND_GRAD, self.mail.borrower(action)
+            source = self._residents.lent(action.unit, borrower, gradients=gradients)
+        else:
+            source = self._flow.read(links.source, action.span)
+        self.mail.send(action, tuple(source), step)
+
+    def _receive(self, action: Action, links: Links, step: int) -> None:
+        came = self.mail.receive(action, step)
+        if action.microbatch is None:
+            gradients, borrower = action.kind is Kind.RECV_GRAD, self.mail.borrower(action)
+            self._residents.receive(action.unit, borrower, came[0], gradients=gradients)
+        else:
+            self._flow[links.target] = came
+
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
-        target = self._updates.gradients(action.unit, self.board.rank)
+        target = self._updates.gradients(action.unit, self.board.position)
         number = self._updates.part_number(action.unit)
         source = self._memory.share(links.gradients, layout, number, len(target))
         self._updates.see(action.unit, source)
@@ -349,5 +418,4 @@ class PackEngine:
         gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)
         first = self._groups.add_up(gradients, action)
         self.traffic.between(gradients.nbytes, action.kind)
-        if action.unit in self._residents:
-            self._residents.complete(action.unit, counts=first == self.board.rank)
+        self._residents.passed(action, counts=first == self.board.rank)

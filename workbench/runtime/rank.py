@@ -1,6 +1,6 @@
 """One rank of a run on several: memory, engine and executor of one process.
 
-Started by the process that made the shared memory and the board (methods/harmony/train.py), which
+Started by the process that made the shared memory and the board (methods/rank_training.py), which
 also gives the layers their first weights, reports the steps, and saves what is in host memory.
 """
 
@@ -48,7 +48,7 @@ def host_updates(
 ) -> HostUpdates:
     """The optimizer of a rank under a schedule."""
     updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
-    mine = [action for action in updates if action.rank == board.rank]
+    mine = [action for action in updates if action.rank == board.position]
     sharers = [sorted({a.rank for a in updates if a.unit == u}) for u in range(len(layouts))]
     return HostUpdates(
         spec,
@@ -60,7 +60,7 @@ def host_updates(
         guesses=[action.unit for action in mine if action.turn == GUESS],
         stay=residents(schedule),
         clipped=any(action.kind is Kind.NORM for action in schedule.actions),
-        threads=update_threads(device.type, schedule.num_ranks),
+        threads=update_threads(device.type, schedule.mesh.processes),
         polite=device.type == "cuda",
     )
 
@@ -89,7 +89,7 @@ class Rank:
         Events count from `origin`, of the clock that all processes of a machine share
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
         still wait for a message that never comes."""
-        self.board, self._folder, rank = board, folder, board.rank
+        self.board, self._folder, rank = board, folder, board.position
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
@@ -101,7 +101,7 @@ class Rank:
             )
             inbox = Inbox(
                 folder,
-                rank,
+                board.rank,
                 schedule.slot_bytes(DEVICE, rank).get("inbox", 0),
                 self.meter,
                 device,

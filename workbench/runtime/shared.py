@@ -146,7 +146,7 @@ class SharedHost:
         start = self._whole.data_ptr()
         bring(
             ((start + at, nbytes) for at, nbytes in map(self._places.get, touched)),
-            update_threads("cuda", schedule.num_ranks),
+            update_threads("cuda", schedule.mesh.processes),
         )
         for label in sorted(touched):
             at, nbytes = self._places[label]

@@ -61,6 +61,8 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
         for _, other in waits
         if actions[other].rank == rank != actions[i].rank
     }
+    if schedule.replicas > 1:  # the first replica's is waited for by the others
+        published |= {i for i, a in enumerate(actions) if (a.kind, a.rank) == (Kind.NORM, rank)}
     lanes: dict[str, list[int]] = {COMPUTE: []}
     for i, action in enumerate(actions):
         if action.rank == rank:

@@ -46,6 +46,11 @@ def keeps(action: Action) -> bool:
     return any(text.rpartition(":")[2] == label for text in action.takes)
 
 
+def half(unit: int, micro: int) -> str:
+    """Everything kept between the two halves of a backward pass, beside `kept`."""
+    return f"h{unit}.{micro}"
+
+
 def output_gradient(unit: int, micro: int) -> str:
     """Gradient of a unit's output on the device."""
     return f"d{unit}.{micro}"
@@ -59,6 +64,16 @@ def scratch(action: str) -> str:
 def is_scratch(label: str) -> bool:
     """Whether a name is one of `scratch`."""
     return label.startswith("t:")
+
+
+def lent_weights(unit: int, borrower: int) -> str:
+    """Weights of a unit that another rank's unit borrows, where they arrive on its device."""
+    return f"lw{unit}.{borrower}"
+
+
+def lent_gradients(unit: int, borrower: int) -> str:
+    """Gradients of them, where they arrive on the owner's device."""
+    return f"lg{unit}.{borrower}"
 
 
 def host_weights(unit: int) -> str:

@@ -1,7 +1,8 @@
 """Weights that several ranks have stay equal: all copies are updated, by the sum of all gradients.
 
 A rank that loads a unit has the host's copy, which one rank updates or each its share. Any other
-rank that computes it has a copy of its own, and updates that itself.
+rank that computes it has a copy of its own, and updates that itself. Where the schedule has replicas
+every process has copies like that, and a sum over a rank is one over its processes.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ def check_copies(proof: Proof) -> None:
 
 
 def check_reduced(proof: Proof, passes: Passes) -> None:
-    """Gradients that several ranks have a part of leave a device, update anything, or enter the
-    norm after all of them have been added up, whole."""
+    """Gradients that several ranks, or replicas, have a part of leave a device, update anything, or
+    enter the norm after all of them have been added up, whole."""
     actions = proof.schedule.actions
     norms = [i for i, action in enumerate(actions) if action.kind is Kind.NORM]
     for unit in range(proof.schedule.num_units):
         parts = passes.weight_gradients(unit)
         ranks = {actions[i].rank for i in parts}
-        if len(ranks) < 2:
+        if len(ranks) < 2 and proof.schedule.replicas == 1:
             continue
         sums = _sums(proof, unit, ranks)
         for i in sums:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from workbench.schedule.action import VERDICT, Action, Kind
+from workbench.schedule.mesh import Mesh
 
 DEVICE, HOST_TIER, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST_TIER, DISK)
@@ -61,18 +62,27 @@ class Schedule:
     budgets: dict[str, int] = field(default_factory=dict)
     """Bytes allowed per rank and tier; a tier that is absent is unlimited."""
     num_ranks: int = 1
+    """Pipeline positions, each with lanes of its own."""
+    replicas: int = 1
+    """Processes that walk the lanes of a rank, each on as many samples as the schedule names."""
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     """What the planner chose, for records and titles; nothing here changes what is executed."""
 
     def __post_init__(self) -> None:
-        if self.num_units < 1 or self.num_microbatches < 1 or self.num_ranks < 1:
+        counts = (self.num_units, self.num_microbatches, self.num_ranks, self.replicas)
+        if min(counts) < 1:
             raise ValueError(
-                f"a schedule needs at least one unit, micro-batch and rank, got "
-                f"{self.num_units}, {self.num_microbatches}, {self.num_ranks}"
+                "a schedule needs at least one unit, micro-batch, rank and replica, got "
+                f"{', '.join(map(str, counts))}"
             )
         for tier in self.budgets:
             if tier not in TIERS:
                 raise ValueError(f"budget for unknown tier {tier!r}; tiers are {', '.join(TIERS)}")
+
+    @property
+    def mesh(self) -> Mesh:
+        """The processes that run it."""
+        return Mesh(self.num_ranks, self.replicas)
 
     @cached_property
     def by_name(self) -> dict[str, Action]:
@@ -111,7 +121,7 @@ class Schedule:
         return slots
 
     def moved_bytes(self) -> dict[str, int]:
-        """Bytes a step moves: load (to the device), store (to the host), read and write (disk).
+        """Bytes a step moves on one replica: load (to the device), store (to the host), read and write (disk).
 
         Of states that may visit the device before and after the norm, one visit moves: two do in a
         step whose guess was wrong.

@@ -52,6 +52,7 @@ SCHEDULE_FIELDS: dict[str, type] = {
     "num_units": int,
     "num_microbatches": int,
     "num_ranks": int,
+    "replicas": int,
     "settings": dict,
     "budgets": dict,
     "buffers": dict,
@@ -74,6 +75,7 @@ def to_json(schedule: Schedule) -> str:
         "num_units": schedule.num_units,
         "num_microbatches": schedule.num_microbatches,
         "num_ranks": schedule.num_ranks,
+        **({"replicas": schedule.replicas} if schedule.replicas > 1 else {}),
         "settings": schedule.settings,
         "budgets": schedule.budgets,
     }
@@ -127,7 +129,8 @@ def from_json(text: str) -> Schedule:
     if version not in (OLD, VERSION) or isinstance(version, bool):
         known = f"{OLD} and {VERSION}"
         raise ValueError(f"the schedule has version {version!r}, this program reads {known}")
-    _check_fields(data, SCHEDULE_FIELDS, "the schedule", required=tuple(SCHEDULE_FIELDS))
+    required = [field for field in SCHEDULE_FIELDS if field != "replicas"]
+    _check_fields(data, SCHEDULE_FIELDS, "the schedule", required=required)
     for name, limit in data["budgets"].items():
         _check_fields({"budget": limit}, {"budget": int}, f"tier {name!r}")
     for name, value in data["settings"].items():
@@ -145,6 +148,7 @@ def from_json(text: str) -> Schedule:
         num_units=data["num_units"],
         num_microbatches=data["num_microbatches"],
         num_ranks=data["num_ranks"],
+        replicas=data.get("replicas", 1),
         settings=data["settings"],
         budgets=data["budgets"],
         buffers=buffers,

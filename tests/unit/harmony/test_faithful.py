@@ -11,15 +11,15 @@ from baselines.swapping import pp as pp_swap
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony import dp, faithful, pp
-from workbench.methods.harmony.packs import MODES
-from workbench.methods.harmony.planner import borrowed, server_of
 from workbench.methods.harmony.published import search as published
 from workbench.methods.harmony.published.profiles import Direction
 from workbench.methods.harmony.published.sizes import PublishedSizes
 from workbench.methods.harmony.published.timing import Server
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.model import make_model
 from workbench.profile.profile import Limits
+from workbench.profile.server import server_of
+from workbench.profile.unit_costs import ProfiledSizes, borrowed
+from workbench.schedule.build.division import MODES
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate

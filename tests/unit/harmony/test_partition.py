@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.methods.harmony.partition import min_max_partition, min_max_partitions
 from workbench.methods.harmony.published.packing import RULES, sizes_of
 from workbench.methods.harmony.published.profiles import Direction
+from workbench.partition.chain import min_max_partition, min_max_partitions
 
 
 def slowest(seconds, packs):

@@ -8,10 +8,11 @@ import pytest
 
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile, spec_for
-from workbench.methods.harmony import planner, train
-from workbench.methods.harmony.packs import micro_batches
+from workbench.methods import train_ranks
+from workbench.methods.harmony import planner
 from workbench.profile.profile import Limits
 from workbench.runtime.tiers import OutOfMemory
+from workbench.schedule.build.division import micro_batches
 from workbench.schedule.plan import DoesNotFit
 
 
@@ -33,10 +34,12 @@ def device_for(monkeypatch):
             budgets.append(budget)
             return limits
 
-        monkeypatch.setattr(train, "profile_for", profile_for)
-        monkeypatch.setattr(train, "limits_for", limits_for)
+        monkeypatch.setattr(train_ranks, "profile_for", profile_for)
+        monkeypatch.setattr(train_ranks, "limits_for", limits_for)
         monkeypatch.setattr(
-            train, "hardware", lambda results, device, echo: made_up_profile(spec_for()).hardware
+            train_ranks,
+            "hardware",
+            lambda results, device, echo: made_up_profile(spec_for()).hardware,
         )
         return budgets
 
@@ -50,7 +53,7 @@ def device_for(monkeypatch):
 def test_profiled_are_the_sizes_between_the_limits(device_for, least, backward, sizes):
     limits = Limits(smallest=least, forward=64, backward=backward)
     device_for(limits)
-    found = train.profiles_for(spec_for(batch=64), Path(), Silent())
+    found = train_ranks.profiles_for(planner, spec_for(batch=64), Path(), Silent())
     assert sorted(found) == sizes
     assert {size: found[size].microbatch for size in found} == {size: size for size in sizes}
     assert {profile.limits for profile in found.values()} == {limits}
@@ -60,7 +63,7 @@ def test_profiled_are_the_sizes_between_the_limits(device_for, least, backward, 
 def test_limits_are_those_of_one_ranks_device(device_for, cap, budget):
     budgets = device_for(Limits(smallest=1, forward=8, backward=8))
     spec = spec_for(method="harmony-pp", ranks=2, batch=8, device_memory=cap)
-    train.profiles_for(spec, Path(), Silent())
+    train_ranks.profiles_for(planner, spec, Path(), Silent())
     assert budgets == [budget]
 
 
@@ -76,7 +79,7 @@ def test_the_search_keeps_them_for_each_direction(device_for, monkeypatch):
     monkeypatch.setattr(planner, "search", search)
     spec = spec_for(method="harmony-pp", ranks=2, batch=8)
     with pytest.raises(InterruptedError):
-        planner.plan(spec, train.profiles_for(spec, Path(), Silent()), mode="pp")
+        planner.plan(spec, train_ranks.profiles_for(planner, spec, Path(), Silent()), mode="pp")
     assert seen == [(2, 7, 3)]
 
 
@@ -84,7 +87,7 @@ def test_what_cannot_be_timed_is_drawn_on_from_a_part_of_it(device_for):
     limits = Limits(smallest=1, forward=64, backward=64)
     device_for(limits, most=20)
     report = Silent()
-    found = train.profiles_for(spec_for(batch=64), Path(), report)
+    found = train_ranks.profiles_for(planner, spec_for(batch=64), Path(), report)
     assert sorted(found) == [1, 8, 16]
     assert found[16].limits == limits
     told = [values["text"] for kind, values in report.events if kind == "profile"]
@@ -96,13 +99,13 @@ def test_what_cannot_be_timed_is_drawn_on_from_a_part_of_it(device_for):
 def test_one_sample_too_much_does_not_fit(device_for):
     device_for(Limits(smallest=1, forward=1, backward=1), most=0)
     with pytest.raises(DoesNotFit, match="cannot be timed in micro-batches of 1: the device tier"):
-        train.profiles_for(spec_for(batch=4), Path(), Silent())
+        train_ranks.profiles_for(planner, spec_for(batch=4), Path(), Silent())
 
 
 def test_pinned_sizes_are_profiled_and_no_others(device_for):
     budgets = device_for(Limits(smallest=1, forward=64, backward=64))
     spec = spec_for(batch=64, forward_size=4, backward_size=2)
-    assert sorted(train.profiles_for(spec, Path(), Silent())) == [2, 4]
+    assert sorted(train_ranks.profiles_for(planner, spec, Path(), Silent())) == [2, 4]
     assert budgets == []
 
 

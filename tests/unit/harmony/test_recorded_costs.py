@@ -13,13 +13,13 @@ from tests.unit.harmony.test_search import SERVER, SETTING
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import PP
 from workbench.methods.harmony.room import Room
 from workbench.methods.harmony.search import Found, outlook, scheduled, search
-from workbench.methods.harmony.server import ServerCosts, records
 from workbench.model import ModelSpec
 from workbench.profile.profile import UnitCost
+from workbench.profile.server import ServerCosts, records
 from workbench.schedule.action import Kind
+from workbench.schedule.build.division import PP
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate

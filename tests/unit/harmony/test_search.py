@@ -15,11 +15,12 @@ from tests.unit.harmony.made_up import Layers, drawn
 from workbench.core.bytesize import parse_bytes
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import Packs, packs_of
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.room import Room, Setting
 from workbench.methods.harmony.search import scheduled, search
-from workbench.methods.harmony.server import Server, ServerCosts
-from workbench.methods.harmony.sizes import SECONDS
+from workbench.profile.server import Server, ServerCosts
+from workbench.profile.unit_costs import SECONDS
+from workbench.schedule.build.division import packs_of
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE

@@ -12,17 +12,18 @@ from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import PP, Packs, packs_of
-from workbench.methods.harmony.planner import profiled_sizes, server_of
-from workbench.methods.harmony.server import ServerCosts
+from workbench.methods.harmony.packs import Packs
 from workbench.model import make_model
+from workbench.profile.budgets import Budgets
 from workbench.profile.footprint import footprints
 from workbench.profile.kinds import kind_costs
 from workbench.profile.measure import model_units
 from workbench.profile.profile import Wires
+from workbench.profile.server import ServerCosts, server_of
+from workbench.profile.unit_costs import profiled_sizes
 from workbench.schedule.action import Action, Kind
+from workbench.schedule.build.division import PP, packs_of
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.simulate import simulate
 

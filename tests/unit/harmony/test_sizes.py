@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.plain import made_up_profile, spec_for
-from workbench.methods.harmony.sizes import ProfiledSizes
 from workbench.profile.profile import Profile
+from workbench.profile.unit_costs import ProfiledSizes
 
 
 def measured(samples: int, forward_s: float) -> Profile:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile, spec_for
-from workbench.methods.harmony import train
+from workbench.methods import train_ranks
+from workbench.methods.harmony import planner
 from workbench.profile import several
 from workbench.profile.profile import Limits
 from workbench.runtime.tiers import OutOfMemory
@@ -33,9 +34,9 @@ def stored(monkeypatch):
         def limits_for(spec, *_):
             return limits or Limits(smallest=1, forward=spec.batch, backward=spec.batch)
 
-        monkeypatch.setattr(train, "profile_for", profile_for)
-        monkeypatch.setattr(train, "limits_for", limits_for)
-        monkeypatch.setattr(train, "_device_bytes", lambda *_: 0)
+        monkeypatch.setattr(train_ranks, "profile_for", profile_for)
+        monkeypatch.setattr(train_ranks, "limits_for", limits_for)
+        monkeypatch.setattr(train_ranks, "_device_bytes", lambda *_: 0)
         monkeypatch.setattr(several, "stored_limits", lambda *_: limits)
         monkeypatch.setattr(several, "stored_profile", stored_profile)
 
@@ -62,7 +63,7 @@ def test_a_question_takes_what_a_run_would(stored, sizes, limits, changes):
     spec = spec_for(**{"batch": 64, **changes})
     found = several.stored_profiles(spec, Path())
     assert sorted(found) == list(sizes)
-    run = train.profiles_for(spec, Path(), Silent())
+    run = train_ranks.profiles_for(planner, spec, Path(), Silent())
     assert [replace(each, limits=limits) for each in run.values()] == [*found.values()]
 
 

@@ -6,9 +6,9 @@ import psutil
 import pytest
 import torch
 
-from workbench.methods.harmony.planner import server_of
 from workbench.profile import wires
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
+from workbench.profile.server import server_of
 from workbench.runs.overrides import make_spec
 
 HARDWARE = Hardware(

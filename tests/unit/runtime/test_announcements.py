@@ -11,10 +11,10 @@ import torch
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
-from workbench.methods.harmony.sheet import PLACES
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.executor import Executor
 from workbench.schedule.action import RECEIVES
+from workbench.schedule.build.inbox import PLACES
 
 
 def test_as_many_messages_are_announced_as_there_are_places(tmp_path):

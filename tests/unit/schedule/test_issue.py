@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
-from workbench.methods.harmony.packs import packs_of
 from workbench.runtime.walks import TOLD, walks
 from workbench.schedule.action import COMPUTE, RECEIVES, SENDS, Kind
+from workbench.schedule.build.division import packs_of
 from workbench.schedule.graph import resolve
 from workbench.schedule.issue import ANNOUNCED, Issue
 

@@ -28,7 +28,7 @@ ONE = DP
 SWAPPED = PP_SWAP, DP_SWAP = ("pp-swap", "dp-swap")
 """What Harmony's modes are without packs: figure 10 shows their speed beside, 12 their bytes."""
 ZERO = "zero-infinity"
-PEERS = ("data-parallel", "gpipe", "1f1b", ZERO)
+PEERS = ("data-parallel", "torch-gpipe", "torch-1f1b", ZERO)
 """Baselines, as far as there are such methods."""
 CURVE_STEPS = 100
 """Of the published models whose losses are drawn; a tenth of BERT's warm up, as in the paper."""

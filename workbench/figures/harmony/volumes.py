@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.harmony.packs import DP, Packs, packs_of
+from workbench.methods.harmony.packs import Packs
+from workbench.schedule.build.division import DP, packs_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

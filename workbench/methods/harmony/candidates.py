@@ -17,10 +17,11 @@ from workbench.methods.harmony.cuts import (
     packs_up_to,
     shared_out,
 )
-from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import DP, PP, Packs, micro_batches
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.room import Room, Setting
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule.build.division import DP, PP, micro_batches
 
 KEPT = 4
 """Backward choices for which all forward choices are tried."""

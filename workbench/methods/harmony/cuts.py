@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
-from workbench.methods.harmony.draft import Sizes, longest_forward_s, pass_costs
-from workbench.methods.harmony.partition import min_max_partitions
-from workbench.methods.harmony.ring import aligned
 from workbench.methods.harmony.room import Setting
+from workbench.partition.chain import min_max_partitions
 from workbench.profile.profile import UnitCost
+from workbench.profile.unit_costs import Sizes, longest_forward_s, pass_costs
+from workbench.schedule.build.ring import aligned
 
 ROUNDS = 6
 """Packs a direction are tried up to so many a rank one by one."""

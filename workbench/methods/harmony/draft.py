@@ -3,66 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from workbench.methods.harmony.packs import DP, Packs, Samples, Task
-from workbench.methods.harmony.ring import aligned, ring
-from workbench.methods.script import Script
+from workbench.methods.harmony.packs import Packs, Task
 from workbench.profile.profile import UnitCost
+from workbench.profile.unit_costs import Sizes, host_weights
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
+from workbench.schedule.build.division import DP, Samples, share_bytes
+from workbench.schedule.build.ring import aligned, ring
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
-
-SHARE_ALIGNMENT = 64
-"""Bytes that a share of gradients is a multiple of: whole elements of any type."""
-
-
-class Sizes(Protocol):
-    """What the layers need, for any number of samples."""
-
-    library_bytes: int
-
-    def cost(self, unit: int, samples: int) -> UnitCost: ...
-
-    def input_bytes(self, unit: int, samples: int) -> int:
-        """Of a unit's input; 0 for tokens."""
-
-    def weight_bytes(self, unit: int) -> int:
-        """Of the weights the unit owns."""
-
-    def visit_bytes(self, unit: int) -> int:
-        """The same with those it borrows of another unit (a tied embedding), as they come to a
-        device; of its gradients, too."""
-
-    def fresh_bytes(self, unit: int) -> int:
-        """What autograd returns for its weights beside what `cost` counts, before that is added to
-        the pack's gradients."""
-
-    def owner(self, unit: int) -> int:
-        """The unit whose weights it borrows; itself where it borrows none."""
-
-    def state_bytes(self, unit: int) -> int: ...
-
-    def token_bytes(self, samples: int) -> int: ...
-
-
-def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
-    """Of all weights that some units borrow: of gradients that are added to their owners'."""
-    return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
-
-
-def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
-    """Of the forward passes of all blocks over so many samples."""
-    return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)
-
-
-def pass_costs(sizes: Sizes, units: int, samples: int, recorded: bool) -> list[UnitCost]:
-    """Costs of all units over so many samples, of passes that are recorded or launched."""
-    costs = [sizes.cost(unit, samples) for unit in range(units)]
-    return [cost.as_recorded() for cost in costs] if recorded else costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,17 +43,7 @@ class Visit:
     """(step, what must be gone before)."""
 
 
-def share_bytes(nbytes: int, ranks: int) -> int:
-    """A rank's share of some gradients; the last one may end in padding."""
-    return -(-nbytes // (SHARE_ALIGNMENT * ranks)) * SHARE_ALIGNMENT
-
-
-def host_weights(sizes: Sizes, unit: int) -> list[str]:
-    """Where a layer's weights come from, borrowed ones too."""
-    return [name.host_weights(owner) for owner in sorted({unit, sizes.owner(unit)})]
-
-
-class Draft(Script):
+class Draft(ScheduleBuilder):
     """Collects the actions and buffers of one step of all ranks."""
 
     def __init__(self, packs: Packs, sizes: Sizes, *, guesses: bool = False) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from workbench.core.bytesize import format_bytes
-from workbench.methods.harmony.draft import Sizes
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.published import search as published
 from workbench.methods.harmony.published.profiles import Measured, ModelProfile
@@ -24,8 +23,9 @@ from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, scheduled
-from workbench.methods.harmony.server import Server
 from workbench.profile.profile import UnitCost
+from workbench.profile.server import Server
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate

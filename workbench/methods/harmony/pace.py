@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 
-from workbench.methods.harmony.draft import Sizes, pass_costs
-from workbench.methods.harmony.packs import DP, PP, Packs, Samples, Task
-from workbench.methods.harmony.server import Server
-from workbench.methods.harmony.sheet import AHEAD
+from workbench.methods.harmony.packs import Packs, Task
+from workbench.profile.server import Server
+from workbench.profile.unit_costs import Sizes, pass_costs
+from workbench.schedule.build.division import DP, PP, Samples
+from workbench.schedule.build.inbox import AHEAD
 
 _Made = tuple[list[Samples], list[float]]
 

@@ -8,34 +8,10 @@ every rank all packs and its share of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 
-DP, PP = "dp", "pp"
-MODES = (DP, PP)
-Samples = tuple[int, int]
-"""First sample, and the one after the last."""
-
-
-def divide(span: Samples, size: int) -> list[Samples]:
-    """Micro-batches of a size; the last one may be smaller.
-
-    >>> divide((4, 9), 2)
-    [(4, 6), (6, 8), (8, 9)]
-    """
-    first, end = span
-    return [(at, min(at + size, end)) for at in range(first, end, size)]
-
-
-def packs_of(sizes: Iterable[int]) -> tuple[range, ...]:
-    """Packs of so many consecutive units, from the first one.
-
-    >>> packs_of([2, 1])
-    (range(0, 2), range(2, 3))
-    """
-    return tuple(range(a, b) for a, b in pairwise(accumulate(sizes, initial=0)))
+from workbench.schedule.build.division import DP, MODES, PP, Samples, divide, even_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +130,7 @@ class Packs:
         them for None."""
         if rank is None:
             return 0, self.minibatch
-        each, more = divmod(self.minibatch, self.ranks)
-        first = rank * each + min(rank, more)
-        return first, first + each + (rank < more)
+        return even_share(self.minibatch, rank, self.ranks)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -185,23 +159,3 @@ def _check_cover(packs: tuple[range, ...], what: str, end: int) -> None:
         at = pack.stop
     if at != end:
         raise ValueError(f"{what} packs end before unit {at}, they should end before unit {end}")
-
-
-def micro_batches(batch: int, parts: int, *, least: int = 1, most: int | None = None) -> list[int]:
-    """Sizes worth trying where ranks that make so many parts of a batch divide each on: powers of
-    two up to the largest part, or to `most`, and that one. A model that needs at least so many
-    samples has them in every micro-batch, also the last; raises ValueError where it cannot."""
-    shares = {batch // parts, -(-batch // parts)}
-    end = min(max(shares), most or batch)
-
-    def enough(size: int) -> bool:
-        return size >= least and all(n % size == 0 or n % size >= least for n in shares)
-
-    powers = sorted({min(1 << k, end) for k in range(end.bit_length() + 1)})
-    found = [*filter(enough, powers)] or [*filter(enough, range(least, end + 1))]
-    if not found:
-        raise ValueError(
-            f"the model needs micro-batches of at least {least} samples; {batch} samples in "
-            f"{parts} parts, at most {end} at once, do not give them: use another batch"
-        )
-    return found

@@ -24,17 +24,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from workbench.methods.harmony.draft import Rings, Sizes, borrowed_bytes
-from workbench.methods.harmony.packs import DP, Packs, Samples, Task
+from workbench.methods.harmony.draft import Rings
+from workbench.methods.harmony.packs import Packs, Task
 from workbench.methods.harmony.sheet import Sheet
+from workbench.profile.unit_costs import Sizes, borrowed_bytes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.division import DP, Samples
+from workbench.schedule.build.inbox import RETURNS
 from workbench.schedule.schedule import DEVICE, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
-RETURNS = NET_OUT + ".1"
-"""Gradients leave beside outputs, not behind those that their receiver has no place for yet."""
 
 
 def build(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 
-from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.packs import Packs, Task
+from workbench.profile.unit_costs import Sizes, longest_forward_s
 
 
 @dataclass(frozen=True)

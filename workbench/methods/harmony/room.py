@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
-from workbench.methods.harmony.draft import Rings, Sizes
-from workbench.methods.harmony.packs import DP, PP, Packs, Task
+from workbench.methods.harmony.draft import Rings
+from workbench.methods.harmony.packs import Packs, Task
 from workbench.methods.harmony.recordings import Recordings
-from workbench.methods.harmony.ring import aligned
-from workbench.methods.harmony.sheet import AHEAD, PLACES
 from workbench.profile.profile import UnitCost
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule.build.division import DP, PP
+from workbench.schedule.build.inbox import AHEAD, PLACES
+from workbench.schedule.build.ring import aligned
 
 
 @dataclass(frozen=True, kw_only=True)

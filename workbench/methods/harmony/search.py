@@ -25,13 +25,14 @@ from statistics import fmean
 
 from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony.candidates import Candidates
-from workbench.methods.harmony.draft import Sizes, longest_forward_s
 from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.packs import DP, Packs
+from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.room import Room, Setting
-from workbench.methods.harmony.server import Server, ServerCosts, records
+from workbench.profile.server import Server, ServerCosts, records
+from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import Kind
+from workbench.schedule.build.division import DP
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule

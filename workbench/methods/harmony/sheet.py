@@ -7,52 +7,21 @@ depends on the rank of the task before and after, and on how these divide the mi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
 
-from workbench.methods.harmony.draft import Draft, Sizes
-from workbench.methods.harmony.packs import DP, Packs, Samples, Task
-from workbench.methods.harmony.ring import aligned
-from workbench.methods.replays import replay_bytes
-from workbench.methods.script import Script
+from workbench.methods.harmony.draft import Draft
+from workbench.methods.harmony.packs import Packs, Task
+from workbench.profile.cuda_graphs import replay_bytes
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
-from workbench.schedule.action import D2H, H2D, NET_IN, Kind
+from workbench.schedule.action import D2H, NET_IN, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.division import DP, Samples
+from workbench.schedule.build.inbox import AHEAD, FETCHES, INBOX, held, lay_inbox
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
-AHEAD = 2
-"""Inputs of so many micro-batches are on a device: the one in work and the next."""
-PLACES = 4
-"""Messages of so many micro-batches may be on a device. To tell the sender that a place is free and
-to learn that it is filled takes hosts a tenth of a millisecond, and an input that goes to the host
-leaves its place only when it is there: as long as two or three short passes."""
-FETCHES = H2D + ".1"
-"""Stashed inputs come beside the weights of the next pack, not behind them."""
 INSIDE = D2H + " inside"
 """Inputs of backward packs that begin inside a forward pack: counted by themselves, since those of
 a whole task are gone only at its end."""
-INBOX = "inbox"
-"""Slot of what comes from other ranks."""
-
-
-def held(lane: str) -> int:
-    """How many things that come on a lane are on a device at once."""
-    return PLACES if lane == NET_IN else AHEAD
-
-
-def lay_inbox(script: Script, received: Sequence[int], spent: Sequence[str]) -> None:
-    """Places for a rank's messages, taken in turn: the first ones of a step wait for the last ones
-    of the step before. `received` are its receiving actions, by their places among all actions,
-    `spent` what frees each of them."""
-    actions, buffers = script.actions, script.buffers
-    size = max((aligned(actions[index].nbytes) for index in received), default=0)
-    for number, index in enumerate(received):
-        (label,) = actions[index].takes
-        buffers[label] = replace(buffers[label], offset=number % PLACES * size)
-        if number < PLACES:
-            last = max(n for n in range(len(received)) if n % PLACES == number)
-            after = (*actions[index].after, f"{spent[last]}@-1")
-            actions[index] = replace(actions[index], after=after)
 
 
 class Sheet(Draft):

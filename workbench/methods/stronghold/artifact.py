@@ -25,13 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.outside import plan_of
-from workbench.methods.script import Script
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
@@ -124,7 +124,7 @@ def _memory(profile: Profile, window: int, artifact: Artifact) -> dict[str, Buff
     }
 
 
-class _Builder(Script):
+class _Builder(ScheduleBuilder):
     """Collects one step's actions. Layers are counted from 0 here, as in the artifact."""
 
     def __init__(self, profile: Profile, layers: int, window: int) -> None:

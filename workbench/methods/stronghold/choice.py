@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
-from workbench.methods.replays import replays
 from workbench.methods.updates import eager_units
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from workbench.methods.draft import Layout, batch_bytes
-from workbench.methods.replays import block_replay_bytes
+from workbench.profile.cuda_graphs import block_replay_bytes
 from workbench.profile.profile import Profile
 
 

@@ -40,11 +40,12 @@ from dataclasses import replace
 
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
-from workbench.methods.evaluate import STEPS, Budgets, Candidate, as_plan, evaluate
+from workbench.methods.evaluate import STEPS, Candidate, as_plan, evaluate
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
 from workbench.methods.stronghold.search import Search
 from workbench.methods.stronghold.trials import Trials, go_on
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.plan import CLIPPED, Plan
 from workbench.schedule.simulate import simulate

@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 from math import ceil, exp
 
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.search import ACROSS, ALONG, Enough, Search, Trial, objective
 from workbench.methods.stronghold.trials import Trials
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 
 QUICK_STEPS = 3

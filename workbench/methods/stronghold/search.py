@@ -29,10 +29,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import Budgets
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.options import Options
 from workbench.methods.stronghold.trials import STEPS, Trials
+from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule.schedule import DISK, HOST_TIER
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from workbench.methods.harmony.published.profiles import Direction, ModelProfile
 from workbench.methods.harmony.published.timing import Server as PublishedServer
-from workbench.methods.harmony.server import Server
 from workbench.profile.profile import UnitCost
+from workbench.profile.server import Server
 
 CARD_BYTES_PER_S = 484e9
 """Memory bandwidth of the GTX 1080 Ti, as its vendor states it: the authors never updated there."""

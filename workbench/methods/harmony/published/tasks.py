@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workbench.methods.harmony.packs import packs_of
 from workbench.methods.harmony.published.microbatches import shares, split
 from workbench.methods.harmony.published.packing import Packs
+from workbench.schedule.build.division import packs_of
 
 
 class Mode(StrEnum):

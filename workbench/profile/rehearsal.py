@@ -10,88 +10,107 @@ give both numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import quantiles
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.reporter import Untold
+from workbench.core.options import takes
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony import planner
-from workbench.methods.harmony.packs import PP
-from workbench.methods.rank_training import TIMELINE_STEPS, RankTraining
+from workbench.model import make_model
 from workbench.profile.profile import Profile, Wires
+from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.several import of_size
 from workbench.profile.store import profile_for, rehearsed
 from workbench.profile.table import Echo
 from workbench.profile.timing import brief
-from workbench.schedule.plan import Plan
+from workbench.profile.unit_costs import profiled_sizes
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import simulate
 
-STEPS, UNSTEADY = 40, 8
-"""Of the training, and those that begin it. The last ones are noted action by action, which takes
-time."""
+STEPS, UNSTEADY, NOTED = 40, 8, 3
+"""Steps of a training, those that begin it, and those that end it: noted action by action, which
+takes time."""
+SIMULATED = 3
 SAMPLES = 2
-"""Of a micro-batch."""
+"""Samples of a micro-batch."""
 WIDTHS = 64, 192
 TRIED_S, TRIED = 5e-4, 0.2
 """An overhead and a slowdown, to see how much of them a step is."""
 
+Scheduler = Callable[[RunSpec, Profile], Schedule]
+"""Schedules the small model of a spec, which has four units a rank."""
+Trainer = Callable[[RunSpec, Schedule], Sequence[float]]
+"""Trains under a schedule; returns the seconds of each step."""
 
-def with_overhead(profiles: dict[int, Profile], results: Path, tell: Echo) -> dict[int, Profile]:
-    """The profiles, with what passes of all ranks take beside each other: measured now where this
-    machine's processor plays the devices and it never was. Raises what made a rank fail."""
+
+def with_overhead(
+    profiles: dict[int, Profile],
+    method: str,
+    results: Path,
+    tell: Echo,
+    *,
+    scheduled: Scheduler,
+    trained: Trainer,
+) -> dict[int, Profile]:
+    """The profiles, with what passes of all ranks take beside each other: measured now, under
+    schedules of a method, where this machine's processor plays the devices and it never was.
+    Raises what made a rank fail."""
     hardware = profiles[min(profiles)].hardware
     wires = hardware.wires
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
 
-    specs = [_small(wires.ranks, width) for width in WIDTHS]
+    specs = [_small(method, wires.ranks, width) for width in WIDTHS]
     known = [profile_for(of_size(spec, SAMPLES), results, tell) for spec in specs]
 
     def measure() -> dict[str, float]:
         tell(f"rehearsing: {STEPS} steps of {len(WIDTHS)} small models on {wires.ranks} ranks")
-        trained = zip(specs, known, strict=True)
-        return solved([rehearse(spec, profile, wires) for spec, profile in trained])
+        pairs = zip(specs, known, strict=True)
+        return solved(
+            [
+                rehearse(spec, profile, wires, scheduled=scheduled, trained=trained)
+                for spec, profile in pairs
+            ]
+        )
 
     found = rehearsed(wires, results, hardware.device, tell, measure)
     return {size: _on(found, profile) for size, profile in profiles.items()}
 
 
 class Rehearsal(NamedTuple):
-    """A training's step in seconds, and its plan's."""
+    """Seconds of a step of one training, measured and planned."""
 
     measured: float
     planned: float
     with_overhead: float
-    """A planned step with an overhead of `TRIED_S` a pass."""
+    """Planned with an overhead of `TRIED_S` a pass."""
     slower: float
-    """A planned step whose passes take `TRIED` more of their own time."""
+    """Planned with passes that take `TRIED` more of their own time."""
 
 
-def rehearse(spec: RunSpec, profile: Profile, wires: Wires) -> Rehearsal:
-    """Train on so many ranks, and plan the same packs."""
+def rehearse(
+    spec: RunSpec, profile: Profile, wires: Wires, *, scheduled: Scheduler, trained: Trainer
+) -> Rehearsal:
+    """Train on so many ranks, and simulate the same schedule."""
+    plain = _on(replace(wires, pass_overhead_s=0.0), profile)
+    schedule = scheduled(spec, plain)
+    sizes = profiled_sizes(make_model(spec.model), spec, {SAMPLES: plain})
 
-    def planned(**changes: float) -> Plan:
-        there = _on(replace(wires, **changes), profile)
-        return planner.plan(spec, {SAMPLES: there}, mode=PP)
+    def planned(**changes: float) -> float:
+        server = server_of(_on(replace(wires, **changes), profile), spec)
+        costs = ServerCosts(sizes, server, shared_updates=False)
+        return simulate(schedule, costs, steps=SIMULATED).step_seconds
 
-    plan = planned(pass_overhead_s=0.0)
-    with (
-        TemporaryDirectory(prefix="rehearsal-") as folder,
-        closing(RankTraining(spec, plan.schedule, Path(folder), device="cpu")) as crew,
-    ):
-        crew.run(Untold())
-        steps = crew.history.step_seconds[UNSTEADY:-TIMELINE_STEPS]
-        seconds, *_ = quantiles(steps, n=4)  # others at work made up to a half of them longer
+    steps = trained(spec, schedule)[UNSTEADY:-NOTED]
+    seconds, *_ = quantiles(steps, n=4)  # others at work made up to a half of them longer
     return Rehearsal(
         measured=seconds,
-        planned=plan.step_seconds,
-        with_overhead=planned(pass_overhead_s=TRIED_S).step_seconds,
-        slower=planned(pass_overhead_s=0.0, pass_slowdown=1 + TRIED).step_seconds,
+        planned=planned(pass_overhead_s=0.0),
+        with_overhead=planned(pass_overhead_s=TRIED_S),
+        slower=planned(pass_overhead_s=0.0, pass_slowdown=1 + TRIED),
     )
 
 
@@ -112,23 +131,22 @@ def solved(trials: Sequence[Rehearsal]) -> dict[str, float]:
     return {"pass_overhead_s": max(0.0, overhead), "pass_slowdown": 1 + max(0.0, more)}
 
 
-def _small(ranks: int, hidden: int) -> RunSpec:
-    """Four packs of two units for every two ranks, so that each has some of both directions."""
-    packs = 2 * ranks
+def _small(method: str, ranks: int, hidden: int) -> RunSpec:
+    """A model of four units a rank, trained in four micro-batches a step."""
+    divided = {"microbatches": 4}
+    if takes(method, "forward_size"):
+        divided = {"forward_size": SAMPLES, "backward_size": SAMPLES}
     return RunSpec.of(
-        method="harmony-pp",
+        method=method,
         model=ModelSpec(
-            layers=2 * packs - 2, hidden=hidden, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
+            layers=4 * ranks - 2, hidden=hidden, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
         ),
         text=__file__,
         batch=4 * SAMPLES,
         steps=STEPS,
         device="cpu",
         ranks=ranks,
-        forward_size=SAMPLES,
-        backward_size=SAMPLES,
-        forward_packs=" ".join(["2"] * (packs - 1)),
-        backward_packs=" ".join(["2"] * packs),
+        **divided,
     )
 
 

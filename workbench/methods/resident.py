@@ -1,13 +1,14 @@
-"""Plain training: everything on the device, nothing moves. The reference every method is equal
-to.
-"""
+"""Plain training on this runtime: everything on the device, nothing moves. Every method is equal to
+it; Megatron-LM does the same on one device."""
 
 from __future__ import annotations
 
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
-from workbench.methods.evaluate import Budgets, as_plan, evaluate
-from workbench.methods.replays import replays
+from workbench.methods.driver import trained_by
+from workbench.methods.evaluate import as_plan, evaluate
+from workbench.profile.budgets import Budgets
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
@@ -29,3 +30,6 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     settings = {"kept_layers": spec.model.layers if layout.kept else 0}
     candidate = evaluate(layout, profile, budgets, settings)
     return as_plan(candidate, budgets, method=spec.method, whole=True)
+
+
+train = trained_by(plan, engine="workbench (plain resident training)")

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from workbench.methods.harmony.draft import Sizes
-from workbench.profile.profile import UnitCost, in_the_way
-from workbench.schedule.action import GUESS, H2D, NET_OUT, VISIT, Action, Kind
+from workbench.core.spec import RunSpec
+from workbench.profile.budgets import Budgets
+from workbench.profile.profile import Hardware, Profile, UnitCost, all_at_once, in_the_way
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, keeps, on_rank
 from workbench.schedule.schedule import Schedule
 
@@ -69,6 +71,60 @@ class Server:
         return max(1.0, wanted / self.cores) / max(1.0, own / self.cores)
 
 
+def server_of(profile: Profile, spec: RunSpec) -> Server:
+    """This machine with as many devices as the spec has ranks. Without GPUs the ranks divide the
+    cores and the memory that play the device."""
+    hardware, ranks = profile.hardware, spec.ranks
+    cuda = hardware.device == "cuda"
+    budgets = Budgets.of(spec, profile, allocated=True)
+    device = budgets.device
+    if not cuda and spec.device_memory is None:
+        device //= ranks
+    host_copy = hardware.host_copy_bytes_per_s or ranks * hardware.h2d_bytes_per_s
+    rates = {  # what is not measured: full links, until the host's memory is
+        "load_bytes_per_s": min(hardware.h2d_bytes_per_s, 2 * host_copy / ranks),
+        "store_bytes_per_s": min(hardware.d2h_bytes_per_s, 2 * host_copy / ranks),
+        "message_bytes_per_s": hardware.h2d_bytes_per_s if cuda else host_copy / 2,
+        "reduce_bytes_per_s": (hardware.h2d_bytes_per_s if cuda else host_copy / 2) / 2,
+        "message_latency_s": 0.0,
+    }
+    overhead, slower, updates, wires = 0.0, 1.0, hardware.host_adam_params_per_s, hardware.wires
+    if wires is not None and wires.ranks == ranks:
+        rates = {name: getattr(wires, name) for name in rates}
+        overhead, slower = wires.pass_overhead_s or 0.0, wires.pass_slowdown
+        updates = wires.host_adam_params_per_s or updates
+        slowdowns = hardware.slowdowns | wires.slowdowns
+    else:
+        slowdowns = _slowdowns(hardware, ranks, rates)
+    return Server(
+        name=hardware.name,
+        ranks=ranks,
+        device_bytes=device,
+        host_bytes=budgets.host,
+        host_adam_params_per_s=updates,
+        device_adam_params_per_s=hardware.device_adam_params_per_s,
+        compute_slowdown=1.0 if cuda else slower * max(1.0, ranks / 2),
+        cores=0.0 if cuda else hardware.cores / ranks,
+        threads={COMPUTE: max(1, hardware.cores // 2), HOST: max(1, hardware.cores // ranks)},
+        pass_overhead_s=overhead,
+        action_overhead_s=hardware.action_overhead_s,
+        slowdowns=slowdowns if cuda else {},
+        **rates,
+    )
+
+
+def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> dict[str, float]:
+    """Of lanes of one of several devices, of which a single one was measured: updates on the host
+    meet the transfers of all of them, at these rates."""
+    full = hardware.h2d_bytes_per_s + hardware.d2h_bytes_per_s
+    times = ranks * (rates["load_bytes_per_s"] + rates["store_bytes_per_s"]) / full
+    found = dict(hardware.slowdowns)
+    for pair in (f"{HOST}|{H2D}", f"{HOST}|{D2H}", all_at_once(HOST)):
+        if pair in found:
+            found[pair] = 1 + times * (found[pair] - 1)
+    return found
+
+
 def records(schedule: Schedule) -> bool:
     """Whether passes of blocks are recorded."""
     return any(on_rank(rank, REPLAYS) in schedule.buffers for rank in range(schedule.num_ranks))
@@ -117,6 +173,11 @@ class ServerCosts:
             case Kind.BACKWARD:
                 cost = self._cost(action.unit, end - first)
                 return server.pass_seconds(cost.backward_s + cost.gradient_copy_s)
+            case Kind.INPUT_GRAD:
+                return server.pass_seconds(self._cost(action.unit, end - first).halves[0])
+            case Kind.WEIGHT_GRAD:  # of the first unit, whose input has no gradient, all
+                cost = self._cost(action.unit, end - first)
+                return server.pass_seconds(cost.halves[1] if action.unit else cost.backward_s)
             case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:

@@ -16,7 +16,7 @@ ALIGNMENT = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RingPlace:
     """Where a buffer lies, and which ones must be free before it is filled."""
 
     offset: int
@@ -30,7 +30,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def ring(groups: list[list[int]], capacity: int) -> list[Place]:
+def ring(groups: list[list[int]], capacity: int) -> list[RingPlace]:
     """Places for buffers that are filled in this order in every step, those of a group next to each
     other. Numbers are bytes.
 
@@ -52,7 +52,7 @@ def ring(groups: list[list[int]], capacity: int) -> list[Place]:
             at += aligned(nbytes)
     starts: list[int] = []  # of those that lie in the ring, none over another, by their places
     there: list[tuple[int, int]] = []  # (step, buffer) of each of them
-    places: list[Place] = []
+    places: list[RingPlace] = []
     for step in (-1, 0):
         for buffer, (offset, nbytes) in enumerate(zip(offsets, sizes, strict=True)):
             behind: list[tuple[int, int]] = []
@@ -64,5 +64,5 @@ def ring(groups: list[list[int]], capacity: int) -> list[Place]:
                 behind = sorted(there[first:last])
                 starts[first:last], there[first:last] = [offset], [(step, buffer)]
             if step == 0:
-                places.append(Place(offset=offset, behind=tuple(behind)))
+                places.append(RingPlace(offset=offset, behind=tuple(behind)))
     return places

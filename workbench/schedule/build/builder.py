@@ -1,4 +1,4 @@
-"""What every builder of schedules writes on: actions and buffers, in their order."""
+"""Actions and buffers of a step, entered by a builder of schedules in the order of each lane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import DEVICE, Buffer
 
 
-class Script:
+class ScheduleBuilder:
     """Collects the actions and buffers of one step."""
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class Script:
         return label
 
     def scratch(self, owner: str, nbytes: int, *, rank: int = 0) -> str:
-        """What one compute action needs for itself; `add` frees it with the action. Less than
-        nothing is nothing, since what was there before is there when the action starts."""
+        """Enter the scratch memory of one compute action, which `add` frees with the action.
+        Negative sizes count as 0: memory held before the action serves it."""
         return self.buffer(name.scratch(owner), DEVICE, max(0, nbytes), rank=rank)
 
     def add(
@@ -43,7 +43,7 @@ class Script:
         frees: Iterable[str] = (),
         samples: tuple[int, int] | None = None,
     ) -> str:
-        """Write one action at the end of its lane; returns its name."""
+        """Enter one action at the end of its lane; returns its name."""
         takes, frees = tuple(takes), tuple(frees)
         scratch = tuple([t for t in takes if name.is_scratch(t) and t not in frees])
         action = Action(

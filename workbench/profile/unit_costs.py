@@ -1,4 +1,4 @@
-"""Times and bytes of layers for any number of samples, between the sizes that were profiled.
+"""Times and bytes of a model's units for any number of samples, from profiles of a few sizes.
 
 Piecewise linear, as published; beyond the largest profiled size the last piece goes on, and below
 the smallest everything shrinks in proportion. A pass of fewer samples takes no longer than one of
@@ -8,22 +8,79 @@ more: where it was measured so, something else was at work.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
 
-from workbench.methods.draft import TOKEN_BYTES
+from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile, UnitCost
+from workbench.schedule import buffers
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
 
 PER_SAMPLE = tuple(
     f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
 )
 """What grows with the micro-batch."""
+TOKEN_BYTES = 16
+"""Two 64-bit integers per position: the token and its target."""
 SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 
 
+class Sizes(Protocol):
+    """What the layers need, for any number of samples."""
+
+    library_bytes: int
+
+    def cost(self, unit: int, samples: int) -> UnitCost: ...
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        """Of a unit's input; 0 for tokens."""
+
+    def weight_bytes(self, unit: int) -> int:
+        """Of the weights the unit owns."""
+
+    def visit_bytes(self, unit: int) -> int:
+        """Of the weights that a device needs for the unit, those that it borrows of another one (a
+        tied embedding) among them; of its gradients, too."""
+
+    def fresh_bytes(self, unit: int) -> int:
+        """What autograd returns for its weights beside what `cost` counts, before that is added to
+        the pack's gradients."""
+
+    def owner(self, unit: int) -> int:
+        """The unit whose weights it borrows; itself where it borrows none."""
+
+    def state_bytes(self, unit: int) -> int: ...
+
+    def token_bytes(self, samples: int) -> int: ...
+
+
+def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
+    """Of all weights that some units borrow: of gradients that are added to their owners'."""
+    return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
+
+
+def host_weights(sizes: Sizes, unit: int) -> list[str]:
+    """Host buffers that a unit's weights come from, borrowed weights too."""
+    return [buffers.host_weights(owner) for owner in sorted({unit, sizes.owner(unit)})]
+
+
+def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
+    """Of the forward passes of all blocks over so many samples."""
+    return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)
+
+
+def pass_costs(sizes: Sizes, units: int, samples: int, recorded: bool) -> list[UnitCost]:
+    """Costs of all units over so many samples, of passes that are recorded or launched."""
+    costs = [sizes.cost(unit, samples) for unit in range(units)]
+    return [cost.as_recorded() for cost in costs] if recorded else costs
+
+
 class ProfiledSizes:
-    """`Sizes` (draft.py) from profiles of one model at several micro-batch sizes."""
+    """`Sizes` from profiles of one model at several micro-batch sizes."""
 
     def __init__(
         self,
@@ -110,3 +167,45 @@ def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> Un
         value = first * a + second * b
         mixed[field] = round(value) if isinstance(a, int) else value
     return replace(one, **mixed)
+
+
+def profiled_sizes(
+    model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]
+) -> ProfiledSizes:
+    """What the layers of the spec's model need. Raises ValueError as `borrowed` does.
+
+    Where a decoder was measured, its first unit and its head were run as the engine of a single
+    device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
+    their scratch, or was made by the loss. Here all are there at once.
+    """
+    from workbench.runtime.bundle import Boundary
+    from workbench.runtime.storage import DTYPES
+
+    profile, tied, fresh = profiles[min(profiles)], borrowed(model), {}
+    if profile.hardware.source == "measured" and not spec.model.decomposed:
+        for unit in (0, model.head):
+            numels = [shape.numel() for shape in model.shapes(unit).values()]
+            numels += [tied[unit][1]] if unit in tied else []
+            fresh[unit] = (sum(numels) - max(numels)) * profile.weight_bytes
+    constant = {
+        unit: Boundary(model.boundary(unit, spec.model.seq), DTYPES[spec.dtype]).nbytes(0)
+        for unit in range(1, model.num_units)
+    }
+    return ProfiledSizes(profiles, tied=tied, fresh=fresh, constant=constant)
+
+
+def borrowed(model: LayeredModel) -> dict[int, tuple[int, int]]:
+    """Unit -> (owner, parameters) of what it borrows. Raises ValueError for a unit that borrows of
+    several."""
+    found: dict[int, tuple[int, int]] = {}
+    for (unit, _), (owner, lent) in model.tied().items():
+        before, parameters = found.get(unit, (owner, 0))
+        if owner == unit:  # one parameter under two names of one unit
+            continue
+        if before != owner:
+            raise ValueError(
+                f"unit {unit} borrows parameters of units {before} and {owner}; one owner a unit "
+                "is what can be planned"
+            )
+        found[unit] = (owner, parameters + model.shapes(owner)[lent].numel())
+    return found

@@ -18,7 +18,7 @@ from workbench.profile.profile import all_at_once
 from workbench.profile.timing import repeat_together, summarize
 
 
-def in_company(
+def measure_contention(
     lanes: Mapping[str, Load], meet: Callable[[], None], *, seconds: float = 0.25
 ) -> tuple[dict[str, float], dict[str, float]]:
     """One rank's part: what each of its lanes does a second (bytes, parameters), and the factors by

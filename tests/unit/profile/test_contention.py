@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.profile.company import in_company
+from workbench.profile.contention import measure_contention
 from workbench.profile.profile import MEMORY_LANES
 from workbench.profile.timing import Sample
 from workbench.schedule.action import D2H, H2D, HOST
@@ -44,7 +44,9 @@ class Memory:
 def test_each_lane_each_pair_and_all_three_are_timed() -> None:
     memory = Memory()
     assert {*ALONE_S} == MEMORY_LANES
-    rates, factors = in_company({n: memory.lane(n) for n in ALONE_S}, memory.meet, seconds=0.1)
+    rates, factors = measure_contention(
+        {n: memory.lane(n) for n in ALONE_S}, memory.meet, seconds=0.1
+    )
     assert rates == pytest.approx({H2D: 8.0, D2H: 4.0, HOST: 2.0})
     assert factors == pytest.approx(
         {

@@ -1,4 +1,4 @@
-"""Training under Harmony: profile at several sizes, plan, run all ranks, tell what was measured."""
+"""Training on several ranks: profile at several sizes, plan, run all ranks, collect results."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.planner import server_of
-from workbench.methods.harmony.rehearsal import with_overhead
+from workbench.methods.driver import Planner
 from workbench.methods.history import check_start
-from workbench.methods.planner import Planner
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import check_data, told_of, write_timeline
 from workbench.profile.limits import limits_for
 from workbench.profile.probe import NoRoom
 from workbench.profile.profile import Profile
+from workbench.profile.rehearsal import with_overhead
+from workbench.profile.server import server_of
 from workbench.profile.several import of_size, pinned_sizes, sizes_of
 from workbench.profile.store import hardware, profile_for
 from workbench.profile.table import Echo
@@ -29,7 +30,7 @@ from workbench.runtime.shared import host_layout
 from workbench.runtime.tiers import OutOfMemory
 from workbench.runtime.traffic import counted_parts, planned_parts
 from workbench.schedule.plan import DoesNotFit, Plan
-from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import Event
 
 
@@ -39,18 +40,20 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
     planner.check(spec, mode)
     check_start(spec, folder)
     report.phase("profiling")
-    profiles = profiles_for(spec, folder.parents[1], report)
+    profiles = profiles_for(planner, spec, folder.parents[1], report)
     report.phase("planning")
     made = planner.plan(spec, profiles, mode=mode)
     made = replace(made, spread=profiles[min(profiles)].hardware.spread)
     report.event("plan", **made.to_dict())
     report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
-    with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as crew:
-        crew.run(report)
-        return outcome(crew, made, folder)
+    with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as training:
+        training.run(report)
+        return outcome(training, made, folder)
 
 
-def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Profile]:
+def profiles_for(
+    planner: Planner, spec: RunSpec, results: Path, report: Reporter
+) -> dict[int, Profile]:
     """By samples in a micro-batch: stored ones, or measured now. Of the pinned sizes; else up to
     the largest that a device has room for, or to a part of it where timing takes more room than
     training.
@@ -61,7 +64,24 @@ def profiles_for(spec: RunSpec, results: Path, report: Reporter) -> dict[int, Pr
     def tell(text: str) -> None:
         report.event("profile", text=text)
 
-    return with_overhead(_by_size(spec, results, tell), results, tell)
+    return with_overhead(
+        _by_size(spec, results, tell),
+        spec.method,
+        results,
+        tell,
+        scheduled=planner.rehearsal,
+        trained=_step_seconds,
+    )
+
+
+def _step_seconds(spec: RunSpec, schedule: Schedule) -> list[float]:
+    """Train under a schedule on this machine's processor; returns the seconds of each step."""
+    with (
+        TemporaryDirectory(prefix="rehearsal-") as folder,
+        closing(RankTraining(spec, schedule, Path(folder), device="cpu")) as training,
+    ):
+        training.run(Untold())
+        return training.history.step_seconds
 
 
 def _by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
@@ -95,9 +115,9 @@ def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
     return server_of(bare, spec).device_bytes
 
 
-def outcome(crew: RankTraining, made: Plan, folder: Path) -> Outcome:
+def outcome(training: RankTraining, made: Plan, folder: Path) -> Outcome:
     """What all ranks measured, and the timeline of all in the run's folder."""
-    results, history = crew.results(), crew.history
+    results, history = training.results(), training.history
     steps = max((result["steps"] for result in results), default=0)
     events = [Event(*row) for result in results for row in result["events"]]
     notes = [*made.notes, *history.notes]
@@ -121,8 +141,8 @@ def outcome(crew: RankTraining, made: Plan, folder: Path) -> Outcome:
         },
         moved_bytes={way: total // steps if steps else None for way, total in moved.items()},
         moved_parts=counted_parts((result["moved_parts"] for result in results), steps),
-        parameters=crew.model.parameters_count(),
-        predicted=made.predicted(history.grad_norms[1:], crew.spec.clip)
+        parameters=training.model.parameters_count(),
+        predicted=made.predicted(history.grad_norms[1:], training.spec.clip)
         | {"moved_parts": planned_parts(made.schedule)},
         engine="workbench",
         notes=notes,

@@ -1,0 +1,135 @@
+"""Orders: which pass a rank of a pipeline does next.
+
+A new order is a function here and a line in `ORDERS`. The function says what one rank does in one
+step; stages, messages, memory and updates are added by program.py, and the result is proved,
+simulated and run like any other schedule.
+
+    >>> [str(each) for each in one_f_one_b(2, 4, 5)]
+    ['f0', 'f1', 'b0', 'f2', 'b1', 'f3', 'b2', 'f4', 'b3', 'b4']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.schedule.action import Kind
+
+F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
+I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letters
+
+
+class Pass(NamedTuple):
+    """A micro-batch through one of a rank's stages."""
+
+    kind: Kind
+    micro: int
+    chunk: int = 0
+    """Which of the rank's stages: stage ``chunk * ranks + rank`` of the pipeline."""
+
+    def __str__(self) -> str:
+        """As ``workbench schedule`` prints it: ``f0``, or ``1:f0`` in a later chunk."""
+        return (f"{self.chunk}:" if self.chunk else "") + f"{self.kind.value.lower()}{self.micro}"
+
+
+def gpipe(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """All forward passes, then all backward passes (Huang et al., NeurIPS 2019, section 2.3)."""
+    yield from (Pass(F, micro) for micro in range(micros))
+    yield from (Pass(B, micro) for micro in range(micros))
+
+
+def one_f_one_b(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """As many forward passes as ranks follow, then one backward and one forward pass in turn, so
+    that few micro-batches are in flight (Narayanan et al., SC 2021, section 2.2)."""
+    ahead = min(ranks - rank, micros)
+    yield from (Pass(F, micro) for micro in range(ahead))
+    for micro in range(micros):
+        yield Pass(B, micro)
+        if micro + ahead < micros:
+            yield Pass(F, micro + ahead)
+
+
+def interleaved(rank: int, ranks: int, micros: int, chunks: int) -> Iterator[Pass]:
+    """1F1B where each rank has several stages, which shortens its wait at both ends (Narayanan et
+    al., SC 2021, section 2.2). Micro-batches go through each chunk in groups of one a rank."""
+    total = micros * chunks
+
+    def forward(number: int) -> Pass:
+        group, place = divmod(number, ranks * chunks)
+        return Pass(F, group * ranks + place % ranks, place // ranks)
+
+    def backward(number: int) -> Pass:
+        passed = forward(number)
+        return Pass(B, passed.micro, chunks - 1 - passed.chunk)
+
+    ahead = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+    yield from map(forward, range(ahead))
+    for number in range(total - ahead):
+        yield forward(ahead + number)
+        yield backward(number)
+    yield from map(backward, range(total - ahead, total))
+
+
+def zb_h1(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """1F1B with halved backward passes: the weights' half of a micro-batch follows the inputs' half
+    of the one `rank` micro-batches later, and fills the wait at the end (Qi et al., ICLR 2024,
+    section 2.1). No more micro-batches are in flight than in 1F1B's first rank."""
+    ahead = min(ranks - rank, micros)
+    yield from (Pass(F, micro) for micro in range(ahead))
+    for micro in range(micros):
+        yield Pass(I, micro)
+        if micro >= rank:
+            yield Pass(W, micro - rank)
+        if micro + ahead < micros:
+            yield Pass(F, micro + ahead)
+    yield from (Pass(W, micro) for micro in range(max(0, micros - rank), micros))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A row of the table of orders."""
+
+    passes: Callable[..., Iterator[Pass]]
+    """(rank, ranks, micro-batches) -> its passes; where `chunked`, with the chunks of a rank."""
+    label: str
+    """In figures."""
+    summary: str
+    chunked: bool = False
+    """Whether each rank has several stages; then micro-batches must be a multiple of the ranks."""
+    halved: bool = False
+    """Whether backward passes are in two halves."""
+
+    @property
+    def options(self) -> str:
+        """Name of the class of its options (options.py)."""
+        return "Interleaved" if self.chunked else "Halved" if self.halved else "Options"
+
+
+ORDERS = {
+    "gpipe": Order(passes=gpipe, label="GPipe", summary="all forward passes first"),
+    "1f1b": Order(passes=one_f_one_b, label="1F1B", summary="forward and backward passes in turn"),
+    "interleaved": Order(
+        passes=interleaved, label="interleaved", summary="several stages a rank", chunked=True
+    ),
+    "zb-h1": Order(
+        passes=zb_h1, label="ZB-H1", summary="halved backward passes fill the wait", halved=True
+    ),
+}
+"""By the name of the method, which each of them is (core/methods.py)."""
+
+
+def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
+    """The passes of each rank. Raises ValueError for what the order cannot divide."""
+    order = ORDERS[name]
+    if not order.chunked and chunks != 1:
+        raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
+    if order.chunked and chunks < 2:
+        raise ValueError(f"chunks is {chunks}; with {name} a rank has two stages or more")
+    if order.chunked and micros % ranks:
+        raise ValueError(
+            f"microbatches is {micros}; with {name} on {ranks} ranks it must be a multiple of "
+            f"{ranks}"
+        )
+    more = (chunks,) if order.chunked else ()
+    return [[*order.passes(rank, ranks, micros, *more)] for rank in range(ranks)]

@@ -1,0 +1,1 @@
+"""Cuts of a model into parts. Imports no torch."""

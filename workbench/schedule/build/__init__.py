@@ -1,0 +1,1 @@
+"""Tools that builders of schedules share: what is written, and where it lies in memory."""

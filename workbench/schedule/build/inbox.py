@@ -1,0 +1,44 @@
+"""Receive buffers of a rank, taken in turn by the messages that it receives in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.schedule.action import H2D, NET_IN, NET_OUT
+from workbench.schedule.build.builder import ScheduleBuilder
+from workbench.schedule.build.ring import aligned
+
+AHEAD = 2
+"""Inputs of so many micro-batches are on a device: the one in work and the next."""
+PLACES = 4
+"""Messages of so many micro-batches may be on a device. To tell the sender that a place is free and
+to learn that it is filled takes hosts a tenth of a millisecond, and an input that goes to the host
+leaves its place only when it is there: as long as two or three short passes."""
+FETCHES = H2D + ".1"
+"""Lane of inputs that come back from the host, beside the weights of later units."""
+RETURNS = NET_OUT + ".1"
+"""Lane of gradients to other ranks, beside outputs: not behind those that their receiver has no
+place for yet."""
+INBOX = "inbox"
+"""Slot of the buffers that messages of other ranks come into."""
+
+
+def held(lane: str) -> int:
+    """How many buffers that are filled on a lane a device holds at once."""
+    return PLACES if lane == NET_IN else AHEAD
+
+
+def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence[str]) -> None:
+    """Give a rank's messages their places, in turn: the first messages of a step wait for the last
+    ones of the step before. `received` are indices of the rank's receiving actions among all
+    actions, `spent` the actions that free each of them."""
+    actions, buffers = builder.actions, builder.buffers
+    size = max((aligned(actions[index].nbytes) for index in received), default=0)
+    for number, index in enumerate(received):
+        (label,) = actions[index].takes
+        buffers[label] = replace(buffers[label], offset=number % PLACES * size)
+        if number < PLACES:
+            last = max(n for n in range(len(received)) if n % PLACES == number)
+            after = (*actions[index].after, f"{spent[last]}@-1")
+            actions[index] = replace(actions[index], after=after)
