@@ -115,10 +115,10 @@ def test_names_are_nobody_elses_and_say_what_they_mean() -> None:
 
 @pytest.mark.parametrize("method", OLD)
 def test_specs_and_records_of_older_versions_are_read(method: str) -> None:
-    old = OLD[method]
-    spec = RunSpec.from_dict(old["spec"])
-    assert make_spec(old["spec"]) == spec
-    assert spec.key("f") == old["key"], "the same run"
+    old, now = OLD[method], methods.RENAMED.get(method, method)
+    spec = RunSpec.from_dict(old["spec"] | {"method": now})
+    assert make_spec(old["spec"], {"method": now}) == spec
+    assert (spec.key("f") == old["key"]) == (method == now), "the same run"
     told = json.loads(record(old["spec"]).to_json()) | {"schema": 1}
     read = RunRecord.from_json(json.dumps(told))
     assert RunSpec.from_dict(read.spec) == spec
@@ -135,8 +135,8 @@ def test_specs_and_records_of_older_versions_are_read(method: str) -> None:
 def test_what_meant_nothing_in_an_old_record_is_left_out() -> None:
     told = OLD["harmony-pp"]["spec"]
     assert RunSpec.from_dict(told | {"optimizer_tier": "host"}) == RunSpec.from_dict(told)
-    spec = OLD["gpipe"]["spec"] | {"host_workers": 2}
+    spec = OLD["fsdp"]["spec"] | {"host_workers": 2}
     read = RunRecord.from_json(json.dumps(json.loads(record(spec).to_json()) | {"schema": 1}))
-    assert RunSpec.from_dict(read.spec) == RunSpec.from_dict(OLD["gpipe"]["spec"])
-    with pytest.raises(ValueError, match="host_workers is 2; with gpipe it has no meaning"):
+    assert RunSpec.from_dict(read.spec) == RunSpec.from_dict(OLD["fsdp"]["spec"])
+    with pytest.raises(ValueError, match="host_workers is 2; with fsdp it has no meaning"):
         RunSpec.from_dict(spec)
