@@ -111,6 +111,7 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "workbench" / "published").glob("*.py"),
         *(ROOT / "workbench" / "methods").glob("*/planner.py"),
         *(ROOT / "baselines").glob("*/planner.py"),
+        *(ROOT / "workbench" / "methods").rglob("options.py"),
         *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
         ROOT / "workbench" / "cli.py",
     ]
