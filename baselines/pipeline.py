@@ -1,9 +1,9 @@
 """Pipelines by torch.distributed.pipelining: what its schedules share (torch_pipelines.py).
 
 Each rank has a stage, consecutive units of the model (`stages`), or several where the schedule is
-interleaved, and everything of theirs on its device: weights, gradients, masters and moments, updated as plain training updates them. torch's
-schedules run the passes of each micro-batch and send activations and their gradients; what they
-leave to their user is done here, exactly:
+interleaved, and everything of theirs on its device: weights, gradients, masters and moments,
+updated as plain training updates them. torch's schedules run the passes of each micro-batch and
+send activations and their gradients; what they leave to their user is done here, exactly:
 
 * the clipping norm is that of all stages' gradients, added up with the loss in one message;
 * of a weight that is tied over two stages the owner has the optimizer's states. The other stage's

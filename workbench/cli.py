@@ -1,4 +1,4 @@
-"""The command line: ``workbench run | plan | layers | schedule | sweep | doctor | page | figure | ...``.
+"""The command line: ``workbench run | plan | schedule | sweep | doctor | page | figure | ...``.
 
 It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
 adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing

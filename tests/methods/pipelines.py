@@ -11,8 +11,9 @@ from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import lists
-from workbench.methods.pipeline.program import Pipeline, Program
+from workbench.methods.pipeline.program import Program
 from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import checkpoint

@@ -89,7 +89,7 @@ def read_servers(path: Path) -> list[ServerRun]:
     """
     runs = sheet.read(path, COLUMNS, _READERS, ServerRun, _contradiction)
     return [
-        replace(run, method=RENAMED.get(run.method, run.method)) if run.day < RENAMED_ON else run
+        replace(run, method=RENAMED.get(run.method, run.method)) if run.date < RENAMED_ON else run
         for run in runs
     ]
 

@@ -2,9 +2,9 @@
 
 Zero-bubble pipelines (Qi et al., ICLR 2024) fill a stage's idle time with the second half. In the
 graph that autograd has kept, a *fork* is a node on the way from the output to the input where a
-branch leads to weights: the node of a matrix product, say. The first half goes down to the input and
-keeps the gradient that arrives at each fork; the second half starts at the forks, so that nothing is
-computed twice but what one node computes for both.
+branch leads to weights: the node of a matrix product, say. The first half goes down to the input
+and keeps the gradient that arrives at each fork; the second half starts at the forks, so that
+nothing is computed twice but what one node computes for both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class WeightHalf:
     """What the second half of a backward pass needs; it holds the pass's graph."""
 
     parameters: Sequence[Tensor]
-    starts: Sequence[tuple[Sequence[Tensor | GradientEdge], Sequence[Tensor], frozenset[int]]]
+    starts: Sequence[
+        tuple[Sequence[Tensor | GradientEdge], Sequence[Tensor] | None, frozenset[int]]
+    ]
     """(outputs, their gradients, numbers of the parameters whose gradients come from there)."""
 
     def gradients(self) -> tuple[Tensor, ...]:
@@ -44,12 +46,13 @@ class WeightHalf:
 
 def input_half(
     outputs: Sequence[Tensor],
-    above: Sequence[Tensor],
+    above: Sequence[Tensor] | None,
     inputs: Sequence[Tensor],
     parameters: Sequence[Tensor],
 ) -> tuple[tuple[Tensor, ...], WeightHalf]:
     """Gradients of the inputs, and the other half. `above` are the outputs' gradients, of their
-    shapes; inputs and parameters are leaves. Without inputs all is left to the other half."""
+    shapes, None where the output is a loss; inputs and parameters are leaves. Without inputs all is
+    left to the other half."""
     everything = frozenset(range(len(parameters)))
     whole = (outputs, above, everything)
     if not outputs or not inputs:

@@ -1,8 +1,8 @@
 """Weights that several ranks have stay equal: all copies are updated, by the sum of all gradients.
 
 A rank that loads a unit has the host's copy, which one rank updates or each its share. Any other
-rank that computes it has a copy of its own, and updates that itself. Where the schedule has replicas
-every process has copies like that, and a sum over a rank is one over its processes.
+rank that computes it has a copy of its own, and updates that itself. Where the schedule has
+replicas, every process has copies like that, and a sum over a rank is one over its processes.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ class Schedule:
         return slots
 
     def moved_bytes(self) -> dict[str, int]:
-        """Bytes a step moves on one replica: load (to the device), store (to the host), read and write (disk).
+        """Bytes a step moves on one replica: load (to the device), store (to the host), read and
+        write (disk).
 
         Of states that may visit the device before and after the norm, one visit moves: two do in a
         step whose guess was wrong.

@@ -197,7 +197,7 @@ BAD_JSON = {
     "no actions": (changed("actions", to=KeyError), "the schedule has no actions"),
     "no units": (
         changed("num_units", to=0),
-        "at least one unit, micro-batch and rank, got 0, 1, 1",
+        "at least one unit, micro-batch, rank and replica, got 0, 1, 1, 1",
     ),
     "units": (changed("num_units", to="2"), "num_units is '2'; it must be of type int"),
     "true units": (changed("num_units", to=True), "num_units is True; it must be of type int"),

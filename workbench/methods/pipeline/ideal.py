@@ -11,8 +11,9 @@ import io
 from collections.abc import Iterable
 from dataclasses import replace
 
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, lists
-from workbench.methods.pipeline.program import Pipeline, Program
+from workbench.methods.pipeline.program import Program
 from workbench.profile.profile import UnitCost
 from workbench.schedule.action import COMPUTE, Action
 from workbench.schedule.schedule import Schedule

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, Pass, lists
-from workbench.methods.pipeline.program import Pipeline, Program
+from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.stages import balanced, in_flight
 from workbench.methods.rank_plans import binding
 from workbench.model import make_model, units_of

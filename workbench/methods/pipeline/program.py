@@ -2,98 +2,27 @@
 
 Each step of it adds one thing to all ranks, and can be read by itself: units and what they compute
 (`_compute`), messages between stages (`_messages`), sums over replicas, norm and updates
-(`_updates`), when memory is free again (`_free`), and where messages arrive (`_places`). A buffer is
-free after its last reader, whichever order the passes come in.
+(`_updates`), when memory is free again (`_free`), and where messages arrive (`_places`). A buffer
+is free after its last reader, whichever order the passes come in.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
-from workbench.methods.pipeline.orders import Pass
+from workbench.methods.pipeline.draft import LANES, Draft, Pipeline
+from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, HOST, NET_IN, NET_OUT, VISIT, Action, Kind
+from workbench.schedule.action import COMPUTE, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
-F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
-I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letters
-BACK = {Kind.SEND_GRAD: NET_OUT + ".1", Kind.RECV_GRAD: NET_IN + ".1"}
-LANES = {Kind.SEND: NET_OUT, Kind.RECV: NET_IN, **BACK}
-"""Activations and their gradients go on lanes of their own, so that neither waits for the other."""
 SUMS = NET_OUT + ".2"
 """Sums over replicas, beside the backward passes that follow."""
 AHEAD = 2
 """Passes by which a message may come before its reader; outputs that may wait to be sent."""
 INBOX, ALIGNMENT = "inbox", 512
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """The question: passes, stages and sizes of one step."""
-
-    method: str
-    passes: Sequence[Sequence[Pass]]
-    """Of each rank."""
-    stages: Sequence[range]
-    """Units of each stage; stage s lies on rank s % ranks."""
-    micro: int
-    """Samples in a micro-batch."""
-    replicas: int = 1
-    recompute: bool = False
-    """Whether blocks run forward again before their backward pass; embedding and head never do."""
-    clipped: bool = True
-
-    @property
-    def ranks(self) -> int:
-        """Pipeline positions."""
-        return len(self.passes)
-
-    @property
-    def micros(self) -> int:
-        """Micro-batches of a replica in a step."""
-        return 1 + max(each.micro for each in self.passes[0])
-
-    @property
-    def head(self) -> int:
-        """The last unit."""
-        return self.stages[-1].stop - 1
-
-    @cached_property
-    def rank_of(self) -> dict[int, int]:
-        """Unit -> the rank whose device has it."""
-        return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
-
-    def recomputes(self, unit: int) -> bool:
-        """Whether a unit's forward pass is repeated."""
-        return self.recompute and 0 < unit < self.head
-
-
-@dataclass(kw_only=True)
-class Draft:
-    """An action that is being written. Buffers are named as on rank 0."""
-
-    kind: Kind
-    unit: int
-    rank: int
-    lane: str = COMPUTE
-    micro: int | None = None
-    after: list[str] = field(default_factory=list)
-    makes: list[str] = field(default_factory=list)
-    """Buffers that it takes."""
-    reads: list[str] = field(default_factory=list)
-    """Further buffers that must be there; permanent ones too."""
-    frees: list[str] = field(default_factory=list)
-    nbytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name in the schedule."""
-        return act(self.kind, self.unit, self.micro, rank=self.rank)
 
 
 class Program:
@@ -337,7 +266,6 @@ class Program:
         ]
         text = name.lent_gradients if gradients else name.lent_weights
         nbytes = self.sizes.visit_bytes(borrower) - self.sizes.weight_bytes(borrower)
-        label = self._lay(ranks[1], text(owner, borrower), nbytes, slot=INBOX)
         what = name.gradients if gradients else name.weights
         out, into = (
             self._message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True)

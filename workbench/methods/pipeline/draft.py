@@ -1,0 +1,79 @@
+"""What the pipeline program works on: the question, and actions that are being written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from workbench.methods.pipeline.orders import Pass
+from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
+from workbench.schedule.action import format_name as act
+
+BACK = {Kind.SEND_GRAD: NET_OUT + ".1", Kind.RECV_GRAD: NET_IN + ".1"}
+LANES = {Kind.SEND: NET_OUT, Kind.RECV: NET_IN, **BACK}
+"""Activations and their gradients go on lanes of their own, so that neither waits for the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The question: passes, stages and sizes of one step."""
+
+    method: str
+    passes: Sequence[Sequence[Pass]]
+    """Of each rank."""
+    stages: Sequence[range]
+    """Units of each stage; stage s lies on rank s % ranks."""
+    micro: int
+    """Samples in a micro-batch."""
+    replicas: int = 1
+    recompute: bool = False
+    """Whether blocks run forward again before their backward pass; embedding and head never do."""
+    clipped: bool = True
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline positions."""
+        return len(self.passes)
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches of a replica in a step."""
+        return 1 + max(each.micro for each in self.passes[0])
+
+    @property
+    def head(self) -> int:
+        """The last unit."""
+        return self.stages[-1].stop - 1
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """Unit -> the rank whose device has it."""
+        return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
+
+    def recomputes(self, unit: int) -> bool:
+        """Whether a unit's forward pass is repeated."""
+        return self.recompute and 0 < unit < self.head
+
+
+@dataclass(kw_only=True)
+class Draft:
+    """An action that is being written. Buffers are named as on rank 0."""
+
+    kind: Kind
+    unit: int
+    rank: int
+    lane: str = COMPUTE
+    micro: int | None = None
+    after: list[str] = field(default_factory=list)
+    makes: list[str] = field(default_factory=list)
+    """Buffers that it takes."""
+    reads: list[str] = field(default_factory=list)
+    """Further buffers that must be there; permanent ones too."""
+    frees: list[str] = field(default_factory=list)
+    nbytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in the schedule."""
+        return act(self.kind, self.unit, self.micro, rank=self.rank)

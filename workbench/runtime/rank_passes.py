@@ -1,0 +1,267 @@
+"""Passes of one rank over its units: forward, backward, and backward in two halves.
+
+Where a unit's weights lie, where its input comes from and where its output goes is written in the
+schedule (links.py); what a pass keeps for another one is kept here. With CUDA graphs a block's
+passes are replayed instead (replay.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.spec import RunSpec
+from workbench.model.base import Context, LayeredModel
+from workbench.model.text import Batches
+from workbench.runtime.alike import Alike
+from workbench.runtime.bundle import Boundary, Bundle, bundled, single
+from workbench.runtime.chains import Place, places
+from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.flow import Flow
+from workbench.runtime.halves import WeightHalf, input_half
+from workbench.runtime.links import Links
+from workbench.runtime.pack_memory import PackMemory
+from workbench.runtime.replay import Chain, Replays
+from workbench.runtime.statistics import Statistics
+from workbench.runtime.template import Template, compiles
+from workbench.schedule import buffers as name
+from workbench.schedule.action import Action, Kind
+from workbench.schedule.schedule import Schedule
+
+
+@dataclass
+class Step:
+    """What one step shares among this rank's actions."""
+
+    inputs: Bundle
+    targets: Tensor
+    """Of all samples that pass this rank, on the device."""
+    samples: tuple[int, ...]
+    """Their global numbers."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Parts of the minibatch's mean loss."""
+
+
+class RankPasses:
+    """Performs a rank's passes; `statistics` are BatchNorm's, of the layers that it runs."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        schedule: Schedule,
+        spec: RunSpec,
+        batches: Batches,
+        *,
+        rank: int,
+        mine: Sequence[Action],
+        links: Mapping[str, Links],
+        span: tuple[int, int],
+        replica: int,
+        memory: PackMemory,
+        flow: Flow,
+        boundaries: Mapping[int, Boundary],
+        meter: DeviceMeter,
+        device: torch.device,
+        dtype: torch.dtype,
+        complete: Callable[[Action], None],
+    ) -> None:
+        """`mine` are the rank's actions; `span` are the samples that pass it, counted among those
+        of its replica. `complete` hears of each pass that has added to gradients."""
+        self._model, self._spec, self._batches = model, spec, batches
+        self._links, self._memory, self._flow, self._complete = links, memory, flow, complete
+        self._meter, self._device, self._dtype = meter, device, dtype
+        self._first, self._end = span
+        self._ahead = replica * (spec.batch // schedule.replicas)
+        """Samples of the minibatch that are other replicas', before this one's."""
+        self._steps: dict[int, Step] = {}
+        self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
+        self._halves: dict[tuple[int, int], WeightHalf] = {}
+        halved = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.actions)
+        # A compiled block is one node of autograd's, which has no halves.
+        compiled = not halved and compiles(spec.compile, device.type, dtype)
+        self._template = Template(model, compiled=compiled)
+        self._alike = Alike(boundaries)
+        self._places: dict[str, Place] = {}
+        """Passes that are recorded, by action."""
+        self._replays: Replays | None = None
+        if name.on_rank(rank, name.REPLAYS) in schedule.buffers:
+            self._record(mine)
+        self.statistics = Statistics(model, schedule, rank, self._differentiated(mine))
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """On which passes were recorded, if some were: the compute lane is to run there."""
+        return self._replays.stream if self._replays is not None else None
+
+    def end_step(self, step: int) -> float | None:
+        """This rank's part of a step's loss; None where it had no work."""
+        state = self._steps.pop(step, None)
+        return None if state is None else sum(float(loss) for loss in state.losses)
+
+    def prepare(self, step: int) -> None:
+        """Get a step's samples: its first pass would wait for them, and the ranks behind it."""
+        self._state(step)
+
+    def close(self) -> None:
+        """Let go of all memory; every lane must have ended."""
+        if self._replays is not None:
+            self._replays.close()
+            self._replays = None
+        for held in (self._graphs, self._halves, self._steps, self._places):
+            held.clear()
+
+    def _record(self, mine: Sequence[Action]) -> None:
+        """The passes of blocks."""
+        memory = self._memory
+        self._places = places(mine, self._links, memory.modules, self._model.head)
+        recorded: tuple[dict, dict] = {}, {}  # forward passes, and chains
+        for place in self._places.values():
+            recorded[place.place is not None][place.key] = Chain(
+                modules=place.modules,
+                parameters=tuple(memory.parameters[module] for module in place.modules),
+                rows=place.rows,
+            )
+        most = max(place.rows for place in self._places.values())
+        shape = most, self._spec.model.seq, self._model.hidden
+        self._replays = Replays(self._template.block, shape, self._dtype, self._meter)
+        self._replays.record(*recorded)
+
+    def _differentiated(self, mine: Sequence[Action]) -> dict[int, nn.Module]:
+        """Unit -> the module of its passes that keep what backward passes need."""
+        passes = [a for a in mine if name.keeps(a)]
+        return {a.unit: self._memory.modules[self._links[a.name].weights] for a in passes}
+
+    def _state(self, step: int) -> Step:
+        if step not in self._steps:
+            first, end = self._ahead + self._first, self._ahead + self._end
+            samples = self._batches.samples(step)[first:end]
+            with self._meter.on_host():
+                *inputs, targets = (t.to(self._device) for t in self._batches.rows(samples))
+                inputs = tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
+            self._steps[step] = Step(inputs=inputs, targets=targets, samples=samples)
+        return self._steps[step]
+
+    def forward(self, action: Action, links: Links, step: int) -> None:
+        """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
+        if action.name in self._places:
+            self._replay_forward(action, links, step)
+            return
+        unit, state, span = action.unit, self._state(step), action.span
+        keeps = name.keeps(action)
+        rows = slice(span[0] - self._first, span[1] - self._first)
+        x = (
+            tuple(t[rows] for t in state.inputs)
+            if unit == 0
+            else self._flow.read(links.source, span)
+        )
+        if keeps and unit:
+            wanted = self._flow.boundary_of(unit).differentiable
+            x = tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
+        ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=state.samples[rows])
+        targets = state.targets[rows] if unit == self._model.head else None
+        module = self._memory.modules[links.weights]
+        if keeps:
+            self.statistics.begin(unit, span)
+        with torch.set_grad_enabled(keeps):
+            y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
+        if keeps:
+            self._graphs[unit, action.microbatch] = (x, y)
+        if unit == self._model.head:
+            state.losses.append(y[0].detach() * ((span[1] - span[0]) / self._spec.batch))
+        elif links.target is not None:
+            self._alike.see(unit, step, y)
+            self._flow.write(links.target, tuple(t.detach() for t in y), action)
+        self._flow.drop(action, step)
+
+    def _replay_forward(self, action: Action, links: Links, step: int) -> None:
+        place, span, y = self._places[action.name], action.span, None
+        x = single(self._flow.read(links.source, span)) if place.first else None
+        if place.place is None:
+            y = self._replays.forward(place.key, x)
+        else:
+            self._replays.recompute(place.key, x, place.place)
+            if place.last and links.target is not None:
+                y = self._replays.output(place.key)
+        if y is not None:
+            self._flow.write(links.target, (y,), action, borrowed=True)
+        self._flow.drop(action, step)
+
+    def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
+        place, span = self._places[action.name], action.span
+        above = single(self._flow.read(links.output_gradient, span)) if place.last else None
+        input_grad, grads = self._replays.backward(place.key, above, place.place)
+        if input_grad is not None:
+            self._flow.write(links.input_gradient, (input_grad,), action, borrowed=True)
+        return grads
+
+    def backward(self, action: Action, links: Links, step: int) -> None:
+        """A whole backward pass."""
+        recorded = action.name in self._places
+        grads = (self._replay_backward if recorded else self._differentiate)(action, links)
+        self._add(action, links, grads)
+        self._flow.drop(action, step)
+
+    def input_half(self, action: Action, links: Links, step: int) -> None:
+        """The half of a backward pass that makes the gradient of the input."""
+        x, ends, above = self._ends(action, links)
+        through = [t for t in x if t.requires_grad]
+        parameters = self._memory.parameters[self._memory.modules[links.weights]]
+        grads, self._halves[action.unit, action.microbatch] = input_half(
+            ends, above, through, parameters
+        )
+        self._flow.write(links.input_gradient, grads, action)
+        self._flow.drop(action, step)
+
+    def weight_half(self, action: Action, links: Links, step: int) -> None:
+        """The half that makes the gradients of the weights."""
+        if action.unit:
+            grads = self._halves.pop((action.unit, action.microbatch)).gradients()
+            self.statistics.end(action.unit, action.span)
+        else:  # whose input has no gradient
+            grads = self._differentiate(action, links)
+        self._add(action, links, grads)
+        self._flow.drop(action, step)
+
+    def _add(self, action: Action, links: Links, grads: Sequence[Tensor]) -> None:
+        """Add gradients of a micro-batch to those of the micro-batches before."""
+        views = self._memory.gradients[links.gradients]
+        if views:  # a layer may have no weights
+            first = links.gradients in action.takes
+            (torch._foreach_copy_ if first else torch._foreach_add_)(views, grads)
+        self._complete(action)
+
+    def _ends(
+        self, action: Action, links: Links
+    ) -> tuple[Bundle, Sequence[Tensor], Sequence[Tensor] | None]:
+        """Where a backward pass begins: inputs of the unit, outputs, and the outputs' gradients."""
+        unit, span = action.unit, action.span
+        x, y = self._graphs.pop((unit, action.microbatch))
+        if unit == self._model.head:
+            loss = y[0] * ((span[1] - span[0]) / self._spec.batch)
+            ends, above = [loss], None
+        else:
+            wanted = self._flow.boundary_of(unit + 1).differentiable
+            back = [t for t, d in zip(y, wanted, strict=True) if d]
+            pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
+            pairs = [(t, g) for t, g in pairs if t.requires_grad]
+            ends, above = [t for t, _ in pairs], [g for _, g in pairs]
+        return x, ends, above
+
+    def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
+        """A backward pass; the parameters' gradients."""
+        unit, span = action.unit, action.span
+        x, ends, above = self._ends(action, links)
+        parameters = self._memory.parameters[self._memory.modules[links.weights]]
+        through = [t for t in x if t.requires_grad] if unit else []
+        wanted = [*through, *parameters]
+        if ends:
+            grads = torch.autograd.grad(ends, wanted, above, materialize_grads=True)
+        else:  # nothing is learned below
+            grads = tuple(map(torch.zeros_like, wanted))
+        self.statistics.end(unit, span)
+        if unit:
+            self._flow.write(links.input_gradient, grads[: len(through)], action)
+        return grads[len(through) :]
