@@ -16,10 +16,17 @@ from benchmarks.offload_cases import PAPER, TRAINING, Case, Entry, chosen, entry
 METHODS: dict[str, dict[str, Any]] = {
     "data-parallel": {"method": "data-parallel"},
     "data-parallel (keep)": {"method": "data-parallel", "activations": "keep"},
-    "torch-gpipe": {"method": "torch-gpipe"},
-    "torch-gpipe (keep)": {"method": "torch-gpipe", "activations": "keep"},
-    "torch-1f1b": {"method": "torch-1f1b"},
-    "torch-1f1b (keep)": {"method": "torch-1f1b", "activations": "keep"},
+    **{
+        name + (" (keep)" if kept else ""): {
+            "method": name,
+            "activations": "keep" if kept else "recompute",
+        }
+        for name in (
+            "1f1b", "gpipe", "interleaved", "zb-h1",
+            "torch-1f1b", "torch-gpipe", "torch-interleaved", "torch-zero-bubble",
+        )
+        for kept in (True, False)
+    },
     "zero-offload": {"method": "zero-offload"},
     "zero-infinity": {"method": "zero-infinity"},
     "dp-swap": {"method": "dp-swap"},
@@ -28,9 +35,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "harmony-pp": {"method": "harmony-pp"},
 }
 """Name in the CSV -> fields of the spec."""
-ROOFS = ("data-parallel", "torch-1f1b", "torch-gpipe")
+PIPELINED = (
+    "1f1b (keep)", "torch-1f1b (keep)", "1f1b", "torch-1f1b", "gpipe", "torch-gpipe",
+    "zb-h1 (keep)", "torch-zero-bubble (keep)", "interleaved (keep)", "torch-interleaved (keep)",
+    "gpipe (keep)", "torch-gpipe (keep)",
+)  # fmt: skip
+"""Each of ours beside torch's own, in the order in which they are run."""
+ROOFS = ("data-parallel", *dict.fromkeys(name.removesuffix(" (keep)") for name in PIPELINED))
 """Whose variants all get all memory."""
-PIPELINED = ("torch-1f1b (keep)", "torch-gpipe (keep)", "torch-1f1b", "torch-gpipe")
 PIPELINED_SAMPLES = 8
 """In their micro-batches, where every rank has one: passes of fewer are as long as their launches
 on an H100 (0.6 ms a block), and cost more than shorter bubbles gain."""
