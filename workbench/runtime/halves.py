@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
@@ -88,7 +89,8 @@ def input_half(
 def _forks(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> dict[Node, frozenset[int]]:
-    """Forks of the graph, each with the numbers of the parameters that its branches lead to."""
+    """Forks of the graph, each with the numbers of the parameters that its branches lead to. A node
+    of a Python function is none: torch 2.11 starts no backward pass at one."""
     ends = {get_gradient_edge(t).node for t in inputs}
     leaves: dict[Node, frozenset[int]] = {
         get_gradient_edge(t).node: frozenset([number]) for number, t in enumerate(parameters)
@@ -106,4 +108,8 @@ def _forks(
         reaches[node] = node in ends or any(reaches[child] for child in below)
         branches = (weights[child] for child in below if not reaches[child])
         weights[node] = leaves.get(node, frozenset()).union(*branches)
-    return {node: weights[node] for node in reaches if reaches[node] and weights[node]}
+    return {
+        node: weights[node]
+        for node in reaches
+        if reaches[node] and weights[node] and not isinstance(node, BackwardCFunction)
+    }
