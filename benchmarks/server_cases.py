@@ -22,8 +22,14 @@ METHODS: dict[str, dict[str, Any]] = {
             "activations": "keep" if kept else "recompute",
         }
         for name in (
-            "1f1b", "gpipe", "interleaved", "zb-h1",
-            "torch-1f1b", "torch-gpipe", "torch-interleaved", "torch-zero-bubble",
+            "1f1b",
+            "gpipe",
+            "interleaved",
+            "zb-h1",
+            "torch-1f1b",
+            "torch-gpipe",
+            "torch-interleaved",
+            "torch-zero-bubble",
         )
         for kept in (True, False)
     },

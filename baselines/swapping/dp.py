@@ -1,7 +1,7 @@
 """Data parallelism with swapping: every rank has all layers, and its share of the samples."""
 
 from baselines.swapping import planner
-from workbench.methods.driver import on_ranks
+from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
 plan, plan_sizes, train = on_ranks(planner, DP)

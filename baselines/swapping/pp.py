@@ -1,7 +1,7 @@
 """Pipeline parallelism with swapping: 1F1B, a stage of layers on every rank."""
 
 from baselines.swapping import planner
-from workbench.methods.driver import on_ranks
+from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import PP
 
 plan, plan_sizes, train = on_ranks(planner, PP)

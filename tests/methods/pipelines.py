@@ -37,7 +37,7 @@ def schedule_for(
     micros: int,
     *,
     replicas: int = 1,
-    recompute: bool = False,
+    activations: str = "keep",
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1
@@ -53,7 +53,7 @@ def schedule_for(
         stages=[range(*pair) for pair in zip(cuts, cuts[1:], strict=False)],
         micro=micro,
         replicas=replicas,
-        recompute=recompute,
+        activations=activations,
         clipped=spec.clip is not None,
     )
     return Program(pipeline, sizes).schedule()

@@ -24,6 +24,8 @@ class Options:
 
     halved: ClassVar[bool] = False
     """Whether backward passes are in two halves, so that these are profiled each for itself."""
+    checkpointed: ClassVar[bool] = False
+    """Whether backward passes may begin at checkpoints, so that such passes are profiled, too."""
 
     def __post_init__(self) -> None:
         check_words(self)

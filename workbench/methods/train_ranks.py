@@ -34,7 +34,7 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import Event
 
 if TYPE_CHECKING:
-    from workbench.methods.driver import Planner
+    from workbench.methods.rank_driver import Planner
 
 
 def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:

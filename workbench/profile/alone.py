@@ -14,6 +14,7 @@ from workbench.profile.bench import NOISE, WEIGHT_STD
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.storage import Flat
+from workbench.runtime.template import Template
 
 
 class Alone:
@@ -31,12 +32,13 @@ class Alone:
         device: torch.device,
         meter: DeviceMeter,
         noise: bool = True,
+        compiled: bool = False,
     ) -> None:
         """`inputs` and `targets` are one micro-batch of the data. Weights and what other units put
         out are random numbers, or zeros without `noise`."""
         self.model, self.unit, self.meter, self.device = model, unit, meter, device
         self.samples, self.seq = len(targets), seq
-        self._noise = noise
+        self._noise, self._template = noise, Template(model, compiled=compiled)
         flat = Flat.of(model, unit)
         weights = meter.zeros(flat.numel, dtype)
         if noise:
@@ -75,6 +77,13 @@ class Alone:
         with torch.enable_grad():
             return x, self._run(x)
 
+    def checkpoint(self) -> tuple[Bundle, Bundle]:
+        """Inputs and outputs of a forward pass with autograd that keeps its inputs alone."""
+        ctx = self._context()
+        x = self.x[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return (x,), bundled(self._template.checkpointed(self.unit, self.module, x, ctx))
+
     def backward(self, x: Bundle, y: Bundle) -> None:
         """Of what `graph` gave."""
         ends = [t for t in y if t.requires_grad]
@@ -97,5 +106,8 @@ class Alone:
         return torch.randn(shape, device=self.device).to(dtype)
 
     def _run(self, x: Bundle) -> Bundle:
-        ctx = Context(seed=0, step=0, unit=self.unit, samples=tuple(range(self.samples)))
-        return bundled(self.model.forward(self.unit, self.module, single(x), ctx, self.targets))
+        ctx = self._context()
+        return bundled(self._template.forward(self.unit, self.module, single(x), ctx, self.targets))
+
+    def _context(self) -> Context:
+        return Context(seed=0, step=0, unit=self.unit, samples=tuple(range(self.samples)))

@@ -162,6 +162,13 @@ class UnitCost:
     """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
+    checkpointed_backward_s: float = 0.0
+    """A backward pass that begins at a checkpoint (runtime/template.py); 0 where that was not
+    measured."""
+    checkpoint_bytes: int = 0
+    """Kept by a checkpoint, without input and output."""
+    checkpointed_scratch_bytes: int = 0
+    """Peak inside such a backward pass, counted as `backward_scratch_bytes` are."""
     input_half_s: float = 0.0
     """The two halves of a backward pass (runtime/halves.py); 0 where they were not measured."""
     weight_half_s: float = 0.0
@@ -178,6 +185,28 @@ class UnitCost:
     recorded_backward_s: float = 0.0
     recorded_bytes: int = 0
     """Memory that they work in, with fragments between their tensors."""
+
+    def from_checkpoint(self) -> UnitCost:
+        """The unit with backward passes that begin at a checkpoint: measured ones, else the whole
+        forward pass computed again."""
+        if self.checkpointed_backward_s:
+            return replace(
+                self,
+                recompute_s=self.forward_s,
+                backward_s=self.checkpointed_backward_s,
+                kept_bytes=self.checkpoint_bytes,
+                recompute_scratch_bytes=self.forward_scratch_bytes,
+                backward_scratch_bytes=self.checkpointed_scratch_bytes,
+            )
+        again = self.kept_bytes + max(self.recompute_scratch_bytes, self.backward_scratch_bytes)
+        return replace(
+            self,
+            recompute_s=self.forward_s,
+            backward_s=self.recompute_s + self.backward_s,
+            kept_bytes=0,
+            recompute_scratch_bytes=self.forward_scratch_bytes,
+            backward_scratch_bytes=again + self.output_bytes,
+        )
 
     @property
     def halves(self) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, UnitCost, all_at_once, in_the_way
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
-from workbench.schedule.buffers import REPLAYS, keeps, on_rank
+from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
 
 ADAM_BYTES = 26
@@ -165,13 +165,15 @@ class ServerCosts:
         match action.kind:
             case Kind.FORWARD:
                 cost = self._cost(action.unit, end - first)
-                seconds = cost.recompute_s if keeps(action) else cost.forward_s
+                kept = keeps(action) and not checkpoints(action)
+                seconds = cost.recompute_s if kept else cost.forward_s
                 return server.pass_seconds(seconds)
             case Kind.RECOMPUTE:
                 cost = self._cost(action.unit, end - first)
                 return server.pass_seconds(cost.recompute_s)
             case Kind.BACKWARD:
                 cost = self._cost(action.unit, end - first)
+                cost = cost.from_checkpoint() if checkpoints(action) else cost
                 return server.pass_seconds(cost.backward_s + cost.gradient_copy_s)
             case Kind.INPUT_GRAD:
                 return server.pass_seconds(self._cost(action.unit, end - first).halves[0])

@@ -202,7 +202,7 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     from workbench.model import make_model
     from workbench.profile.measure import probe, unit_costs
 
-    model, halved = make_model(spec.model), spec.options.halved
+    model = make_model(spec.model)
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
     if spec.model.decomposed:
@@ -218,14 +218,17 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
             hardware=hardware_,
             compile=spec.compile,
         )
-    if halved:
+    how = {"seq": spec.model.seq, "dtype": spec.dtype, "device": machine.device}
+    if spec.options.halved:
         from workbench.profile.halves import with_halves
 
-        inputs, targets = _micro_batch(spec, model)
-        costs = with_halves(
-            costs, model, inputs, targets, seq=spec.model.seq, dtype=spec.dtype,
-            device=machine.device,
-        )  # fmt: skip
+        costs = with_halves(costs, model, *_micro_batch(spec, model), **how)
+    if spec.options.checkpointed:
+        from workbench.profile.checkpoints import with_checkpoints
+
+        costs = with_checkpoints(
+            costs, model, *_micro_batch(spec, model), **how, compile=spec.compile
+        )
     return UnitCosts(
         machine=machine,
         costs=costs,
@@ -313,6 +316,7 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     """
     parts = (spec.microbatch, spec.dtype, spec.compile)
     parts += ("halves",) if spec.options.halved else ()
+    parts += ("checkpoints",) if spec.options.checkpointed else ()
     return path_of(spec, results, machine, "units", *parts)
 
 

@@ -166,7 +166,10 @@ class RankPasses:
         if keeps:
             self.statistics.begin(unit, span)
         with torch.set_grad_enabled(keeps):
-            y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
+            if name.checkpoints(action):
+                y = bundled(self._template.checkpointed(unit, module, single(x), ctx))
+            else:
+                y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
         if keeps:
             self._graphs[unit, action.microbatch] = (x, y)
         if unit == self._model.head:

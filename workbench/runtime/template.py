@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Context, LayeredModel
 
@@ -45,6 +46,7 @@ class Template:
             config.recompile_limit = max(config.recompile_limit, GRAPHS)
             # Shapes are few in a run, and a graph for general ones would be slower.
             self._block = torch.compile(_call, dynamic=False)
+            self._checkpointed = torch.compile(_checkpointed, dynamic=False)
 
     def forward(
         self, unit: int, module: nn.Module, x: Tensor, ctx: Context, targets: Tensor | None
@@ -54,6 +56,18 @@ class Template:
             return self._block(module, x)
         return self._model.forward(unit, module, x, ctx, targets)
 
+    def checkpointed(self, unit: int, module: nn.Module, x: Tensor, ctx: Context) -> Tensor:
+        """A block's forward pass that keeps its input alone: its backward pass computes again what
+        it needs and no more, which the last matrix product is not. In a compiled block the
+        checkpoint is part of the graph."""
+        if self._block is not None:
+            return self._checkpointed(module, x)
+
+        def run(x: Tensor) -> Tensor:
+            return self._model.forward(unit, module, x, ctx, None)
+
+        return checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+
     def block(self, module: nn.Module, x: Tensor) -> Tensor:
         """A block of a compilable model."""
         return _call(module, x) if self._block is None else self._block(module, x)
@@ -61,3 +75,7 @@ class Template:
 
 def _call(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)
+
+
+def _checkpointed(module: nn.Module, x: Tensor) -> Tensor:
+    return checkpoint(module, x, use_reentrant=False, preserve_rng_state=False)

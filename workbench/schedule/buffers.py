@@ -6,6 +6,8 @@ it. `unit` is a layer of the model, `micro` a micro-batch, `turn` 1 for the seco
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from workbench.schedule.action import Action
 
 REPLAYS = "replays"
@@ -40,10 +42,26 @@ def kept(unit: int, micro: int) -> str:
     return f"k{unit}.{micro}"
 
 
+def checkpoint(unit: int, micro: int) -> str:
+    """Everything kept between a unit's forward pass and a backward pass that computes the rest of
+    it again, beside the unit's input."""
+    return f"c{unit}.{micro}"
+
+
 def keeps(action: Action) -> bool:
-    """Whether a forward pass keeps that: the one that is differentiated."""
-    label = kept(action.unit, action.microbatch or 0)
-    return any(text.rpartition(":")[2] == label for text in action.takes)
+    """Whether a forward pass keeps either: the one that is differentiated."""
+    place = action.unit, action.microbatch or 0
+    return _names(action.takes, kept(*place)) or _names(action.takes, checkpoint(*place))
+
+
+def checkpoints(action: Action) -> bool:
+    """Whether a pass makes a checkpoint, or a backward pass begins at one."""
+    label = checkpoint(action.unit, action.microbatch or 0)
+    return _names((*action.takes, *action.frees), label)
+
+
+def _names(texts: Iterable[str], label: str) -> bool:
+    return any(text.rpartition(":")[2] == label for text in texts)
 
 
 def half(unit: int, micro: int) -> str:

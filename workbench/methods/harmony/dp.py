@@ -1,7 +1,7 @@
 """Harmony-DP: every rank has all packs and its share of the samples."""
 
-from workbench.methods.driver import on_ranks
 from workbench.methods.harmony import planner
+from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
 plan, plan_sizes, train = on_ranks(planner, DP)

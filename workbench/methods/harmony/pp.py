@@ -1,7 +1,7 @@
 """Harmony-PP: packs dealt out to the ranks in turn, outputs sent from device to device."""
 
-from workbench.methods.driver import on_ranks
 from workbench.methods.harmony import planner
+from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import PP
 
 plan, plan_sizes, train = on_ranks(planner, PP)

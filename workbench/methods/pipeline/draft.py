@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from workbench.methods.pipeline.orders import Pass
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
@@ -27,8 +28,9 @@ class Pipeline:
     micro: int
     """Samples in a micro-batch."""
     replicas: int = 1
-    recompute: bool = False
-    """Whether blocks run forward again before their backward pass; embedding and head never do."""
+    activations: Literal["keep", "recompute", "checkpoint"] = "keep"
+    """What becomes of those of blocks: kept for the backward pass; computed again before it; or in
+    it, as far as it needs them (`checkpoint`). The embedding's and the head's are kept always."""
     clipped: bool = True
 
     @property
@@ -52,8 +54,12 @@ class Pipeline:
         return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
 
     def recomputes(self, unit: int) -> bool:
-        """Whether a unit's forward pass is repeated."""
-        return self.recompute and 0 < unit < self.head
+        """Whether a unit's forward pass is repeated by a pass of its own."""
+        return self.activations == "recompute" and 0 < unit < self.head
+
+    def checkpoints(self, unit: int) -> bool:
+        """Whether a unit's backward pass begins at a checkpoint."""
+        return self.activations == "checkpoint" and 0 < unit < self.head
 
 
 @dataclass(kw_only=True)

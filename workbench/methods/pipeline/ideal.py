@@ -69,8 +69,9 @@ def schedule_of(
     passes = lists(order, ranks, micros, chunks)
     stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
     pipeline = Pipeline(
-        method=order, passes=passes, stages=stages, micro=1, recompute=recompute, clipped=False
-    )
+        method=order, passes=passes, stages=stages, micro=1, clipped=False,
+        activations="recompute" if recompute else "keep",
+    )  # fmt: skip
     return Program(pipeline, IdealSizes()).schedule()
 
 

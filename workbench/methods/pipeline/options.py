@@ -21,6 +21,7 @@ class Options(Common):
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
     balances measured time within memory."""
 
+    checkpointed: ClassVar[bool] = True
     chunks: ClassVar[int] = 1
     """Stages of each rank."""
 
@@ -57,6 +58,7 @@ class Halved(Options):
     """Options of orders with halved backward passes."""
 
     halved: ClassVar[bool] = True
+    checkpointed: ClassVar[bool] = False
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)

@@ -28,7 +28,7 @@ from workbench.schedule.validate import validate
 
 STEPS = 3
 RECOMPUTE = {"auto": (False, True), "keep": (False,), "recompute": (True,)}
-"""`activations` of a spec -> what is tried, in this order."""
+"""`activations` of a spec -> whether they are recomputed, as it is tried."""
 
 
 def check(spec: RunSpec, mode: str) -> None:
@@ -63,8 +63,10 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     device = server.device_bytes - Budgets.launched(spec, profile)
     budgets = Budgets(device=device, host=server.host_bytes)
     lacking: list[tuple[str, int]] = []
+    again = "recompute" if ORDERS[mode].halved else "checkpoint"
     for recompute in RECOMPUTE[spec.activations]:
-        schedule = _schedule(spec, sizes, mode, device, recompute=recompute)
+        activations = again if recompute else "keep"
+        schedule = _schedule(spec, sizes, mode, device, activations)
         proved = validate(schedule).peak_bytes
         peak = {
             DEVICE: max(peaks[DEVICE] for peaks in proved.values()),
@@ -105,7 +107,7 @@ def _passes(spec: RunSpec, mode: str) -> list[list[Pass]]:
 
 
 def _schedule(
-    spec: RunSpec, sizes: ProfiledSizes, mode: str, device_bytes: int, *, recompute: bool
+    spec: RunSpec, sizes: ProfiledSizes, mode: str, device_bytes: int, activations: str
 ) -> Schedule:
     passes = _passes(spec, mode)
     (micro,) = spec.options.micro_sizes(spec)
@@ -115,7 +117,7 @@ def _schedule(
         stages=(),
         micro=micro,
         replicas=spec.options.replicas,
-        recompute=recompute,
+        activations=activations,
         clipped=spec.clip is not None,
     )
     given = [int(word) for word in spec.options.stages.split() if word != "auto"]
@@ -135,12 +137,14 @@ def _balanced(
     """Stages by the seconds of all passes over a unit; where one has a device to itself, within its
     memory, by what it keeps for each micro-batch in flight. The proof has the last word."""
     units, micro, chunks = units_of(spec.model), pipeline.micro, spec.options.chunks
+    inner, halved = range(1, units - 1), ORDERS[pipeline.method].halved
     costs = [sizes.cost(unit, micro) for unit in range(units)]
-    again = [pipeline.recompute and 0 < unit < units - 1 for unit in range(units)]
-    halved = ORDERS[pipeline.method].halved
+    if pipeline.activations == "checkpoint":
+        costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
+    again = [pipeline.activations == "recompute" and unit in inner for unit in range(units)]
     seconds = [
-        (c.forward_s if repeated else c.recompute_s)
-        + (c.recompute_s if repeated else 0.0)
+        (c.forward_s if repeated else 0.0)
+        + c.recompute_s
         + (sum(c.halves) if halved else c.backward_s)
         for c, repeated in zip(costs, again, strict=True)
     ]

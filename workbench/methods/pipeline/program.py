@@ -12,6 +12,7 @@ from collections import defaultdict
 
 from workbench.methods.pipeline.draft import LANES, Draft, Pipeline
 from workbench.methods.pipeline.orders import B, F, I, R, W
+from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_OUT, VISIT, Action, Kind
@@ -60,7 +61,7 @@ class Program:
             settings={
                 "stages": " ".join(str(len(stage)) for stage in line.stages),
                 "replicas": line.replicas,
-                "recompute": line.recompute,
+                "activations": line.activations,
             },
         )
 
@@ -117,7 +118,7 @@ class Program:
         self._scratch(draft, scratch)
         draft.reads += [name.weights(unit), *([name.activation(unit, micro)] if unit else [])]
         if keeps:
-            self._make(draft, name.kept(unit, micro), cost.kept_bytes)
+            self._make(draft, self._kept(unit, micro), cost.kept_bytes)
         if kind is F and unit < line.head:
             self._make(draft, self._output(unit, micro), self._input_bytes(unit + 1))
         return draft
@@ -134,7 +135,7 @@ class Program:
             W: cost.weight_half_scratch_bytes,
         }
         self._scratch(draft, scratch[kind] + fresh)
-        draft.reads += [name.weights(unit), name.kept(unit, micro)]
+        draft.reads += [name.weights(unit), self._kept(unit, micro)]
         if unit:
             draft.reads.append(name.activation(unit, micro))
         if unit < line.head:
@@ -152,6 +153,11 @@ class Program:
         elif kind is W and unit:
             draft.reads.append(name.half(unit, micro))
         return draft
+
+    def _kept(self, unit: int, micro: int) -> str:
+        """What autograd keeps of a unit until its backward pass."""
+        text = name.checkpoint if self.pipeline.checkpoints(unit) else name.kept
+        return text(unit, micro)
 
     def _output(self, unit: int, micro: int) -> str:
         if unit + 1 in self.boundaries:
@@ -339,8 +345,9 @@ class Program:
 
     # -- small answers --------------------------------------------------------------------------
 
-    def _cost(self, unit: int):
-        return self.sizes.cost(unit, self.pipeline.micro)
+    def _cost(self, unit: int) -> UnitCost:
+        cost = self.sizes.cost(unit, self.pipeline.micro)
+        return cost.from_checkpoint() if self.pipeline.checkpoints(unit) else cost
 
     def _input_bytes(self, unit: int) -> int:
         return self.sizes.input_bytes(unit, self.pipeline.micro)

@@ -1,0 +1,99 @@
+"""What a block's passes cost where its backward pass begins at a checkpoint (runtime/template.py).
+
+A backward pass that computes again only what it needs is shorter than a forward and a backward
+pass: the last matrix product of a block is not needed. Blocks are timed one pass behind the other,
+as they run in training, so that a GPU is not waited for after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from workbench.model.base import LayeredModel
+from workbench.profile.alone import Alone
+from workbench.profile.footprint import library_bytes_of
+from workbench.profile.loads import torch_device
+from workbench.profile.profile import UnitCost
+from workbench.runtime.bundle import bytes_of
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.storage import DTYPES
+from workbench.runtime.template import compiles
+from workbench.runtime.threads import use_device_threads
+
+LONG_S = 0.1
+"""Forward passes that take longer are not timed anew: the whole of them is counted again."""
+TIMES, IN_TURN = 3, 8
+"""Timings, and pairs of passes in each."""
+
+
+def with_checkpoints(
+    costs: Mapping[str, UnitCost],
+    model: LayeredModel,
+    inputs: tuple[Tensor, ...],
+    targets: Tensor,
+    *,
+    seq: int,
+    dtype: str,
+    device: str,
+    compile: str,
+) -> dict[str, UnitCost]:
+    """Costs by kind of unit, those of blocks with passes from checkpoints. `inputs` and `targets`
+    are one micro-batch of the data, [samples, ...]."""
+    target, found = torch_device(device), dict(costs)
+    use_device_threads(target.type)
+    first = {model.kind(unit): unit for unit in reversed(range(1, model.head))}
+    with device_meter(target) as meter:
+        library_bytes_of(meter)  # what was timed before in this process took some, too
+        for kind, unit in first.items():
+            if costs[kind].forward_s > LONG_S:
+                continue
+            alone = Alone(
+                model, unit, inputs, targets, seq=seq, dtype=DTYPES[dtype], device=target,
+                meter=meter, compiled=compiles(compile, target.type, DTYPES[dtype]),
+            )  # fmt: skip
+            found[kind] = _measured(alone, costs[kind])
+            del alone
+        library_bytes_of(meter)
+    return found
+
+
+def _measured(alone: Alone, cost: UnitCost) -> UnitCost:
+    for _ in range(2):
+        alone.backward(*alone.checkpoint())
+    pair_s = median(_seconds(alone) for _ in range(TIMES))
+    meter, output = alone.meter, bytes_of(alone.forward())
+    before = meter.now
+    x, y = alone.checkpoint()
+    kept = max(0, meter.now - before - output)
+    start = meter.now
+    meter.reset_peak()
+    alone.backward(x, y)
+    gradients = sum(p.nbytes for p in alone.parameters)
+    scratch = meter.peak - (start - output) - gradients - bytes_of(alone.x)
+    return replace(
+        cost,
+        checkpointed_backward_s=max(pair_s - cost.forward_s, cost.backward_s),
+        checkpoint_bytes=kept,
+        checkpointed_scratch_bytes=scratch,
+    )
+
+
+def _seconds(alone: Alone) -> float:
+    """Of a forward and a backward pass."""
+    _wait(alone.device)
+    start = perf_counter()
+    for _ in range(IN_TURN):
+        alone.backward(*alone.checkpoint())
+    _wait(alone.device)
+    return (perf_counter() - start) / IN_TURN
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
