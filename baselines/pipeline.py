@@ -99,6 +99,8 @@ class Stages(nn.Module):
         super().__init__()
         self.layered, self.seed, self.checkpoint = model, seed, checkpoint
         self.own = sorted(unit for stage in own for unit in stage)
+        self.step = 0
+        """The optimizer step, which draws depend on. (torch 2.11 takes tensors only in a call.)"""
         self.units = nn.ModuleList(
             model.build(unit, seed=seed, device=device) if unit in self.own else nn.Module()
             for unit in range(model.num_units)
@@ -111,11 +113,11 @@ class Stages(nn.Module):
         """Those of all stages of the rank."""
         return [self.units[unit] for unit in self.own if 0 < unit < self.layered.head]
 
-    def run(self, stage: range, x: Tensor, *, step: int, samples: Tensor) -> Tensor:
+    def run(self, stage: range, x: Tensor, *, samples: Tensor) -> Tensor:
         """One micro-batch through a stage; `samples` [m] are the global numbers of its rows."""
         rows, run = tuple(samples.tolist()), self.layered.forward
         for unit in stage:
-            ctx = Context(seed=self.seed, step=step, unit=unit, samples=rows)
+            ctx = Context(seed=self.seed, step=self.step, unit=unit, samples=rows)
             if unit == self.layered.head:
                 self.passed = ctx
                 break
@@ -235,11 +237,11 @@ class Training(plain.Training):
         inputs = (tokens,) if self.rank == 0 else ()
         last = self.rank == self.spec.ranks - 1
         self.loss.zero_()
+        self.whole.step = step
         self.schedule.step(
             *inputs,
             target=targets if last else None,
             return_outputs=False,
-            step=step,
             samples=torch.tensor(self.batches.samples(step)),
         )
         for tie in self.ties:

@@ -4,13 +4,14 @@ Zero-bubble pipelines (Qi et al., ICLR 2024) fill a stage's idle time with the s
 graph that autograd has kept, a *fork* is a node on the way from the output to the input where a
 branch leads to weights: the node of a matrix product, say. The first half goes down to the input
 and keeps the gradient that arrives at each fork; the second half starts at the forks, so that
-nothing is computed twice but what one node computes for both.
+nothing is computed twice but what one node computes for both. Gradients of parameters that no fork
+serves alone are made in the first half.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,8 @@ class WeightHalf:
     """What the second half of a backward pass needs; it holds the pass's graph."""
 
     parameters: Sequence[Tensor]
+    known: Mapping[int, Tensor]
+    """Gradients that the first half has made already, by the number of the parameter."""
     starts: Sequence[
         tuple[Sequence[Tensor | GradientEdge], Sequence[Tensor] | None, frozenset[int]]
     ]
@@ -31,7 +34,7 @@ class WeightHalf:
 
     def gradients(self) -> tuple[Tensor, ...]:
         """Gradients of the parameters, in their order and shapes; zeros where nothing leads."""
-        found: dict[int, Tensor] = {}
+        found = dict(self.known)
         for outputs, above, numbers in self.starts:
             ordered = sorted(numbers)
             wanted = [self.parameters[number] for number in ordered]
@@ -59,31 +62,32 @@ def input_half(
     if not outputs or not inputs:
         starts = [whole] if outputs and parameters else []
         grads = tuple(torch.zeros_like(t) for t in inputs)
-        return grads, WeightHalf(parameters=parameters, starts=starts)
+        return grads, WeightHalf(parameters=parameters, known={}, starts=starts)
     forks = _forks(outputs, inputs, parameters)
     met: dict[Node, Sequence[Tensor | None]] = {}
     hooks = [
         node.register_prehook(lambda grads, node=node: met.__setitem__(node, grads))
         for node in forks
     ]
+    times = Counter(number for numbers in forks.values() for number in numbers)
+    at_fork = {number for number, count in times.items() if count == 1}
+    rest = sorted(everything - at_fork)  # used in several places, or at no fork
+    wanted = [*inputs, *(parameters[number] for number in rest)]
     try:
         grads = torch.autograd.grad(
-            outputs, inputs, above, retain_graph=True, materialize_grads=True
+            outputs, wanted, above, retain_graph=True, materialize_grads=True
         )
     finally:
         for hook in hooks:
             hook.remove()
-    times = Counter(number for numbers in forks.values() for number in numbers)
-    at_fork = {number for number, count in times.items() if count == 1}
+    grads, known = grads[: len(inputs)], dict(zip(rest, grads[len(inputs) :], strict=True))
     starts = []
     for node, numbers in forks.items():
         arrived = [(i, grad) for i, grad in enumerate(met.get(node, ())) if grad is not None]
         if arrived and (own := numbers & at_fork):
             edges = [GradientEdge(node, i) for i, _ in arrived]
             starts.append((edges, [grad for _, grad in arrived], own))
-    if rest := everything - at_fork:  # used in several places, or beside the way to the input
-        starts.append((outputs, above, rest))
-    return grads, WeightHalf(parameters=parameters, starts=starts)
+    return grads, WeightHalf(parameters=parameters, known=known, starts=starts)
 
 
 def _forks(
