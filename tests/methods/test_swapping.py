@@ -29,7 +29,14 @@ PP = Division(mode="pp", minibatch=5, size=2, stages=packs_of([3, 3]), own=(1, 0
 
 def spec_for(**changes):
     return plain.spec_for(
-        **{"model": MODEL, "batch": 5, "steps": 6, "lr_decay_steps": 20, **changes}
+        **{
+            "method": "pp-swap",
+            "model": MODEL,
+            "batch": 5,
+            "steps": 6,
+            "lr_decay_steps": 20,
+            **changes,
+        }
     )
 
 

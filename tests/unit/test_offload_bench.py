@@ -20,6 +20,7 @@ from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
 from workbench.core import methods
 from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec, flat
 from workbench.published.here import read_offload
 from workbench.runs.events import EventLog
 from workbench.runs.resolve import resolve
@@ -105,8 +106,16 @@ def _no_plan(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES["paper"], ids=lambda case: case.name)
 def test_the_methods_of_a_case_do_the_same_training(case):
-    specs = [e.spec.to_dict() for e in paper(only=[case.name])]
-    same = [{k: v for k, v in s.items() if k not in MAY_DIFFER | {"device_memory"}} for s in specs]
+    specs = [e.spec for e in paper(only=[case.name])]
+    usual = [flat(RunSpec(method=spec.method)) for spec in specs]
+    same = [
+        {
+            name: value
+            for name, value in flat(spec).items()
+            if name not in MAY_DIFFER | {"device_memory"} and value != default[name]
+        }
+        for spec, default in zip(specs, usual, strict=True)
+    ]
     assert all(spec == same[0] for spec in same)
 
 

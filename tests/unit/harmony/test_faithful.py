@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from baselines.swapping import pp as pp_swap
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony import dp, faithful, pp
@@ -186,7 +185,7 @@ def test_pins_and_rules_exclude_each_other():
     spec = asked("pp", forward_size=2)
     with pytest.raises(ValueError, match="they are 2, auto, auto, auto, and must all be auto"):
         pp.plan_sizes(spec, profiles_of(spec))
-    with pytest.raises(ValueError, match="packing is 'faithful', and there are no packs"):
-        pp_swap.plan_sizes(asked("pp"), profiles_of(spec))
-    with pytest.raises(ValueError, match="packing is 'loose'; it must be one of ours, faithful"):
+    with pytest.raises(ValueError, match="packing is 'faithful'; with pp-swap it has no meaning"):
+        asked("pp", method="pp-swap")
+    with pytest.raises(ValueError, match="packing is 'loose'; it must be ours or faithful"):
         asked("pp", packing="loose")
