@@ -58,6 +58,10 @@ def ask(path: str, *words: str) -> int:
 
 def serve(path: Path) -> None:
     """Fork a rank for each that asks. The server is nobody's child: tests count their children."""
+    import torch._dynamo
+    import torch.distributed.pipelining
+    import torch.nn.parallel  # noqa: F401  with what ranks would import late, each for a second
+
     from tests.methods import rank_driver
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who asked hears of a rank's end otherwise
