@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from functools import cache
 from itertools import pairwise
 from math import inf
 from statistics import fmean
@@ -48,6 +49,10 @@ SLOW_HOST = replace(SERVER, load_bytes_per_s=2e6, store_bytes_per_s=2e6, host_ad
 """Its updates take half as long as all compute."""
 
 
+known = cache(search)
+"""Of equal questions, asked once."""
+
+
 def seconds_of(packs, setting, costs):
     return step_seconds(unroll(scheduled(packs, setting, LAYERS), 2), costs)
 
@@ -73,7 +78,7 @@ def packs_of_size(units, *, mode="pp", samples=1):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_the_plan_keeps_its_budget(mode):
     setting = replace(SETTING, mode=mode)
-    found = search(setting, LAYERS, UNITS, SERVER)
+    found = known(setting, LAYERS, UNITS, SERVER)
     proved = validate(found.schedule)
     assert all(peaks[DEVICE] <= setting.device_bytes for peaks in proved.peak_bytes.values())
     assert (found.packs.num_units, found.packs.minibatch) == (UNITS, 12)
@@ -82,7 +87,7 @@ def test_the_plan_keeps_its_budget(mode):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_nobody_draws_a_faster_plan(mode):
     setting = replace(SETTING, mode=mode)
-    found = search(setting, LAYERS, UNITS, SERVER)
+    found = known(setting, LAYERS, UNITS, SERVER)
     costs = ServerCosts(LAYERS, SERVER, shared_updates=mode == "dp")
     rng = random.Random(7)
     tried = 0
@@ -118,7 +123,7 @@ def test_the_estimate_is_near_the_simulator(mode):
     setting = replace(SETTING, mode=mode)
     pace = Pace(LAYERS, SERVER, UNITS)
     costs = ServerCosts(LAYERS, SERVER, shared_updates=mode == "dp")
-    packs = search(setting, LAYERS, UNITS, SERVER).packs
+    packs = known(setting, LAYERS, UNITS, SERVER).packs
     for size in (1, 2, 4):
         changed = replace(packs, forward_size=size, backward_size=size)
         simulated = seconds_of(changed, setting, costs)
