@@ -135,7 +135,7 @@ class _Builder(ScheduleBuilder):
         super().__init__()
         self.spec, self.profile, self.release = spec, profile, release
         self.fetched = offload_weights
-        self.on_disk = spec.optimizer_tier == DISK
+        self.on_disk = getattr(spec.options, "optimizer_tier", HOST_TIER) == DISK
         self.head = len(profile.units) - 1
         self.units = range(len(profile.units))
         self.micros = range(spec.microbatches)

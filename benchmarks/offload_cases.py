@@ -285,7 +285,7 @@ SPEEDS = {
     "stronghold": Speed(start_s=60, start_s_per_billion=15, step_s_per_billion=0.15),
     "stronghold-disk": Speed(start_s=60, start_s_per_billion=20, step_s_per_billion=8),
     **dict.fromkeys(
-        ("data-parallel", "gpipe", "1f1b"),
+        ("data-parallel", "torch-gpipe", "torch-1f1b"),
         Speed(start_s=40, start_s_per_billion=7, step_s_per_billion=0.02),
     ),
     **dict.fromkeys(

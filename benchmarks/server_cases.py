@@ -16,10 +16,10 @@ from benchmarks.offload_cases import PAPER, TRAINING, Case, Entry, chosen, entry
 METHODS: dict[str, dict[str, Any]] = {
     "data-parallel": {"method": "data-parallel"},
     "data-parallel (keep)": {"method": "data-parallel", "activations": "keep"},
-    "gpipe": {"method": "gpipe"},
-    "gpipe (keep)": {"method": "gpipe", "activations": "keep"},
-    "1f1b": {"method": "1f1b"},
-    "1f1b (keep)": {"method": "1f1b", "activations": "keep"},
+    "torch-gpipe": {"method": "torch-gpipe"},
+    "torch-gpipe (keep)": {"method": "torch-gpipe", "activations": "keep"},
+    "torch-1f1b": {"method": "torch-1f1b"},
+    "torch-1f1b (keep)": {"method": "torch-1f1b", "activations": "keep"},
     "zero-offload": {"method": "zero-offload"},
     "zero-infinity": {"method": "zero-infinity"},
     "dp-swap": {"method": "dp-swap"},
@@ -28,9 +28,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "harmony-pp": {"method": "harmony-pp"},
 }
 """Name in the CSV -> fields of the spec."""
-ROOFS = ("data-parallel", "1f1b", "gpipe")
+ROOFS = ("data-parallel", "torch-1f1b", "torch-gpipe")
 """Whose variants all get all memory."""
-PIPELINED = ("1f1b (keep)", "gpipe (keep)", "1f1b", "gpipe")
+PIPELINED = ("torch-1f1b (keep)", "torch-gpipe (keep)", "torch-1f1b", "torch-gpipe")
 PIPELINED_SAMPLES = 8
 """In their micro-batches, where every rank has one: passes of fewer are as long as their launches
 on an H100 (0.6 ms a block), and cost more than shorter bubbles gain."""
@@ -79,13 +79,13 @@ CASES: dict[str, tuple[Case, ...]] = {
     "tiny": (
         Case(
             name="tiny",
-            methods=("harmony-pp", "data-parallel", "harmony-dp", "pp-swap", "1f1b"),
+            methods=("harmony-pp", "data-parallel", "harmony-dp", "pp-swap", "torch-1f1b"),
             changes={
                 **TRAINING, "device": "cpu", "text": str(Path(__file__).resolve()), "layers": 4,
                 "hidden": 32, "heads": 4, "seq": 16, "vocab": 256, "dtype": "fp32", "batch": 4,
                 "ranks": 2,
             },
-            of_method={"1f1b": {"microbatches": 2}, "harmony-pp": {"device_memory": 500_000}},
+            of_method={"torch-1f1b": {"microbatches": 2}, "harmony-pp": {"device_memory": 500_000}},
         ),
     ),
 }  # fmt: skip

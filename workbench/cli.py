@@ -1,4 +1,4 @@
-"""The command line: ``workbench run | plan | layers | sweep | doctor | page | figure | ...``.
+"""The command line: ``workbench run | plan | layers | schedule | sweep | doctor | page | figure | ...``.
 
 It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
 adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
+from workbench.cli_schedule import add_schedule_flags
 from workbench.cli_spec import Parser, add_spec_flags, specs_from
+from workbench.core import methods
 from workbench.core.jsonfile import parse_json
-from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_spec_flags(layers, None, window="auto")
     layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     layers.set_defaults(handler=_layers)
+
+    schedule = verbs.add_parser("schedule", help="what an order makes each rank of a pipeline do")
+    add_schedule_flags(schedule)
+    schedule.set_defaults(handler=_schedule)
 
     sweep = verbs.add_parser("sweep", help="the runs of a sweep file, resumed where it was left")
     sweep.add_argument("file", type=Path, metavar="FILE", help="JSON: base, grid, runs, results")
@@ -235,6 +240,13 @@ def _layers(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _schedule(arguments: argparse.Namespace) -> int:
+    from workbench.cli_schedule import show_schedule
+
+    show_schedule(arguments)
+    return OK
+
+
 def _trust(arguments: argparse.Namespace) -> int:
     from workbench.cli_trust import trust
 
@@ -272,6 +284,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     )
     for path, why in store.problems.items():
         _complain(f"{path} is not counted: {why}")
+    if file.note:
+        _complain(file.note)
     counts = sweep.counts()
     progress = Progress(sys.stderr, sweep=sweep)
     progress.line(

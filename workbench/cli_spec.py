@@ -1,7 +1,8 @@
 """The flags of the command line that describe a run, and the specs they make.
 
-Every flag is a field of `RunSpec` or of its model: what a value may be, and its default, come from
-there and are said in ``--help``. Fields too rare for a flag are set by name.
+Every flag is a field of `RunSpec`, of its model, or an option of methods: what it means, what a
+value may be, and its default, come from there and are said in ``--help``. Fields too rare for a
+flag are set by name.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
-from workbench.core.spec import RunSpec
+from workbench.core.options import catalogue, takes
+from workbench.core.schema import docstrings
+from workbench.core.spec import RunSpec, flat
 from workbench.model.hf_config import spec_from_config
-from workbench.runs import methods
 from workbench.runs.overrides import (
     describe,
     make_spec,
@@ -24,67 +27,14 @@ from workbench.runs.overrides import (
     read_object,
 )
 
-SPEC_FLAGS = (
-    (("-l", "--layers"), "layers", "transformer blocks"),
-    (("--hidden",), "hidden", "hidden size"),
-    (("--heads",), "heads", "attention heads"),
-    (("--seq",), "seq", "tokens per sample"),
-    (("--vocab",), "vocab", "rows of the token embedding"),
-    (("--dropout",), "dropout", "probability of dropping"),
-    (("-b", "--batch"), "batch", "samples per optimizer step"),
-    (("--microbatches",), "microbatches", "equal parts the batch is computed in"),
-    (("-w", "--window"), "window", "layers on the device at once (stronghold)"),
-    (("--resident",), "resident", "first layers that never leave the device (stronghold)"),
-    (("--activations",), "activations", "what becomes of activations"),
-    (("--pulled",), "pulled", "layers after them whose states come to the device (stronghold)"),
-    (("--kept",), "kept", "last layers that keep activations, of --activations auto (stronghold)"),
-    (("--clipping",), "clipping", "whether updates wait for the norm (stronghold, harmony)"),
-    (("--optimizer-tier",), "optimizer_tier", "where offloaded optimizer states live"),
-    (("--disk-layers",), "disk_layers", "last layers whose states are on the disk (stronghold)"),
-    (("--host-workers",), "host_workers", "host updates at once"),
-    (("--ranks",), "ranks", "devices to train on (harmony, and what runs on several)"),
-    (("--forward-size",), "forward_size", "samples of a forward micro-batch (harmony)"),
-    (("--backward-size",), "backward_size", "samples of a backward micro-batch (harmony)"),
-    (
-        ("--forward-packs",),
-        "forward_packs",
-        "units of each forward pack, such as '2 2', not the last backward one's; or none (harmony)",
-    ),
-    (
-        ("--backward-packs",),
-        "backward_packs",
-        "units of each backward pack, such as '2 2 2'; pinned with the three above (harmony)",
-    ),
-    (("--packing",), "packing", "who chooses them (harmony)"),
-    (("--steps",), "steps", "optimizer steps"),
-    (("--seed",), "seed", "seed of weights, samples and dropout"),
-    (("--device",), "device", "where to compute"),
-    (("--dtype",), "dtype", "of weights, activations and gradients"),
-    (("--compile",), "compile", "compiled layers"),
-    (("--replay",), "replay", "passes of layers that the GPU launches by itself"),
-    (("--device-memory",), "device_memory", "budget of the device, e.g. 32GiB"),
-    (("--host-memory",), "host_memory", "budget of the host, e.g. 90GiB"),
-    (("--disk-memory",), "disk_memory", "budget of the disk"),
-    (("--text",), "text", "stdlib, a text file, or a folder of WikiText, of bert's MRPC"),
-    (("--tokenizer",), "tokenizer", "bytes, or bpe:N; wordpiece of pairs"),
-    (("--clip",), "clip", "global gradient-norm clipping"),
-    (("--lr",), "lr", "peak learning rate"),
-    (("--min-lr",), "min_lr", "learning rate at the end of the decay"),
-    (("--lr-schedule",), "lr_schedule", "decay of the learning rate"),
-    (("--warmup-steps",), "warmup_steps", "steps of linear growth"),
-    (("--weight-decay",), "weight_decay", "of matrices, not of biases and norms"),
-    (
-        ("--save-every",),
-        "save_every",
-        "steps between checkpoints; 0 for none; the same command goes on from the newest",
-    ),
-    (
-        ("--start-from",),
-        "start_from",
-        "run, by key or folder, whose checkpoint to go on from, under any method and ranks",
-    ),
-)
-"""Flags, field of the spec, help. What a value may be comes from the field's annotation."""
+FIELDS = (
+    "layers", "hidden", "heads", "seq", "vocab", "dropout", "batch", "microbatches", "activations",
+    "ranks", "steps", "seed", "device", "dtype", "compile", "replay", "device_memory",
+    "host_memory", "disk_memory", "text", "tokenizer", "clip", "lr", "min_lr", "lr_schedule",
+    "warmup_steps", "weight_decay", "save_every", "start_from",
+)  # fmt: skip
+"""Fields of all methods that have a flag; all options have one."""
+SHORT = {"layers": "-l", "batch": "-b", "window": "-w"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -112,15 +62,10 @@ def add_spec_flags(
         words = f"{known}; {method_help}; by name only: {peers}; {several}"
         parser.add_argument("-m", "--method", help=words)
     group = parser.add_argument_group("what to train")
-    for flags, field, words in SPEC_FLAGS:
-        default = window if field == "window" else _default(field)
-        group.add_argument(
-            *flags,
-            dest=field,
-            default=argparse.SUPPRESS,
-            metavar=flags[-1].lstrip("-").rpartition("-")[2].upper(),
-            help=f"{words} ({describe(field)}; default {default})",
-        )
+    spec, about = RunSpec(method=""), docstrings(ModelSpec) | docstrings(RunSpec)
+    for name, value in flat(spec).items():
+        if name in FIELDS:
+            _add_flag(group, name, about[name], value)
     group.add_argument(
         "--hf-config",
         metavar="PATH",
@@ -138,17 +83,39 @@ def add_spec_flags(
         "own, package.module:function, that makes a module and data (workbench/model/custom.py)",
     )
 
+    groups: dict[tuple[str, ...], Any] = {}
+    for name, option in catalogue().items():
+        if option.methods not in groups:
+            title = f"options of {', '.join(option.methods)}"
+            groups[option.methods] = parser.add_argument_group(title)
+        default = window if name == "window" else option.default
+        _add_flag(groups[option.methods], name, option.about, default)
+
+
+def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
+    flags = [SHORT[name]] if name in SHORT else []
+    shown = "none" if default is None else default
+    group.add_argument(
+        *flags,
+        f"--{name.replace('_', '-')}",
+        dest=name,
+        default=argparse.SUPPRESS,
+        metavar=name.rpartition("_")[2].upper(),
+        help=f"{about} ({describe(name)}; default {shown})".replace("%", "%%"),
+    )
+
 
 def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
     """The specs the flags describe, one a method; raises ValueError.
 
-    `window` is the default, cut to the number of layers, of a method that does not refuse one.
+    `window` is the default, cut to the number of layers, of a method that has one. Where all
+    methods are asked, each takes the options that it has.
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
-        field: parse_value(field, getattr(arguments, field))
-        for _, field, _ in SPEC_FLAGS
-        if hasattr(arguments, field)
+        name: parse_value(name, getattr(arguments, name))
+        for name in (*FIELDS, *catalogue())
+        if hasattr(arguments, name)
     }
     changes |= parse_settings(arguments.set)
     if arguments.hf_config:
@@ -161,28 +128,26 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
-    names = list(methods.METHODS) if asked == "all" else [methods.find(asked).name]
-    specs = [make_spec(data, {**changes, "method": name}) for name in names]
+    everything = asked == "all"
+    names = list(methods.METHODS) if everything else [methods.find(asked).name]
+
+    def make(name: str) -> RunSpec:
+        return make_spec(data, {**changes, "method": name}, lenient=everything)
+
+    specs = [make(name) for name in names]
     first = specs[0]
-    if asked == "all" and (first.ranks > 1 or first.model.decomposed):
-        able = [
-            method.name
+    if everything and (first.ranks > 1 or first.model.decomposed):
+        specs = [
+            make(method.name)
             for method in methods.known().values()
             if (method.parallel or first.ranks == 1)
             and (method.modules or not first.model.decomposed)
         ]
-        specs = [first.with_(method=name) for name in able]
-    if "window" not in changes and "window" not in data and window != "auto":
+    if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [
-            spec
-            if methods.find(spec.method).refuses
-            else spec.with_(window=min(window, max(2, spec.model.layers)))
+            spec.with_(window=min(window, max(2, spec.model.layers)))
+            if takes(spec.method, "window")
+            else spec
             for spec in specs
         ]
     return specs
-
-
-def _default(field: str) -> str:
-    spec = RunSpec(method="")
-    value = getattr(spec.model if hasattr(spec.model, field) else spec, field)
-    return "none" if value is None else str(value)

@@ -20,13 +20,12 @@ from typing import Any
 
 from baselines import deepspeed_ops
 from workbench.cli_spec import Parser
-from workbench.core import host
+from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.figures.sizes import SIZES, Size, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
-from workbench.runs import methods
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")

@@ -59,9 +59,7 @@ class Training(plain.Training):
         # Blocks were to be compiled in pieces between which buckets leave; they are small enough.
         torch._dynamo.config.optimize_ddp = False
         rows = len(share_of(spec.microbatch, self.rank, self.ranks))
-        passes = spec.with_(
-            batch=rows * spec.microbatches, forward_size="auto", backward_size="auto"
-        )
+        passes = spec.with_(batch=rows * spec.microbatches)
         super().__init__(spec, report, folder, passes=passes)
         with self.meter, warnings.catch_warnings():
             warnings.simplefilter(

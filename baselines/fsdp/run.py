@@ -71,8 +71,6 @@ def refuse(spec: RunSpec) -> None:
             f"{LABEL} keeps or recomputes activations; activations cannot be 'host', use "
             "'recompute' or 'keep'"
         )
-    if spec.optimizer_tier == "disk":
-        raise ValueError(f"{LABEL} has no disk tier: optimizer_tier is 'disk', use 'host'")
     if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
         raise ValueError(
             f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "

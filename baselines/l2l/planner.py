@@ -37,9 +37,9 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         stash=spec.activations == "host",
         clipped=spec.clip is not None,
         eager=frozenset(range(1, head) if spec.clip is None else ()),
-        on_disk=frozenset(range(1, head) if spec.optimizer_tier == DISK else ()),
-        host_gradient_slots=spec.host_workers + 1 if spec.clip is None else None,
-        host_workers=spec.host_workers,
+        on_disk=frozenset(range(1, head) if spec.options.optimizer_tier == DISK else ()),
+        host_gradient_slots=spec.options.host_workers + 1 if spec.clip is None else None,
+        host_workers=spec.options.host_workers,
         replay=replays(spec, profile),
     )
     settings = {"stashed_inputs": layout.stash, "eager_updates": len(layout.eager)}

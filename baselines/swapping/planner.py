@@ -13,8 +13,8 @@ from baselines.swapping.division import Division
 from baselines.swapping.program import build
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
+from workbench.methods.options import Visits, check_visits
 from workbench.methods.rank_plans import binding, check_shares
-from workbench.methods.rank_settings import check_settings
 from workbench.model import make_model, units_of
 from workbench.partition.chain import min_max_partition
 from workbench.profile.budgets import Budgets
@@ -34,19 +34,13 @@ STEPS = 3
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
-    check_settings(spec)
-    if spec.backward_size not in ("auto", spec.forward_size):
+    check_visits(spec)
+    asked: Visits = spec.options
+    if asked.backward_size not in ("auto", asked.forward_size):
         raise ValueError(
-            f"forward_size is {spec.forward_size}, backward_size {spec.backward_size}; without "
+            f"forward_size is {asked.forward_size}, backward_size {asked.backward_size}; without "
             "packs both passes have the same micro-batches"
         )
-    if spec.forward_packs != "auto" or spec.backward_packs != "auto":
-        raise ValueError(
-            f"forward_packs {spec.forward_packs!r} and backward_packs {spec.backward_packs!r} are "
-            "Harmony's; leave both at 'auto'"
-        )
-    if spec.packing != "ours":
-        raise ValueError(f"packing is {spec.packing!r}, and there are no packs; leave it at 'ours'")
     check_shares(spec, mode)
 
 
@@ -106,8 +100,8 @@ def divisions(
 ) -> Iterator[Division]:
     """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
     size that the spec pins; no unit has a place of its own yet."""
-    if spec.forward_size != "auto":
-        tried = [spec.forward_size]
+    if spec.options.forward_size != "auto":
+        tried = [spec.options.forward_size]
     else:
         parts = spec.ranks if mode == DP else 1
         tried = micro_batches(spec.batch, parts, least=least, most=largest)

@@ -87,7 +87,7 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     """How DeepSpeed runs this spec."""
     from baselines.zero import Adapter
 
-    scratch = folder / "zero-infinity-scratch" if spec.optimizer_tier == "disk" else None
+    scratch = folder / "zero-infinity-scratch" if spec.options.optimizer_tier == "disk" else None
     return Adapter(
         label=LABEL,
         settings=lambda spec, elements: settings(spec, elements, scratch),

@@ -30,7 +30,13 @@ def spec_for(**changes) -> RunSpec:
 
 
 def schedule_for(
-    order: str, spec: RunSpec, ranks: int, micros: int, *, replicas: int = 1, recompute: bool = False
+    order: str,
+    spec: RunSpec,
+    ranks: int,
+    micros: int,
+    *,
+    replicas: int = 1,
+    recompute: bool = False,
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1

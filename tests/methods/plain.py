@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import takes
 from workbench.core.spec import RunSpec
 from workbench.methods.train import load_batches
 from workbench.model import make_model
@@ -38,9 +39,10 @@ def spec_for(**changes) -> RunSpec:
         "weight_decay": 0.1,
         "clip": 0.5,
         "activations": "recompute",
-        "clipping": "speculate",  # of small models a planner would rather wait
     }
-    return RunSpec(**{**values, **changes})
+    if takes(changes.get("method", values["method"]), "clipping"):
+        values["clipping"] = "speculate"  # of small models a planner would rather wait
+    return RunSpec.of(**{**values, **changes})
 
 
 def train(
@@ -104,15 +106,8 @@ def judge(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
     """What plain training gives for a spec."""
     return plain(
         spec.with_(
-            window="auto",
-            resident="auto",
-            pulled="auto",
-            kept="auto",
-            clipping="auto",
+            options=type(spec.options)(),
             activations="recompute",
-            optimizer_tier="auto",
-            disk_layers="auto",
-            host_workers=1,
             save_every=0,
             device_memory=None,
             host_memory=None,

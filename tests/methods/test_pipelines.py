@@ -16,7 +16,7 @@ GRID = [
     for order, ranks, replicas, micros, recompute in product(
         ORDERS, (2, 3, 4), (1, 2), (1, 2, 3, 6), (False, True)
     )
-    if not (ORDERS[order].whole_groups and micros % ranks)
+    if not (ORDERS[order].chunked and micros % ranks)
 ]
 EACH_PAIR = {
     ("gpipe", 2, 2, 3, False),
@@ -34,10 +34,7 @@ EACH_PAIR = {
 
 @pytest.mark.parametrize(
     ("order", "ranks", "replicas", "micros", "recompute"),
-    [
-        pytest.param(*one, marks=[] if one in EACH_PAIR else [pytest.mark.thorough])
-        for one in GRID
-    ],
+    [pytest.param(*one, marks=[] if one in EACH_PAIR else [pytest.mark.thorough]) for one in GRID],
 )
 def test_every_order_trains_exactly(order, ranks, replicas, micros, recompute, tmp_path):
     """With dropout, clipping, tied weights and random delays."""

@@ -71,7 +71,7 @@ def schedule_for(packs, spec, **how):
         for pack in (*packs.forward, *packs.backward)
     )
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
-    guesses = spec.clipping != "wait"
+    guesses = getattr(spec.options, "clipping", "auto") != "wait"
     clipped = spec.clip is not None
     schedule = build(packs, sizes, rings=rings, clipped=clipped, guesses=guesses, **how)
     validate(schedule)

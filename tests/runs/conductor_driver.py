@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from workbench.conductor import main
-from workbench.runs import methods
+from workbench.core import methods
 
 methods.METHODS["fake"] = methods.Method(
     name="fake", label="Fake", module="fake_method", summary="for tests"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import HANG_S, HERE, store_at
+from workbench.core import methods
 from workbench.runs import campaign as campaigns
-from workbench.runs import methods
 from workbench.runs.store import Store
 
 

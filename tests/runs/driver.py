@@ -3,7 +3,8 @@
 import sys
 
 from workbench.cli import main
-from workbench.runs import inputs, methods
+from workbench.core import methods
+from workbench.runs import inputs
 
 methods.METHODS["fake"] = methods.Method(
     name="fake", label="Fake", module="fake_method", summary="for tests"

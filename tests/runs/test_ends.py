@@ -96,8 +96,7 @@ def test_results_are_cached_and_failures_tried_again(store: Store) -> None:
 def test_another_device_or_another_code_is_another_run(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.core import host
-    from workbench.runs import methods
+    from workbench.core import host, methods
 
     first = run(fake_spec("steps"), store)
     with monkeypatch.context() as patch:

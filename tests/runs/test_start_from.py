@@ -12,10 +12,11 @@ from baselines import plain as torch_plain
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
+from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
-from workbench.runs import methods, runner
+from workbench.runs import runner
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
 

@@ -135,7 +135,7 @@ def test_a_killed_sweep_is_interrupted_and_none_of_its_runs_runs(
 def test_changed_code_is_said(make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     make(text="steps 0").start()
     until(watch, "done")
-    monkeypatch.setattr("workbench.runs.methods.code_version", lambda name: "newer code")
+    monkeypatch.setattr("workbench.core.methods.code_version", lambda name: "newer code")
     sweep = follow(watch)
     assert sweep.counts() == {"done": 2}
     assert sweep.outdated == 2

@@ -111,7 +111,7 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "workbench" / "published").glob("*.py"),
         *(ROOT / "workbench" / "methods").glob("*/planner.py"),
         *(ROOT / "baselines").glob("*/planner.py"),
-        *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store", "methods")),
+        *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
         ROOT / "workbench" / "cli.py",
     ]
     return sorted(map(module_name, files))

@@ -18,9 +18,9 @@ from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_secon
 from benchmarks.offload_sheet import COLUMNS, ROOT, Sheet, describe
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
+from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.published.here import read_offload
-from workbench.runs import methods
 from workbench.runs.events import EventLog
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
@@ -137,7 +137,7 @@ def test_patterns_pick_by_case_by_method_and_by_both():
 
 def test_pins_are_a_variant():
     spec = {e.name: e.spec for e in paper()}["depth-60/stronghold (w4 r0 stash)"]
-    assert (spec.window, spec.resident, spec.activations) == (4, 0, "host")
+    assert (spec.options.window, spec.options.resident, spec.activations) == (4, 0, "host")
     pinned = offload_cases.method_changes("stronghold (w8 p12 k4)")
     assert (pinned["window"], pinned["pulled"], pinned["kept"]) == (8, 12, 4)
     for name in ("deepspeed", "deepspeed (w4)", "stronghold ()", "stronghold (x4)"):
@@ -364,7 +364,7 @@ def test_a_search_gives_up_on_an_error(bench):
 
 def test_a_search_takes_the_roomiest_setting():
     assert probe("l2l", 10, None, None).spec.activations == "host"
-    assert probe("zero-infinity-disk", 10, None, None).spec.optimizer_tier == "disk"
+    assert probe("zero-infinity-disk", 10, None, None).spec.options.optimizer_tier == "disk"
     assert probe("stronghold", 10, 32 * GIB, 90 * GIB).case == "largest-32g-90g"
 
 

@@ -41,11 +41,11 @@ def test_roofs_have_all_memory_and_pipelines_their_microbatches():
     assert (xl.ranks, xl.batch, xl.dtype, xl.clip) == (4, 64, "bf16", 1.0)
     assert xl.device_memory == specs["xl-4-b64/zero-infinity"].device_memory == 11 * GIB
     assert specs["xl-4-b64/data-parallel"].device_memory is None
-    kept = specs["xl-4-b64/1f1b (keep)"]
+    kept = specs["xl-4-b64/torch-1f1b (keep)"]
     assert (kept.device_memory, kept.microbatches, kept.activations) == (None, 8, "keep")
-    assert specs["xl-4-b64/1f1b"].microbatches == 8
-    assert specs["xl-8-b16/gpipe"].microbatches == 8
-    assert {entry.splits for entry in paper(only=["1f1b"])} == {(2,), (4,), (8,)}
+    assert specs["xl-4-b64/torch-1f1b"].microbatches == 8
+    assert specs["xl-8-b16/torch-gpipe"].microbatches == 8
+    assert {entry.splits for entry in paper(only=["torch-1f1b"])} == {(2,), (4,), (8,)}
     assert {entry.splits for entry in paper(only=["data-parallel*"])} == {(1, 2, 4)}
     assert {entry.splits for entry in paper(only=["harmony-*", "zero-*"])} == {(1,)}
 

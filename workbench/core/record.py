@@ -12,8 +12,10 @@ from statistics import median, quantiles
 from typing import Any, Literal, TypedDict
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.methods import RENAMED, known
+from workbench.core.options import catalogue, options_of, takes
 from workbench.core.schema import Measured, read_as, read_fields
-from workbench.core.spec import EVERY_VERSION, RunSpec
+from workbench.core.spec import EVERY_FLAT_VERSION, EVERY_VERSION, RunSpec
 
 Status = Literal[
     "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error"
@@ -33,7 +35,8 @@ BETWEEN = ("p2p", "all_reduced")
 with the others', not what the algorithm then moves. Records from before have neither."""
 
 Source = Literal["measured", "simulated", "published"]
-SCHEMA = 1
+SCHEMA = 2
+"""Since 2, options stand together in a spec; in 1, those of all methods beside its fields."""
 
 
 class Predicted(TypedDict, total=False):
@@ -148,11 +151,29 @@ class RunRecord:
         if type(schema) is int and schema > SCHEMA:
             raise ValueError(f"the record has schema {schema}, this version reads up to {SCHEMA}")
         where = "not a run record"
-        spec = read_fields(RunSpec, data.get("spec"), f"{where}: spec", EVERY_VERSION)
+        if schema == 1 and data.get("method") in RENAMED:
+            data = data | {"method": RENAMED[data["method"]]}
+        spec = _read_spec(data.get("spec"), f"{where}: spec")
         record = read_as(cls, data | {"spec": spec}, where)
         if spec["method"] != record.method:
             raise ValueError(f"{where}: it is of {record.method}, its spec of {spec['method']}")
         return record
+
+
+def _read_spec(data: Any, where: str) -> dict[str, Any]:
+    """A spec that any version wrote, as this one writes it. What stood beside the other fields of
+    options that the method does not have meant nothing, and is left out."""
+    spec = read_fields(RunSpec, data, where, EVERY_VERSION)
+    given = spec["options"]
+    if given is None:
+        for name in sorted(EVERY_FLAT_VERSION - spec.keys()):
+            raise ValueError(f"{where}: the field {name!r} is missing")
+        spec["method"] = RENAMED.get(spec["method"], spec["method"])
+        if spec["method"] in known():
+            given = {name: spec.pop(name) for name in catalogue().keys() & spec.keys()}
+    kind = options_of(spec["method"])
+    own = {name: value for name, value in (given or {}).items() if takes(spec["method"], name)}
+    return spec | {"options": read_fields(kind, own, where, frozenset())}
 
 
 def steady_step_seconds(step_seconds: list[float]) -> float | None:

@@ -25,6 +25,10 @@ rises, so a file that fits pays nothing for it.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -116,6 +120,33 @@ def _read(read: Read, data: Any, where: str) -> Any:
     except Misfit as error:
         named = ": ".join(filter(None, (where, error.place))) or "it"
         raise ValueError(f"{named} is {error.text}") from None
+
+
+def check_words(made: Any) -> None:
+    """Raise ValueError for a field of a dataclass that takes certain words and holds none of them:
+    whoever constructs one may pass anything."""
+    for name, words in _words_of(type(made)).items():
+        if (value := getattr(made, name)) not in words:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(words)}")
+
+
+@cache
+def _words_of(kind: type) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(kind).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
+
+
+@cache
+def docstrings(kind: type) -> Mapping[str, str]:
+    """Field -> the text below it in its dataclass, or in one that this inherits, on one line."""
+    told = {}
+    for owner in reversed([each for each in kind.__mro__ if is_dataclass(each)]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+        for node, below in itertools.pairwise(body):
+            words = getattr(getattr(below, "value", None), "value", None)
+            if isinstance(node, ast.AnnAssign) and isinstance(words, str):
+                told[node.target.id] = " ".join(words.replace("`", "").split())
+    return MappingProxyType(told)
 
 
 def describe(kind: Any) -> str:

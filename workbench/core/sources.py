@@ -71,11 +71,11 @@ class Modules:
 
 
 def imports_digest(
-    name: str, folders: Iterable[str | Path], follow: Callable[[str, Path], bool]
+    names: Iterable[str], folders: Iterable[str | Path], follow: Callable[[str, Path], bool]
 ) -> str:
-    """SHA-256 of the files that importing `name` may run, wherever they are, as `follow` says
+    """SHA-256 of the files that importing `names` may run, wherever they are, as `follow` says
     of a module and its file. Raises OSError."""
-    modules, seen, waiting = Modules(folders), {""}, [name]
+    modules, seen, waiting = Modules(folders), {""}, [*names]
     found: dict[str, Path] = {}
     while waiting:
         name = waiting.pop()

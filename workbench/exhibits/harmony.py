@@ -100,8 +100,10 @@ class HarmonySession(Session):
         for, which takes longer than a preview may, the cap of its devices."""
         cap = spec.device_memory
         unknown = {"device": f"at most {format_bytes(cap)}" if cap else UNKNOWN, "host": UNKNOWN}
-        packs = spec.method in sizes.HARMONY and spec.backward_packs == "auto"
-        sizes_too = spec.method in sizes.HARMONY + sizes.SWAPPED and spec.forward_size == "auto"
+        packs = spec.method in sizes.HARMONY and spec.options.backward_packs == "auto"
+        sizes_too = (
+            spec.method in sizes.HARMONY + sizes.SWAPPED and spec.options.forward_size == "auto"
+        )
         if packs or sizes_too:
             return unknown
         try:

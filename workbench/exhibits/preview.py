@@ -108,8 +108,8 @@ def _planned_row(spec: RunSpec, planned: Answer, seconds: float | None) -> dict[
 def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]:
     empty = dict.fromkeys(COLUMNS, "")
     layers = "" if spec is None else spec.model.layers
-    if spec is not None and spec.window != "auto":
-        run = f"{run}, window {spec.window}"
+    if spec is not None and (window := getattr(spec.options, "window", "auto")) != "auto":
+        run = f"{run}, window {window}"
     return {**empty, "run": run, "layers": layers, **values}
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.figures.rows import HERE
 from workbench.figures.style import GREY, LOOKS, SOURCES, bar_look, line_look, name_of
-from workbench.runs.methods import METHODS
 
 UNSOUND, CALIBRATED = "\u2020", "\u2021"
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
@@ -22,7 +24,6 @@ from workbench.figures.exhibit import advantage
 from workbench.figures.panels import notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
-from workbench.runs.methods import METHODS
 from workbench.schedule.plan import Plan
 
 FIGURE, SECTION = "6a", "VI.A, page 8"
@@ -48,7 +49,7 @@ def specs(size: Size, largest: dict[str, int]) -> list[RunSpec]:
             steps=PROBE_STEPS,
             device_memory=size.search_device_memory,
             host_memory=size.search_host_memory,
-            window=size.small_window if METHODS[method].windowed else "auto",
+            window=size.small_window if takes(method, "window") else "auto",
             activations=ROOMIEST.get(method, "recompute"),
         )
         for method in METHODS

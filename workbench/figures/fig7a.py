@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
@@ -15,7 +16,6 @@ from workbench.figures.fig8a import THRESHOLDS, claim
 from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
-from workbench.runs.methods import METHODS
 
 FIGURE, SECTION = "7a", "VI.B, page 9"
 TITLE = "Throughput at each baseline's largest model"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
+from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures import draw as drawing
@@ -14,7 +16,6 @@ from workbench.figures.exhibit import advantage
 from workbench.figures.panels import draw_panels, notes_of_measured
 from workbench.figures.sizes import Size
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
-from workbench.runs.methods import METHODS
 
 FIGURE, SECTION = "8a", "VI.B, page 9"
 TITLE = "Throughput on one model"
@@ -29,7 +30,7 @@ THRESHOLDS = {"megatron-lm": 0.8, "l2l": 1.0, "zero-offload": 1.0, "zero-infinit
 def specs(size: Size, largest: dict[str, int]) -> list[RunSpec]:
     """Every method on the same model, data, seed, precision and clipping."""
     return [
-        size.timed(method, window=size.window if METHODS[method].windowed else "auto")
+        size.timed(method, window=size.window if takes(method, "window") else "auto")
         for method in METHODS
     ]
 

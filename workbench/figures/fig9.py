@@ -37,7 +37,7 @@ def rows(records: list[RunRecord]) -> pd.DataFrame:
     """Milliseconds per step over the window asked for, measured and predicted."""
     out = []
     for record in records:
-        out += tidy.both(record, "ms", x=record.spec["window"])
+        out += tidy.both(record, "ms", x=record.spec["options"]["window"])
     return tidy.table(out)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.figures import rows as tidy
 from workbench.published.here import FILE, OffloadRun, latest
 from workbench.published.predict import WINDOW
 from workbench.published.sheet import Run
-from workbench.runs.methods import METHODS
 
 NAMES = {
     "megatron-core": "megatron-lm",

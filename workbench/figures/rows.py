@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord, steady_quartiles
-from workbench.runs.methods import METHODS
 
 COLUMNS = (
     "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",

@@ -75,7 +75,7 @@ class Size:
             "device_memory": self.device_memory,
             "activations": "recompute",  # as published
         }
-        return RunSpec(**{**values, **changes})
+        return RunSpec.of(**{**values, **changes})
 
     def timed(self, method: str, **changes: Any) -> RunSpec:
         """The same, for runs whose speed counts: behind the emulated link, if there is one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -55,8 +55,16 @@ class Planner(Protocol):
         """A schedule of a small model, which has four units a rank (profile/rehearsal.py)."""
 
 
-def on_ranks(planner: Planner, mode: str) -> tuple[Callable, Callable, Callable]:
-    """`plan`, `plan_sizes` and `train` of a mode of a planner, as a method."""
+class OnRanks(NamedTuple):
+    """A method on several ranks."""
+
+    plan: Callable[[RunSpec, Profile], Plan]
+    plan_sizes: Callable[[RunSpec, Mapping[int, Profile]], Plan]
+    train: Callable[[RunSpec, Reporter, Path], Outcome]
+
+
+def on_ranks(planner: Planner, mode: str) -> OnRanks:
+    """A mode of a planner, as a method."""
 
     def plan(spec: RunSpec, profile: Profile) -> Plan:
         """The plan from one profile; other micro-batch sizes in proportion."""
@@ -73,4 +81,4 @@ def on_ranks(planner: Planner, mode: str) -> tuple[Callable, Callable, Callable]
 
         return train(planner, spec, report, folder, mode=mode)
 
-    return plan, plan_sizes, train
+    return OnRanks(plan, plan_sizes, train)

@@ -67,7 +67,7 @@ def imports_digest(family: str) -> str:
         others = top in OURS or INSTALLED & {*file.parts} or STDLIB & {*file.parents}
         return top == name.partition(".")[0] or not others
 
-    return sources.imports_digest(name, _folders(), own)
+    return sources.imports_digest([name], _folders(), own)
 
 
 def function_of(family: str, digest: str = "") -> Callable[..., Any]:

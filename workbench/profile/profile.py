@@ -179,6 +179,13 @@ class UnitCost:
     recorded_bytes: int = 0
     """Memory that they work in, with fragments between their tensors."""
 
+    @property
+    def halves(self) -> tuple[float, float]:
+        """Seconds of both halves of a backward pass: equal ones where they were not measured."""
+        if self.input_half_s or self.weight_half_s:
+            return self.input_half_s, self.weight_half_s
+        return self.backward_s / 2, self.backward_s / 2
+
     def as_recorded(self) -> UnitCost:
         """The same with passes that are recorded; itself where that was not measured."""
         if self.recorded_forward_s <= 0:
@@ -275,8 +282,10 @@ class ProfileCosts:
                 return overhead + unit.recompute_s
             case Kind.BACKWARD:
                 return overhead + unit.backward_s + self._gradient_s(action)
-            case Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
-                return overhead + unit.backward_s / 2
+            case Kind.INPUT_GRAD:
+                return overhead + unit.halves[0]
+            case Kind.WEIGHT_GRAD:
+                return overhead + (unit.halves[1] if action.unit else unit.backward_s)
             case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
             case Kind.SETTLE if not self.clips:

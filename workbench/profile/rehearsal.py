@@ -17,6 +17,7 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import takes
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.profile.profile import Profile, Wires
@@ -132,7 +133,10 @@ def solved(trials: Sequence[Rehearsal]) -> dict[str, float]:
 
 def _small(method: str, ranks: int, hidden: int) -> RunSpec:
     """A model of four units a rank, trained in four micro-batches a step."""
-    return RunSpec(
+    divided = {"microbatches": 4}
+    if takes(method, "forward_size"):
+        divided = {"forward_size": SAMPLES, "backward_size": SAMPLES}
+    return RunSpec.of(
         method=method,
         model=ModelSpec(
             layers=4 * ranks - 2, hidden=hidden, heads=4, seq=64, vocab=256, dropout=0.0, tied=False
@@ -142,8 +146,7 @@ def _small(method: str, ranks: int, hidden: int) -> RunSpec:
         steps=STEPS,
         device="cpu",
         ranks=ranks,
-        forward_size=SAMPLES,
-        backward_size=SAMPLES,
+        **divided,
     )
 
 

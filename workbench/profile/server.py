@@ -173,6 +173,11 @@ class ServerCosts:
             case Kind.BACKWARD:
                 cost = self._cost(action.unit, end - first)
                 return server.pass_seconds(cost.backward_s + cost.gradient_copy_s)
+            case Kind.INPUT_GRAD:
+                return server.pass_seconds(self._cost(action.unit, end - first).halves[0])
+            case Kind.WEIGHT_GRAD:  # of the first unit, whose input has no gradient, all
+                cost = self._cost(action.unit, end - first)
+                return server.pass_seconds(cost.halves[1] if action.unit else cost.backward_s)
             case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:

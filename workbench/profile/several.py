@@ -20,7 +20,7 @@ from workbench.profile.store import stored_profile
 
 def pinned_sizes(spec: RunSpec) -> set[int]:
     """Micro-batches that the spec names."""
-    return {size for size in (spec.forward_size, spec.backward_size) if size != "auto"}
+    return spec.options.micro_sizes(spec)
 
 
 def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
@@ -59,8 +59,10 @@ def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
 
 
 def of_size(spec: RunSpec, size: int) -> RunSpec:
-    """The spec whose profile is that of micro-batches of a size."""
-    return spec.with_(batch=size, microbatches=1, forward_size="auto", backward_size="auto")
+    """The spec whose profile is that of micro-batches of a size. Layers whose backward passes are
+    halved are not compiled: a compiled one has no halves."""
+    compile = "off" if spec.options.halved else spec.compile
+    return replace(spec, batch=size, microbatches=1, compile=compile, options=type(spec.options)())
 
 
 def _stored(spec: RunSpec, size: int, results: Path) -> Profile | None:

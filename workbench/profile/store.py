@@ -31,6 +31,8 @@ from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.table import Ceilings, Echo
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from workbench.model.base import LayeredModel
 
 DRIFT = 0.1
@@ -200,7 +202,7 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     from workbench.model import make_model
     from workbench.profile.measure import probe, unit_costs
 
-    model = make_model(spec.model)
+    model, halved = make_model(spec.model), spec.options.halved
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
     if spec.model.decomposed:
@@ -216,6 +218,14 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
             hardware=hardware_,
             compile=spec.compile,
         )
+    if halved:
+        from workbench.profile.halves import with_halves
+
+        inputs, targets = _micro_batch(spec, model)
+        costs = with_halves(
+            costs, model, inputs, targets, seq=spec.model.seq, dtype=spec.dtype,
+            device=machine.device,
+        )  # fmt: skip
     return UnitCosts(
         machine=machine,
         costs=costs,
@@ -230,18 +240,14 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
 def _measure_kinds(
     spec: RunSpec, model: LayeredModel, machine: Machine
 ) -> tuple[dict[str, UnitCost], int]:
-    from workbench.model.families import load_data
     from workbench.profile.kinds import kind_costs
     from workbench.runtime.storage import DTYPES
 
-    data = load_data(
-        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes
-    )
-    *inputs, targets = data.rows(range(spec.microbatch))
+    inputs, targets = _micro_batch(spec, model)
     try:
         return kind_costs(
             model,
-            tuple(inputs),
+            inputs,
             targets,
             seq=spec.model.seq,
             dtype=DTYPES[spec.dtype],
@@ -249,6 +255,22 @@ def _measure_kinds(
         )
     except ValueError as error:  # the model's own
         raise ValueError(f"micro-batches of {spec.microbatch} cannot be run: {error}") from error
+
+
+def _micro_batch(spec: RunSpec, model: LayeredModel) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Inputs and targets of the first samples of the data; of a decoder's, made-up tokens."""
+    if not spec.model.decomposed:
+        import torch
+
+        tokens = torch.randint(model.vocab, (spec.microbatch, spec.model.seq))
+        return (tokens,), tokens
+    from workbench.model.families import load_data
+
+    data = load_data(
+        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes
+    )
+    *inputs, targets = data.rows(range(spec.microbatch))
+    return tuple(inputs), targets
 
 
 def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) -> Profile:
@@ -289,7 +311,9 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     """Named by what unit costs depend on: the model without its depth, micro-batch, dtype, and
     whether blocks are compiled.
     """
-    return path_of(spec, results, machine, "units", spec.microbatch, spec.dtype, spec.compile)
+    parts = (spec.microbatch, spec.dtype, spec.compile)
+    parts += ("halves",) if spec.options.halved else ()
+    return path_of(spec, results, machine, "units", *parts)
 
 
 def path_of(spec: RunSpec, results: Path, machine: Machine, what: str, *parts: object) -> Path:

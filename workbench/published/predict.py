@@ -67,7 +67,7 @@ class Point:
     def run(self) -> RunSpec:
         model = ModelSpec(layers=self.layers)
         window = self.window or "auto"
-        return RunSpec(
+        return RunSpec.of(
             method=self.method, model=model, window=window,
             **{"activations": "recompute", **self.spec},
         )  # fmt: skip

@@ -8,10 +8,12 @@ peaks of device memory, which are those of one GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from workbench.core.methods import RENAMED
 from workbench.published import sheet
 
 FILE = "servers.csv"
@@ -27,6 +29,12 @@ LABELS = {
     "data-parallel": "data parallel",
     "gpipe": "GPipe",
     "1f1b": "1F1B",
+    "interleaved": "interleaved",
+    "zb-h1": "ZB-H1",
+    "torch-gpipe": "torch GPipe",
+    "torch-1f1b": "torch 1F1B",
+    "torch-interleaved": "torch interleaved",
+    "torch-zero-bubble": "torch zero bubble",
     "zero-offload": "ZeRO-Offload",
     "zero-infinity": "ZeRO-Infinity",
     "dp-swap": "DP Swap",
@@ -35,6 +43,8 @@ LABELS = {
     "harmony-pp": "Harmony-PP",
 }
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
+RENAMED_ON = date(2026, 11, 27)
+"""Rows measured before call torch's pipelines as our own are called since."""
 SETTINGS = COLUMNS[:11]
 """What two runs must have in common to be one that was repeated."""
 MOVED = ("load_gib", "store_gib", "planned_load_gib", "planned_store_gib")
@@ -77,7 +87,11 @@ def read_servers(path: Path) -> list[ServerRun]:
     Raises ValueError for a file without the columns `COLUMNS` and for a row that cannot be right,
     naming file, line, column and value.
     """
-    return sheet.read(path, COLUMNS, _READERS, ServerRun, _contradiction)
+    runs = sheet.read(path, COLUMNS, _READERS, ServerRun, _contradiction)
+    return [
+        replace(run, method=RENAMED.get(run.method, run.method)) if run.day < RENAMED_ON else run
+        for run in runs
+    ]
 
 
 def _contradiction(run: ServerRun, texts: dict[str, str]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.figures.style import LOOKS, PAGE_IN, styled
-from workbench.runs.methods import METHODS
 
 EQUAL = 1e-10
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""
@@ -129,7 +129,7 @@ def prediction_summary(table: pd.DataFrame) -> str:
 
 def _name(record: RunRecord) -> str:
     label = METHODS[record.method].label
-    window = record.spec["window"]
+    window = record.spec["options"].get("window", "auto")
     return f"{label}, window {window}" if window != "auto" else label
 
 

@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -30,7 +31,7 @@ from workbench.core.paths import import_path
 from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
 from workbench.runs.store import Store
-from workbench.runs.sweep import SweepFile
+from workbench.runs.sweep import VERSION, SweepFile
 
 State = Literal["new", "waiting", "running", "paused", "done", "cancelled", "interrupted", "failed"]
 LIVE: tuple[State, ...] = ("waiting", "running", "paused")
@@ -108,13 +109,15 @@ class Campaign:
         `replace` another sweep of that name: for who has seen that no process conducts it. Raises
         ValueError for a sweep that is malformed, or whose name another one has, and StoreError.
         """
+        data = {"version": VERSION} | data
         file = SweepFile.parse(data, "sweep")
         campaign = cls(store, file.name)
         path = campaign.folder / "sweep.json"
         kept = {name: value for name, value in data.items() if name != "results"}
         text = json.dumps(kept | {"name": file.name}, indent=1) + "\n"
-        if path.exists() and path.read_text() == text:
-            return campaign
+        with suppress(ValueError):  # one that cannot be read is another one
+            if path.exists() and campaign.data == json.loads(text):
+                return campaign
         if path.exists() and not replace:
             raise ValueError(
                 f"there is another sweep named {campaign.name!r}; give this one a name of its own"

@@ -19,7 +19,7 @@ from workbench.core.record import SCHEMA
 
 CACHE = ".index.sqlite"
 TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
-FORMAT = 2
+FORMAT = 3
 """Of an entry in the cache; another number when what the index writes there is another."""
 
 WAIT_SECONDS = 0.2

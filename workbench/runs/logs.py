@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 
+from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import takes
 from workbench.core.record import RunRecord, Status, steady_step_seconds
 from workbench.core.schema import WHOLE
 from workbench.core.spec import RunSpec
-from workbench.runs.methods import METHODS
 
 NAME = re.compile(
     r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d{1,9})_hs?-(?P<hidden>\d{1,9})"
@@ -132,7 +133,7 @@ class ParsedLog:
 
     def to_record(self) -> RunRecord:
         """As a row beside measured and simulated ones; a series has one entry a log interval."""
-        spec = RunSpec(
+        spec = RunSpec.of(
             method=self.method,
             model=ModelSpec(
                 layers=self.layers,
@@ -217,7 +218,7 @@ def parse_log(text: str, name: str = "") -> ParsedLog:
     return ParsedLog(
         **size,
         method=method,
-        window=int(known["window"]) if known.get("window") and METHODS[method].windowed else None,
+        window=int(known["window"]) if known.get("window") and takes(method, "window") else None,
         date=known.get("date") or "",
         parameters=int(exact[1]) if exact else model.parameters,
         parameters_source="log" if exact else "architecture",

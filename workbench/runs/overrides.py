@@ -2,8 +2,9 @@
 annotation.
 
 The command line's ``--set``, sweep files and widgets all come through here, so that a misspelt
-field or a number in quotes is one clear sentence instead of a traceback in a worker. Fields of the
-model go by their own names (``layers``) or dotted (``model.layers``).
+field or a number in quotes is one clear sentence instead of a traceback in a worker. Options of
+methods and fields of the model go by their own names (``layers``), these also dotted
+(``model.layers``).
 """
 
 from __future__ import annotations
@@ -20,35 +21,49 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from workbench.core import jsonfile, schema
 from workbench.core.bytesize import parse_bytes
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 
+MODEL = frozenset(field.name for field in fields(ModelSpec))
+WHOLE = {"model": "a model", "options": "options"}
+"""Parts of a spec's JSON form whose fields people write beside the others."""
+
 
 @cache
+def _common() -> dict[str, Any]:
+    run, model = get_type_hints(RunSpec), get_type_hints(ModelSpec)
+    return {name: model[name] for name in MODEL} | {
+        name: kind for name, kind in run.items() if name not in WHOLE
+    }
+
+
 def hints() -> dict[str, Any]:
-    """Field name -> annotation, those of the model included."""
-    run = {k: v for k, v in get_type_hints(RunSpec).items() if k != "model"}
-    return {**{f.name: get_type_hints(ModelSpec)[f.name] for f in fields(ModelSpec)}, **run}
+    """Field name -> annotation, those of the model and all options included."""
+    return _common() | {name: option.kind for name, option in catalogue().items()}
 
 
-def make_spec(data: Mapping[str, Any], *changes: Mapping[str, Any]) -> RunSpec:
+def make_spec(
+    data: Mapping[str, Any], *changes: Mapping[str, Any], lenient: bool = False
+) -> RunSpec:
     """A spec from its JSON form, with each of `changes` (name -> value) laid over it in turn.
 
-    Raises ValueError for an unknown field, a value of the wrong type, or what `RunSpec` refuses.
+    Raises ValueError for an unknown field, a value of the wrong type, or what `RunSpec` refuses;
+    options that the method does not have are left out where `lenient`.
     """
     merged: dict[str, Any] = {"model": {}}
     for source in (data, *changes):
         if not isinstance(source, Mapping):
             raise ValueError(f"a run spec is a JSON object, this is a {type(source).__name__}")
         for name, value in source.items():
-            if name == "model":
-                if not isinstance(value, Mapping):
-                    raise ValueError(f"model is {value!r}; it must be a JSON object")
-                for part, inner in value.items():
-                    _put(merged, part, inner, inside_model=True)
-            else:
+            if name not in WHOLE:
                 _put(merged, name, value)
-    return _meant(RunSpec.from_dict(merged))
+                continue
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{name} is {value!r}; it must be a JSON object")
+            for part, inner in value.items():
+                _put(merged, part, inner, inside=name)
+    return _meant(RunSpec.from_dict(merged, lenient=lenient))
 
 
 def _meant(spec: RunSpec) -> RunSpec:
@@ -108,14 +123,16 @@ def describe(name: str) -> str:
     return schema.describe(_hint(name)).replace("null", "none")
 
 
-def _put(merged: dict[str, Any], name: str, value: Any, *, inside_model: bool = False) -> None:
+def _put(merged: dict[str, Any], name: str, value: Any, *, inside: str = "") -> None:
     name = _plain(name)
-    owner = {f.name for f in fields(ModelSpec)}
-    if inside_model and name not in owner:
-        raise ValueError(f"unknown field {name!r} in a model; known: {', '.join(sorted(owner))}")
+    owner = {"model": MODEL, "options": catalogue().keys()}.get(inside)
+    if owner is not None and name not in owner:
+        raise ValueError(
+            f"unknown field {name!r} in {WHOLE[inside]}; known: {', '.join(sorted(owner))}"
+        )
     if name.endswith("_memory") and isinstance(value, str):
         value = parse_bytes(value)
-    (merged["model"] if name in owner else merged)[name] = _checked(name, value)
+    (merged["model"] if name in MODEL else merged)[name] = _checked(name, value)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -142,11 +159,11 @@ def _plain(name: str) -> str:
 
 
 def _hint(name: str) -> Any:
-    if name not in hints():
-        raise ValueError(
-            f"unknown field {name!r} in a run spec; known: {', '.join(sorted(hints()))}"
-        )
-    return hints()[name]
+    if name in _common():
+        return _common()[name]
+    if name in (options := catalogue()):
+        return options[name].kind
+    raise ValueError(f"unknown field {name!r} in a run spec; known: {', '.join(sorted(hints()))}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
-from workbench.runs import methods
 from workbench.runs.store import Store
 from workbench.schedule.plan import DoesNotFit, Plan
 

@@ -6,26 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.core import host
+from workbench.core import host, methods
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
-from workbench.runs import methods
 
 
 def resolve(spec: RunSpec) -> RunSpec:
-    """The spec as it would run here: its device and text decided, a window only for who has one,
-    and of a user's own module what its file says now.
+    """The spec as it would run here: its device and text decided, and of a user's own module what
+    its file says now.
 
     Raises ValueError for an unknown method, or a device or module that is not here.
     """
     changes = {"device": host.resolve_device(spec.device)}
     method = methods.find(spec.method)
-    if not (method.windowed or method.refuses):
-        changes |= {"window": "auto", "resident": "auto"}
     if spec.ranks > 1 and not method.parallel:
         raise ValueError(
             f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"

@@ -25,13 +25,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from workbench.core import host
+from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes
 from workbench.core.files import FileLock, write_whole
 from workbench.core.paths import import_path
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.spec import RunSpec
-from workbench.runs import methods, provenance
+from workbench.runs import provenance
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile

@@ -61,8 +61,9 @@ def next_probe(known: Mapping[int, bool], *, guess: int, limit: int) -> int | No
 
 def at_layers(spec: RunSpec, layers: int) -> RunSpec:
     """The spec with that many layers; a window larger than the model shrinks with it."""
-    window = spec.window if spec.window == "auto" else min(spec.window, max(2, layers))
-    return spec.with_(model=replace(spec.model, layers=layers), window=window)
+    window = getattr(spec.options, "window", "auto")
+    changes = {} if window == "auto" else {"window": min(window, max(2, layers))}
+    return spec.with_(model=replace(spec.model, layers=layers), **changes)
 
 
 def planned_largest(spec: RunSpec, store: Store, *, limit: int) -> int:

@@ -181,11 +181,12 @@ def set_aside(path: Path) -> None:
 def row(record: RunRecord) -> dict[str, Any]:
     """A record as one flat row; amounts carry their unit in the name.
 
-    The spec's fields keep their names, except where the record says what came of them: ``window``
-    is the one used, ``asked_window`` the one asked for. ``step_seconds`` is the steady median;
-    whole series are the lists ``losses`` and ``all_step_seconds``.
+    The spec's fields and options keep their names, except where the record says what came of them:
+    ``window`` is the one used, ``asked_window`` the one asked for. ``step_seconds`` is the steady
+    median; whole series are the lists ``losses`` and ``all_step_seconds``.
     """
-    spec = {k: v for k, v in record.spec.items() if k not in ("model", "method")}
+    spec = {k: v for k, v in record.spec.items() if k not in ("model", "method", "options")}
+    spec |= record.spec.get("options") or {}
     asked = {name: spec.pop(name) for name in ("window", "resident") if name in spec}
     predicted = record.predicted
     columns = {

@@ -8,7 +8,8 @@ place (places.py), because two at one place would measure each other.
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
 (folder, relative to the file), ``timeout`` (seconds a run), ``executor`` (``local``, or ``ray``),
-``name``; or instead of base, grid and runs an ``exhibit`` and its ``size``.
+``name``; or instead of base, grid and runs an ``exhibit`` and its ``size``. Its ``version`` is 2;
+in files without one, ``gpipe`` and ``1f1b`` are torch's, as they were before there were our own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from statistics import mean, median
 from time import monotonic, sleep
 from typing import Any, Literal
 
+from workbench.core.methods import RENAMED
 from workbench.core.paths import user_path
 from workbench.core.record import RESULTS, STATUSES, RunRecord
 from workbench.core.schema import read_as
@@ -35,6 +37,8 @@ from workbench.runs.resolve import Keys
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
+VERSION = 2
+"""Of sweep files."""
 MOST_POINTS = 4000
 """Points of a sweep: hours of runs that take a few seconds each."""
 
@@ -52,12 +56,15 @@ class Written:
     executor: str = "local"
     exhibit: str = ""
     size: str = "smoke"
+    version: int = 1
 
     def __post_init__(self) -> None:
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout:g}; it must be positive, in seconds")
         if not self.runs:
             raise ValueError("runs is []; it must be a list of at least one object")
+        if not 1 <= self.version <= VERSION:
+            raise ValueError(f"version is {self.version}; this program reads 1 to {VERSION}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +82,8 @@ class SweepFile:
     exhibit: str = ""
     """Not a sweep but the runs of this exhibit (``8a``), at `size`."""
     size: str = "smoke"
+    note: str = ""
+    """What a reader should know of how the file was read."""
 
     @classmethod
     def load(cls, path: Path) -> SweepFile:
@@ -84,6 +93,14 @@ class SweepFile:
     @classmethod
     def parse(cls, data: dict[str, Any], source: Path | str) -> SweepFile:
         """`source` is what errors name, and if it is a file, what `results` is relative to."""
+        note = ""
+        if read_as(Written, data, str(source)).version < VERSION:
+            data, renamed = _of_today(data)
+            if renamed:
+                note = (
+                    f"{source} has no version: {', '.join(renamed)} in it are torch's; for "
+                    f'pipelines of our own write "version": {VERSION}'
+                )
         told = read_as(Written, data, str(source))
         name = told.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
         results = REPOSITORY_RESULTS if told.results is None else told.results
@@ -96,7 +113,32 @@ class SweepFile:
             executor=told.executor,
             exhibit=told.exhibit,
             size=told.size,
+            note=note,
         )
+
+
+def _of_today(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A sweep as this version writes it, and the names of methods that were others then."""
+    renamed: set[str] = set()
+
+    def method(name: Any) -> Any:
+        if not isinstance(name, str) or name not in RENAMED:
+            return name
+        renamed.add(name)
+        return RENAMED[name]
+
+    def fields(given: Any) -> Any:
+        if not isinstance(given, dict) or "method" not in given:
+            return given
+        names = given["method"]
+        return given | {
+            "method": [*map(method, names)] if isinstance(names, list) else method(names)
+        }
+
+    found = {k: fields(v) for k, v in data.items() if k in ("base", "grid")}
+    if isinstance(data.get("runs"), list):
+        found["runs"] = [*map(fields, data["runs"])]
+    return data | found | {"version": VERSION}, sorted(renamed)
 
 
 def expand(
@@ -105,7 +147,8 @@ def expand(
     grid: dict[str, list[Any]] | None = None,
     runs: Iterable[dict[str, Any]] = ({},),
 ) -> list[RunSpec]:
-    """Every combination of the grid's values, for every entry of `runs`, laid over `base`."""
+    """Every combination of the grid's values, for every entry of `runs`, laid over `base`. An
+    option is for the runs whose method has it."""
     grid = {} if grid is None else grid
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -119,7 +162,7 @@ def expand(
             "be looked after: split it, or leave out values"
         )
     return [
-        make_spec(base, change, dict(zip(grid, values, strict=True)))
+        make_spec(base, change, dict(zip(grid, values, strict=True)), lenient=True)
         for change in runs
         for values in itertools.product(*grid.values())
     ]

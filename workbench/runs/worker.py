@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.jsonfile import read_json
+from workbench.core.methods import imported
 from workbench.core.record import Outcome, RunRecord, Status, steady_step_seconds
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
@@ -106,7 +107,7 @@ def main(folder: Path) -> int:
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
-        outcome = import_module(job.module).train(spec, reporter, folder)
+        outcome = imported(job.module).train(spec, reporter, folder)
         reporter.ended()
         status: Status = "ok"
         if outcome.losses and not math.isfinite(outcome.losses[-1]):

@@ -179,7 +179,12 @@ class PackEngine:
             self._replays.close()
             self._replays = None
         for held in (
-            self._flow, self._graphs, self._halves, self._steps, self._places, self._memory,
+            self._flow,
+            self._graphs,
+            self._halves,
+            self._steps,
+            self._places,
+            self._memory,
         ):
             held.clear()
         self.mail.close()

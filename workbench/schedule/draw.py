@@ -57,16 +57,18 @@ def draw_timeline(
     schedule: Schedule | None = None,
     steps: Iterable[int] | None = None,
     width_in: float = COLUMN_IN,
+    unit: str = "",
 ) -> Figure:
     """One timeline; with its schedule, also the memory of each tier that changes or has a budget.
 
-    `steps` picks some steps of a long run. Raises ValueError when there is nothing to draw.
+    `steps` picks some steps of a long run; `unit` names that of the events' times, where these are
+    no seconds. Raises ValueError when there is nothing to draw.
     """
     import matplotlib as mpl
 
     shown = _chosen(events, steps)
     with mpl.rc_context(RC):
-        page = _Page(shown, width_in, _span(shown))
+        page = _Page(shown, width_in, _span(shown), unit)
         page.lanes(shown, source, f"{title + ', ' if title else ''}{source}")
         for rank, tier in _tiers(schedule, shown) if schedule else ():
             page.memory(schedule, shown, source, tier, rank)
@@ -126,14 +128,20 @@ def _tiers(schedule: Schedule, events: list[Event]) -> list[tuple[int, str]]:
 class _Page:
     """Panels one below the other, on one time axis."""
 
-    def __init__(self, events: list[Event], width_in: float, span_s: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        events: list[Event],
+        width_in: float,
+        span_s: tuple[float, float],
+        unit: str = "",
+    ) -> None:
         from matplotlib.figure import Figure
 
         self.canvas = Figure(figsize=(width_in, 1.0))
         self.width_in = width_in
         self.inside_in = width_in - LEFT_IN - RIGHT_IN
         self.span_s = span_s
-        self.unit, self.per_s = _time_unit(span_s[1] - span_s[0])
+        self.unit, self.per_s = (unit, 1.0) if unit else _time_unit(span_s[1] - span_s[0])
         self.panels: list[tuple[Axes, float, float]] = []
         """Axes, distance from the top and height, in inches."""
         self.below_in = 0.0

@@ -11,11 +11,10 @@ import math
 import re
 import types
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
+from workbench.core import methods
 from workbench.core.bytesize import FACTORS, parse_bytes
-from workbench.runs import methods
 from workbench.runs.overrides import describe, hints, parse_value
 
 RULE = (
@@ -99,7 +98,6 @@ def choices(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-@cache
 def kinds(name: str) -> tuple[Any, ...]:
     """The types that the field takes; raises ValueError for an unknown field."""
     hint = hints().get(name)

@@ -17,9 +17,9 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
-        "layers", "hidden", "heads", "seq", "vocab", "dropout", "batch", "microbatches", "window",
-        "resident", "activations", "steps", "seed", "device", "dtype", "device_memory",
-        "host_memory", "disk_memory", "text", "tokenizer", "clip", "lr",
+        "layers", "hidden", "heads", "seq", "vocab", "dropout", "batch", "microbatches",
+        "activations", "steps", "seed", "device", "dtype", "device_memory", "host_memory",
+        "disk_memory", "text", "tokenizer", "clip", "lr", "window", "resident",
     )
 }  # fmt: skip
 """Fields that have a flag of their own; the others are given with ``--set``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.options import catalogue
 from workbench.core.record import RunRecord
 from workbench.runs.store import Store, row
 from workbench.ui.board_fields import ENDINGS, Row, number, plain, settings
@@ -55,9 +56,11 @@ class Comparison:
         """``setting, a, b``: what was chosen differently, and other reasons for another result."""
         known = list(dict.fromkeys(name for found in self._rows for name in found))
         names = [n for n in known if n in settings() | {"method"} or n.startswith("asked_")]
+        usual = {name: option.default for name, option in catalogue().items()}
         found = []
         for name in [*names, *BESIDE_SETTINGS]:
-            a, b = (values.get(name) for values in self._rows)
+            lacking = usual.get(name.removeprefix("asked_"))  # of a method without the option
+            a, b = (values.get(name, lacking) for values in self._rows)
             if a != b and name not in RESULTS:
                 found.append({"setting": name, "a": a, "b": b})
         return found

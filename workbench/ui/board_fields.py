@@ -12,7 +12,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
@@ -125,7 +124,6 @@ def is_result(name: str) -> bool:
     return _RESULT.fullmatch(name) is not None
 
 
-@cache
 def settings() -> frozenset[str]:
     """Fields that somebody chose before the run."""
     return frozenset(hints())

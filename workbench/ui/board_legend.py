@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from workbench.core.methods import known
 from workbench.figures.style import GREY, Look
-from workbench.runs.methods import known
 from workbench.ui.board_classes import Classes
 from workbench.ui.board_fields import ENDINGS, Row
 from workbench.ui.board_plot import EDGE, NOWHERE, SOURCES, VALUE

@@ -1,27 +1,27 @@
 """A sweep as a form: what people type in each field becomes a sweep file, and back.
 
-The fields are those of `RunSpec` and of its model, with their types, defaults and docstrings: a
-field that a spec gains is in the form. What a form cannot say (several ``runs``, an axis of whole
-models) is kept as it stands in the file and goes back into it.
+The fields are those of `RunSpec`, of its model and of all methods' options, with their types,
+defaults and docstrings: one that is added there is in the form. What a form cannot say (several
+``runs``, an axis of whole models) is kept as it stands in the file and goes back into it.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import re
-import textwrap
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workbench.core.methods import find
+from workbench.core.options import Option, catalogue
 from workbench.core.paths import user_path
+from workbench.core.schema import docstrings
 from workbench.core.spec import RunSpec
 from workbench.runs.campaign import NAME, Campaign
-from workbench.runs.overrides import hints
+from workbench.runs.overrides import WHOLE, hints
 from workbench.runs.sweep import SweepFile
 from workbench.ui.axis import choices, format_axis, format_value, kinds, parse_axis, takes
 
@@ -33,8 +33,7 @@ GROUPS = {
     "Sweep": ("name", "timeout", "executor"),
     "Data": ("text", "tokenizer", "seed", "dropout"),
     "Placement": (
-        "window", "resident", "pulled", "activations", "kept", "clipping", "optimizer_tier",
-        "disk_layers", "disk_memory", "link_bytes_per_s", "host_workers", "compile", "replay",
+        "activations", "disk_memory", "link_bytes_per_s", "compile", "replay",
     ),
     "Optimizer": (
         "clip", "lr", "min_lr", "lr_schedule", "warmup_steps", "lr_decay_steps", "weight_decay",
@@ -69,13 +68,23 @@ class Field:
     """Words that it takes, to be offered."""
 
 
-@cache
 def form_fields() -> dict[str, Field]:
-    """All fields by name, those of a group together."""
+    """All fields by name, those of a group together; options are in one of the methods that have
+    them."""
+    return _form_fields(tuple(catalogue().values()))
+
+
+@cache
+def _form_fields(options: tuple[Option, ...]) -> dict[str, Field]:
     model = RunSpec.__dataclass_fields__["model"].default_factory
-    told = _docstrings(RunSpec) | _docstrings(model)
+    told = docstrings(RunSpec) | docstrings(model)
     defaults = {f.name: f.default for owner in (RunSpec, model) for f in fields(owner)}
     group_of = {name: group for group, names in GROUPS.items() for name in names}
+    for option in options:
+        told |= {option.name: option.about}
+        defaults[option.name] = option.default
+        labels = (find(method).label for method in option.methods)
+        group_of[option.name] = f"Only {', '.join(labels)}"
     found = [
         Field(name=name, group="Sweep", help=words, takes="text", default="")
         for name, words in OF_SWEEP.items()
@@ -93,8 +102,10 @@ def form_fields() -> dict[str, Field]:
                 choices=choices(name),
             )
         )
-    order = [*group_of, *(field.name for field in found if field.name not in group_of)]
-    return {field.name: field for field in sorted(found, key=lambda f: order.index(f.name))}
+    groups = list(dict.fromkeys((*group_of.values(), REST)))
+    order = {name: place for place, name in enumerate(group_of)}
+    found.sort(key=lambda f: (groups.index(f.group), order.get(f.name, len(order))))
+    return {field.name: field for field in found}
 
 
 class Form:
@@ -238,7 +249,7 @@ def _from_data(data: dict[str, Any]) -> Form:
     form = Form()
     values = {name: [value] for name, value in _flat(data.get("base", {})).items()}
     for name, axis in data.get("grid", {}).items():
-        if name == "model":
+        if name in WHOLE:
             form._kept[name] = axis
         else:
             values[name.removeprefix("model.")] = axis
@@ -256,10 +267,10 @@ def _from_data(data: dict[str, Any]) -> Form:
 
 
 def _flat(base: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the model beside the others."""
+    """Fields of the model and options beside the others."""
     flat: dict[str, Any] = {}
     for name, value in base.items():
-        flat |= value if name == "model" else {name.removeprefix("model."): value}
+        flat |= value if name in WHOLE else {name.removeprefix("model."): value}
     return flat
 
 
@@ -293,15 +304,3 @@ def _known(name: str) -> str:
 
 def _in_words(run: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in run.items()) or "unchanged"
-
-
-def _docstrings(owner: Any) -> dict[str, str]:
-    """What stands below each field of a dataclass, on one line."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-    told = {}
-    for node, below in zip(body, body[1:], strict=False):
-        if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr):
-            words = getattr(below.value, "value", None)
-            if isinstance(words, str) and isinstance(node.target, ast.Name):
-                told[node.target.id] = " ".join(words.replace("``", "").replace("`", "").split())
-    return told

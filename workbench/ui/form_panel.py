@@ -11,7 +11,7 @@ from itertools import groupby
 
 import ipywidgets as widgets
 
-from workbench.runs import methods
+from workbench.core import methods
 from workbench.ui import html
 from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds

@@ -13,13 +13,15 @@ ALWAYS = ("method", "layers")
 
 
 def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:
-    """Of each spec the fields in which the specs differ, as text; method and layers always."""
+    """Of each spec the fields in which the specs that have them differ, as text; method and layers
+    always."""
     rows = [_flat(spec) for spec in specs]
     if not rows:
         return []
-    differing = [name for name in rows[0] if len({row[name] for row in rows}) > 1]
-    names = [*ALWAYS, *(name for name in differing if name not in ALWAYS)]
-    return [{name: format_value(name, row[name]) for name in names} for row in rows]
+    every = dict.fromkeys(name for row in rows for name in row)
+    differing = [name for name in every if len({r[name] for r in rows if name in r}) > 1]
+    names = dict.fromkeys((*ALWAYS, *differing))
+    return [{name: format_value(name, row[name]) for name in names if name in row} for row in rows]
 
 
 def in_words(changes: dict[str, str]) -> str:
@@ -36,4 +38,5 @@ def in_words(changes: dict[str, str]) -> str:
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
     data = spec.to_dict()
-    return data | data.pop("model")
+    model, options = data.pop("model"), data.pop("options")
+    return data | options | model

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from workbench.core import methods
 from workbench.core.bytesize import FACTORS
-from workbench.core.spec import RunSpec
-from workbench.runs import methods
+from workbench.core.spec import RunSpec, flat
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.aside import Answer, Aside
@@ -39,12 +39,10 @@ LONG_S = 5.0
 LOOK_S = 0.005
 PATIENCE_S = 120.0
 FLAGS = (
-    "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "window", "resident",
-    "activations", "pulled", "kept", "clipping", "optimizer_tier", "disk_layers", "host_workers",
-    "device", "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory",
-    "clip",
+    "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "activations", "device",
+    "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory", "clip",
 )  # fmt: skip
-"""Fields of a spec that a plan depends on and that `workbench plan` has a flag for."""
+"""Fields of all methods that a plan depends on and that `workbench plan` has a flag for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +62,13 @@ class Question:
         Raises ValueError, in one sentence, for an unknown field or method and for a value out of
         range.
         """
-        spec = make_spec({"method": _named(method)}, changes)
+        spec = make_spec({"method": _named(method)}, changes, lenient=True)
         return cls(spec=spec, method=method, machine=machine)
 
     def with_(self, **changes: Any) -> Question:
         """The same question with other fields of the spec, or another method or machine."""
         method, machine = changes.pop("method", self.method), changes.pop("machine", self.machine)
-        spec = make_spec(self.spec.to_dict(), changes, {"method": _named(method)})
+        spec = make_spec(self.spec.to_dict(), changes, {"method": _named(method)}, lenient=True)
         return Question(spec=spec, method=method, machine=machine)
 
     def specs(self) -> list[RunSpec]:
@@ -80,19 +78,18 @@ class Question:
 
     def command(self, results: Path = REPOSITORY_RESULTS) -> str:
         """The command line that asks the same."""
-        default, words = RunSpec(method=""), ["workbench", "plan"]
-        words += [] if self.method == ANY else ["-m", self.method]
-        if self.spec.model.family != default.model.family:
-            family, told = self.spec.model.family, self.spec.model.decomposed
-            words += ["--set", f"family={family}"] if told else ["--hf-config", family]
-        for name in FLAGS:
-            value, usual = _value(self.spec, name), _value(default, name)
-            if value != usual:
-                words += [f"--{name.replace('_', '-')}", _text(name, value)]
+        asked, usual = flat(self.spec), flat(RunSpec(method=self.spec.method))
+        words = ["workbench", "plan", *([] if self.method == ANY else ["-m", self.method])]
+        if asked["family"] != usual["family"]:
+            told = self.spec.model.decomposed
+            words += ["--set", f"family={asked['family']}"] if told else []
+            words += [] if told else ["--hf-config", asked["family"]]
+        for name in (*FLAGS, *vars(self.spec.options)):
+            if asked[name] != usual[name]:
+                words += [f"--{name.replace('_', '-')}", _text(name, asked[name])]
         for name in ("link_bytes_per_s", "tied"):
-            value = _value(self.spec, name)
-            if value != _value(default, name):
-                words += ["--set", f"{name}={_text(name, value)}"]
+            if asked[name] != usual[name]:
+                words += ["--set", f"{name}={_text(name, asked[name])}"]
         words += [] if self.machine is None else ["--machine", self.machine]
         words += [] if results == REPOSITORY_RESULTS else ["--results", str(results)]
         return shlex.join(words)
@@ -274,10 +271,6 @@ class Conversation:
 def _named(method: str) -> str:
     """The method of a question's spec; raises ValueError for one that is not known."""
     return methods.find("stronghold" if method == ANY else method).name
-
-
-def _value(spec: RunSpec, name: str) -> Any:
-    return getattr(spec if hasattr(spec, name) else spec.model, name)
 
 
 def _text(name: str, value: Any) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.published.hardware import MACHINES
-from workbench.runs import methods
 from workbench.runs.store import Store
 from workbench.ui import html, talk_html, talk_words
 from workbench.ui.folds_panel import Folds

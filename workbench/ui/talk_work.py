@@ -21,9 +21,9 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
+from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.runs import methods
 from workbench.runs.planning import plan_from, stored_sizes
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store

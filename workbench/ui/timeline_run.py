@@ -25,7 +25,7 @@ from workbench.ui.timeline_data import printable, timeline_data
 WARM_UP = 2
 """Steps simulated before those that are shown: the first ones find nothing left to wait for."""
 PINNED = {"pulled_layers": "pulled", "disk_layers": "disk_layers", "kept_layers": "kept"}
-"""Settings of a plan and the fields of a spec that ask for them."""
+"""Settings of a plan and the options that ask for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +119,15 @@ def as_executed(record: RunRecord) -> RunSpec:
     chosen |= {field: settings.get(setting) for setting, field in PINNED.items()}
     if spec.activations != "auto":
         chosen["kept"] = None
-    if spec.optimizer_tier != "auto":
+    if getattr(spec.options, "optimizer_tier", "auto") != "auto":
         chosen["disk_layers"] = None
     pins = {
         field: value
         for field, value in chosen.items()
-        if value is not None and getattr(spec, field) == "auto"
+        if value is not None and getattr(spec.options, field, None) == "auto"
     }
     with suppress(ValueError):  # a window of fewer layers than anybody may ask for
-        return RunSpec.from_dict(spec.to_dict() | pins)
+        return spec.with_(**pins)
     return spec
 
 

@@ -61,7 +61,7 @@ def make(method: str, model: ModelSpec = SMALL, seconds: float = 1.0, **spec) ->
     hw = spec.pop("hw", {})
     dtype = spec.get("dtype", "fp32")
     costs = profile(model, seconds, weight_bytes=4 if dtype == "fp32" else 2, **hw)
-    return PLANNERS[method](RunSpec(method=method, model=model, **spec), costs)
+    return PLANNERS[method](RunSpec.of(method=method, model=model, **spec), costs)
 
 
 @pytest.mark.parametrize("method", PLANNERS)

@@ -31,9 +31,10 @@ def run(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
         way: sum(nbytes for part, nbytes in parts.items() if part.endswith(end))
         for way, end in (("load", "_in"), ("store", "_out"))
     }
+    packs = getattr(spec.options, "backward_packs", "auto")
     losses = [5.0 - 0.1 * step for step in range(spec.steps)]
     values = {
-        "key": f"{spec.method}-{spec.model.family}-{spec.ranks}-{spec.backward_packs}-{spec.batch}",
+        "key": f"{spec.method}-{spec.model.family}-{spec.ranks}-{packs}-{spec.batch}",
         "parameters": parameters,
         "losses": losses,
         "moved_bytes": moved,
@@ -59,7 +60,8 @@ def moved_parts(spec: RunSpec, weights: int) -> dict[str, int]:
         replicas = spec.method in (sizes.DP, sizes.DP_SWAP)
         none |= {"all_reduced": spec.ranks * weights} if replicas else {"p2p": weights // 2}
     if spec.method in sizes.SWAPPED:
-        visits = weights * (spec.batch // (1 if spec.forward_size == "auto" else spec.forward_size))
+        size = spec.options.forward_size
+        visits = weights * (spec.batch // (1 if size == "auto" else size))
         return none | {"weights_in": 2 * visits, "sums_in": visits, "gradients_out": visits}
     if spec.method not in sizes.HARMONY:
         return {}

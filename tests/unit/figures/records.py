@@ -11,6 +11,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures import rows as tidy
 from workbench.figures import sizes
+from workbench.runs.search import at_layers
 
 SMOKE = sizes.smoke()
 
@@ -24,8 +25,9 @@ def paper_rows(figure: str) -> pd.DataFrame:
 def record(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
     """A run of the spec that took `seconds` a step and was predicted to take a tenth more."""
     ok = changes.get("status", "ok") == "ok"
+    window = getattr(spec.options, "window", "auto")
     values = {
-        "key": f"{spec.method}-{spec.model.layers}-{spec.window}-{spec.steps}",
+        "key": f"{spec.method}-{spec.model.layers}-{window}-{spec.steps}",
         "method": spec.method,
         "status": "ok",
         "spec": spec.to_dict(),
@@ -34,7 +36,7 @@ def record(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
         "peak_bytes": {"device": 2**20, "host": 2**21, "disk": 0} if ok else {},
         "moved_bytes": {"load": 10, "store": 5, "read": 0, "write": 0} if ok else {},
         "parameters": spec.model.parameters if ok else None,
-        "window": None if spec.window == "auto" else spec.window,
+        "window": None if window == "auto" else window,
         "predicted": {
             "step_seconds": seconds * 1.1,
             "peak_bytes": {"device": 2**20, "host": 2**21, "disk": 0},
@@ -57,6 +59,4 @@ def out_of_memory(spec: RunSpec, tier: str = "host") -> RunRecord:
 
 
 def with_layers(spec: RunSpec, layers: int) -> RunSpec:
-    model = {**spec.model.to_dict(), "layers": layers}
-    window = spec.window if spec.window == "auto" else min(spec.window, layers)
-    return RunSpec.from_dict({**spec.to_dict(), "model": model, "window": window})
+    return at_layers(spec, layers)

@@ -10,9 +10,9 @@ from workbench.core.model_spec import ModelSpec
 from workbench.published.servers import COLUMNS, ServerRun, server_runs
 
 XL = {"layers": 48, "hidden": 1600, "heads": 25}
-ROOFS = ("data-parallel", "gpipe", "1f1b")
+ROOFS = ("data-parallel", "torch-gpipe", "torch-1f1b")
 SPEED = {
-    "data-parallel": 40.0, "gpipe": 30.0, "1f1b": 32.0, "zero-infinity": 4.0, "dp-swap": 3.0,
+    "data-parallel": 40.0, "torch-gpipe": 30.0, "torch-1f1b": 32.0, "zero-infinity": 4.0, "dp-swap": 3.0,
     "pp-swap": 5.0, "harmony-dp": 24.0, "harmony-pp": 28.0,
 }  # fmt: skip
 """Samples per second of a GPU with GPT-2 XL at minibatch 64; at 16 it is half."""

@@ -11,11 +11,11 @@ from matplotlib.patches import Rectangle
 
 from tests.unit.figures.paper import assert_nothing_leaves, printed, words
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
+from workbench.core.methods import METHODS
 from workbench.figures import draw, fig6a, fig7a, fig8a
 from workbench.figures import rows as tidy
 from workbench.figures.exhibit import FIGURES, find
 from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, save
-from workbench.runs.methods import METHODS
 
 
 def drawn(figure: str, rows: pd.DataFrame, *, same_scale: bool) -> Figure:

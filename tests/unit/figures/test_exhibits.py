@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit.figures.records import SMOKE, out_of_memory, record, with_layers
 from workbench.core.bytesize import parse_bytes
+from workbench.core.methods import METHODS
 from workbench.figures import fig6a, fig7a, fig9, sizes
 from workbench.figures.exhibit import FIGURES, find
-from workbench.runs.methods import METHODS
 
 LARGEST = {"megatron-lm": 6, "l2l": 20, "zero-offload": 16, "zero-infinity": 14}
 
@@ -100,6 +100,6 @@ def test_7a_leaves_out_a_baseline_without_a_size() -> None:
 
 
 def test_9_is_drawn_over_the_window_that_was_asked_for() -> None:
-    runs = [record(spec, 1 / spec.window, window=2) for spec in fig9.specs(SMOKE, {})]
+    runs = [record(spec, 1 / spec.options.window, window=2) for spec in fig9.specs(SMOKE, {})]
     measured = fig9.rows(runs).query("source == 'measured'")
     assert measured["x"].tolist() == list(SMOKE.windows)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.harmony.made_up import Layers, cut
+from workbench.core.methods import known
 from workbench.figures.exhibit import EXHIBITS as ALL
 from workbench.figures.exhibit import FIGURES, HARMONY, HERE, find, name_of, notebook_of, words_of
 from workbench.figures.harmony import fig8, sizes, table, volumes
@@ -19,7 +20,6 @@ from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.published import harmony
-from workbench.runs.methods import known
 from workbench.runs.store import Store
 
 GIB = 2**30
@@ -122,8 +122,8 @@ def test_every_size_asks_for_valid_runs(
         assert spec.method in known()
         assert spec.device == dials.device
         assert spec.ranks <= 4
-        if spec.backward_packs != "auto":
-            assert sum(map(int, spec.backward_packs.split())) == spec.model.units
+        if (packs := getattr(spec.options, "backward_packs", "auto")) != "auto":
+            assert sum(map(int, packs.split())) == spec.model.units
         assert known()[spec.method].modules or spec.model.family == "gpt"
 
 

@@ -103,7 +103,7 @@ def test_10_says_why_by_what_the_estimate_says(tmp_path: Path) -> None:
 
 def test_10_judges_gpus(tmp_path: Path) -> None:
     spec = SMOKE.spec("harmony-pp", SMOKE.text, 2)
-    others = [spec.with_(method="harmony-dp"), SMOKE.spec("gpipe", SMOKE.text, 2)]
+    others = [spec.with_(method="harmony-dp"), SMOKE.spec("torch-gpipe", SMOKE.text, 2)]
     made = on_gpus([run(spec, 0.5), run(others[0], 0.4), run(others[1], 0.8)])
     rows = rows_of("harmony_10", made, nowhere(tmp_path))
     dp = judged(

@@ -175,8 +175,8 @@ def test_predictions_of_own_runs(tmp_path: Path) -> None:
     assert judge(tmp_path, lines(1.21, 1.0), STEP)[1] == FAILS
     assert judge(tmp_path, lines(1.0, 1.049), PEAK)[:2] == ("4.9% at most", HOLDS)
     assert judge(tmp_path, lines(1.0, 0.94), PEAK)[1] == FAILS, "every run, not the mean"
-    assert judge(tmp_path, [line("1f1b", cap=None, speed=9.0)], STEP)[1] == MISSING
-    assert judge(tmp_path, [line("1f1b", cap=None, speed=9.0)], PEAK)[1] == MISSING
+    assert judge(tmp_path, [line("torch-1f1b", cap=None, speed=9.0)], STEP)[1] == MISSING
+    assert judge(tmp_path, [line("torch-1f1b", cap=None, speed=9.0)], PEAK)[1] == MISSING
 
 
 def test_no_peak_above_its_cap(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_records_of_other_code_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = with_records("9", tmp_path)
-    monkeypatch.setattr("workbench.runs.methods.code_version", lambda name: "changed")
+    monkeypatch.setattr("workbench.core.methods.code_version", lambda name: "changed")
     assert session.records() == []
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
+from workbench.core import methods
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.room import Setting
-from workbench.runs import methods
 from workbench.runs.overrides import make_spec
 from workbench.schedule.build.division import PP
 from workbench.schedule.plan import DoesNotFit
@@ -37,10 +37,14 @@ VISITED = ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap")
     ids=str,
 )
 def test_a_setting_without_a_meaning_is_refused_in_one_sentence(method, setting):
-    spec = spec_for(method=method, ranks=2, batch=4, **setting)
     ((name, value),) = setting.items()
+
+    def plan():
+        spec = spec_for(method=method, ranks=2, batch=4, **setting)
+        return methods.load(method).plan(spec, made_up_profile(spec))
+
     with pytest.raises(ValueError, match=f"{name} is {value!r}; with {method} .*leave it at"):
-        methods.load(method).plan(spec, made_up_profile(spec))
+        plan()
 
 
 @pytest.mark.parametrize("setting", [{"optimizer_tier": "host"}, {"activations": "auto"}])
@@ -59,7 +63,7 @@ def test_one_pack_that_a_plan_prints_can_be_pinned_again(mode, written):
     )
     found = planner.plan(spec, {2: made_up_profile(spec.with_(microbatches=2))}, mode=mode)
     assert {name: found.settings[name] for name in pins} == pins
-    assert found.settings["forward_packs"] == spec.forward_packs == ""
+    assert found.settings["forward_packs"] == spec.options.forward_packs == ""
 
 
 @pytest.mark.parametrize(
@@ -72,8 +76,9 @@ def test_one_pack_that_a_plan_prints_can_be_pinned_again(mode, written):
 )
 def test_packs_that_leave_units_out_are_named(forward, backward, sentence):
     pins = {"forward_size": 2, "backward_size": 2, "batch": 4, "ranks": 2}
+    pins |= {"forward_packs": forward, "backward_packs": backward}
     with pytest.raises(ValueError, match=sentence):
-        planner.check(spec_for(forward_packs=forward, backward_packs=backward, **pins), "pp")
+        planner.check(spec_for(method="harmony-pp", **pins), "pp")
 
 
 @pytest.mark.parametrize(("replay", "tier", "tried"), [

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.runs.methods import METHODS
+from workbench.core.methods import METHODS
 
 
 def doctor(root: Path, *words: object) -> subprocess.CompletedProcess[str]:

@@ -191,7 +191,7 @@ def test_what_is_of_another_model_is_one_sentence_with_its_file(
         with pytest.raises(ValueError, match=re.escape(f"{path.name} {why}")):
             asked(spec, tmp_path)
     asked = tmp_path / "spec.json"
-    for method in ("harmony-pp", "stronghold", "gpipe"):
+    for method in ("harmony-pp", "stronghold", "torch-gpipe"):
         asked.write_text(json.dumps(spec.with_(method=method, batch=2, microbatches=1).to_dict()))
         assert cli.main(["plan", "--spec", str(asked), "--results", str(tmp_path)]) == 2
         err = capsys.readouterr().err

@@ -28,7 +28,7 @@ MEMORY = published("stronghold").query("figure == 'memory'")
 
 @cache
 def plan(method: str, layers: int, window: int | None = None) -> Plan:
-    spec = RunSpec(method=method, model=ModelSpec(layers=layers), window=window or "auto")
+    spec = RunSpec.of(method=method, model=ModelSpec(layers=layers), window=window or "auto")
     profile = published_profile(spec)
     match method:
         case "megatron-lm":

@@ -36,7 +36,9 @@ def test_a_row_is_read_in_types(tmp_path: Path) -> None:
 
 
 def test_empty_fields_are_none(tmp_path: Path) -> None:
-    failed, free = runs_of(tmp_path, [line("dp-swap", 2), line("1f1b", cap=None, speed=100.0)])
+    failed, free = runs_of(
+        tmp_path, [line("dp-swap", 2), line("torch-1f1b", cap=None, speed=100.0)]
+    )
     assert failed.status == "oom_device"
     ends = ("_gib", "_second", "_median", "_spread", "_loss")
     numbers = [f.name for f in fields(ServerRun) if f.name.endswith(ends)]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
 from workbench.published.tables import published
-from workbench.runs.methods import METHODS
 
 LABELS = {method.label: name for name, method in METHODS.items()}
 TABLE = published("stronghold")

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
-from workbench.core import host
+from workbench.core import host, methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.runs import methods
 from workbench.runs.resolve import Keys, key_of, resolve
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,7 +96,7 @@ def test_the_code_of_a_method_is_what_it_imports(
         "workbench/profile/profile.py": (),
         "workbench/core/native.py": (),
         "workbench/schedule/event_loop.cpp": (),
-        "workbench/runs/methods.py": names,
+        "workbench/core/methods.py": names,
         "workbench/ui/board.py": names,
     }.items():
         before = {name: methods.code_version(name) for name in names}

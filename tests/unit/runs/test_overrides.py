@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core.spec import RunSpec
-from workbench.runs.overrides import describe, make_spec, parse_setting, parse_settings
+from workbench.runs.overrides import describe, hints, make_spec, parse_setting, parse_settings
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,5 @@ def test_malformed_json(data: object, sentence: str) -> None:
 
 
 def test_every_field_can_be_described() -> None:
-    fields = {**RunSpec(method="").to_dict(), **RunSpec(method="").model.to_dict()}
-    for name in fields.keys() - {"model"}:
+    for name in hints():
         assert describe(name)

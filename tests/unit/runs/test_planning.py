@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import cli
+from workbench.core import methods
 from workbench.profile import store as profiles
-from workbench.runs import methods, planning
+from workbench.runs import planning
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
 from workbench.schedule.plan import DoesNotFit, Plan

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs.helpers import left_behind
-from workbench.runs import methods
+from workbench.core import methods
 from workbench.runs.overrides import make_spec
 from workbench.runs.search import Search, at_layers, next_probe, planned_largest
 from workbench.runs.store import Store
@@ -136,7 +136,7 @@ def test_events_name_the_probe_they_belong_to(store: Store) -> None:
 
 def test_a_window_shrinks_with_the_model() -> None:
     spec = make_spec({"method": "stronghold", "window": 4, "layers": 12})
-    assert [at_layers(spec, n).window for n in (12, 4, 3, 1)] == [4, 4, 3, 2]
+    assert [at_layers(spec, n).options.window for n in (12, 4, 3, 1)] == [4, 4, 3, 2]
     assert at_layers(spec.with_(window="auto"), 2).window == "auto"
 
 

@@ -17,7 +17,7 @@ from workbench.runs.store import Store, StoreError, row
 
 
 def record(key: str, **changes: object) -> RunRecord:
-    spec = RunSpec(method="stronghold", window=4)
+    spec = RunSpec.of(method="stronghold", window=4)
     values = {
         "key": key,
         "method": "stronghold",

@@ -14,7 +14,7 @@ BASE = {"method": "stronghold", "model": {"layers": 8, "hidden": 64, "heads": 4}
 def test_a_grid_is_every_combination() -> None:
     specs = expand(BASE, grid={"window": [2, 4, "auto"], "model.layers": [4, 8]})
 
-    assert [(spec.window, spec.model.layers) for spec in specs] == [
+    assert [(spec.options.window, spec.model.layers) for spec in specs] == [
         (2, 4), (2, 8), (4, 4), (4, 8), ("auto", 4), ("auto", 8),
     ]  # fmt: skip
     assert all(spec.model.hidden == 64 for spec in specs)

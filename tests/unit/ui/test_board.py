@@ -130,14 +130,14 @@ def test_a_look_says_what_changed_and_costs_nothing_where_nothing_did(board: Boa
 
 def test_what_cannot_be_read_is_a_sentence_with_the_end_of_its_path(board: Board) -> None:
     newer = put(board.store, record(60))
-    newer.write_text(newer.read_text().replace('"schema": 1', '"schema": 99'))
+    newer.write_text(newer.read_text().replace('"schema": 2', '"schema": 99'))
     torn = put(board.store, record(61))
     torn.write_text(torn.read_text()[:100])
     os.utime(newer)
     board.refresh()
     found = "\n".join(board.problems())
     assert f"runs/{key_of(60)}/record.json is not counted" in found
-    assert "schema 99, this version reads up to 1" in found
+    assert "schema 99, this version reads up to 2" in found
     assert f"runs/{key_of(61)}/record.json" in found
     assert str(board.store.root) not in found
     assert len(board.rows()) == 43
@@ -432,10 +432,13 @@ def test_a_failed_run_is_compared_too_and_the_sentences_say_what_is_missing(boar
     "spec",
     [
         RunSpec(method="stronghold"),
-        RunSpec(method="l2l", window=4, clip=None, text="/data/it's; rm -rf $HOME", lr=3e-4),
-        RunSpec(
-            method="plain", model=ModelSpec(layers=8, tied=False, dropout=0.1), save_every=2,
-            device_memory=3 * 2**30, link_bytes_per_s=1e9, pulled=3, beta2=0.95, text="--help",
+        RunSpec.of(
+            method="stronghold", window=4, clip=None, text="/data/it's; rm -rf $HOME", lr=3e-4
+        ),
+        RunSpec.of(
+            method="l2l", model=ModelSpec(layers=8, tied=False, dropout=0.1), save_every=2,
+            device_memory=3 * 2**30, link_bytes_per_s=1e9, host_workers=3, beta2=0.95,
+            text="--help",
         ),
     ],
 )  # fmt: skip

@@ -92,8 +92,8 @@ def test_the_planners_choice_is_pinned(run: Store) -> None:
     record = run.find(KEY)
     assert record is not None
     spec = as_executed(record)
-    assert (spec.window, spec.resident) == (record.window, record.resident)
-    assert spec.kept == "auto", "this run recomputes whatever is kept"
+    assert (spec.options.window, spec.options.resident) == (record.window, record.resident)
+    assert spec.options.kept == "auto", "this run recomputes whatever is kept"
 
 
 def test_a_prediction_of_another_schedule_says_so(run: Store) -> None:

@@ -34,8 +34,8 @@ LOOKS = {
     "dp-swap": Look("#7A3600", "<"),
     "plain": Look("#000000", "P"),
     "data-parallel": Look("#E69F00", "^"),
-    "gpipe": Look("#009E73", "D"),
-    "1f1b": Look("#56B4E9", "v"),
+    "torch-gpipe": Look("#009E73", "D"),
+    "torch-1f1b": Look("#56B4E9", "v"),
     "zero-offload": Look("#6E2A50", "*"),
     "zero-infinity": Look("#CC79A7", "X"),
 }

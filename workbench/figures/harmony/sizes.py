@@ -16,11 +16,11 @@ from typing import Any
 
 from workbench.core.bytesize import parse_bytes
 from workbench.core.host import gpus
+from workbench.core.methods import known
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.figures.sizes import SIZES
 from workbench.published.harmony import FOUR, MODELS
-from workbench.runs.methods import known
 
 PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP
@@ -28,7 +28,7 @@ ONE = DP
 SWAPPED = PP_SWAP, DP_SWAP = ("pp-swap", "dp-swap")
 """What Harmony's modes are without packs: figure 10 shows their speed beside, 12 their bytes."""
 ZERO = "zero-infinity"
-PEERS = ("data-parallel", "gpipe", "1f1b", ZERO)
+PEERS = ("data-parallel", "torch-gpipe", "torch-1f1b", ZERO)
 """Baselines, as far as there are such methods."""
 CURVE_STEPS = 100
 """Of the published models whose losses are drawn; a tenth of BERT's warm up, as in the paper."""
@@ -145,7 +145,7 @@ class HarmonySize:
                 values |= {"forward_packs": forward or packs, "backward_packs": packs}
         elif trained.micro is not None:
             values["microbatches"] = batch // trained.micro
-        return RunSpec(**{**values, **changes})
+        return RunSpec.of(**{**values, **changes})
 
     def known_peers(self) -> tuple[str, ...]:
         """The baselines that run at this size."""

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.methods import known
 from workbench.core.record import BETWEEN, PARTS, RunRecord, steady_quartiles
 from workbench.figures import rows as tidy
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
-from workbench.runs.methods import known
 
 COLUMNS = (
     "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",
@@ -246,7 +246,7 @@ def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
         "label": label_of(record.method),
         "ranks": spec["ranks"],
         "minibatch": spec["batch"],
-        "setting": _setting(spec),
+        "setting": _setting(spec["options"]),
         "hardware": tidy.hardware_of(record),
         "device": spec["device"],
         "status": record.status,
@@ -255,12 +255,14 @@ def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
     }
 
 
-def _setting(spec: dict[str, Any]) -> str:
+def _setting(options: dict[str, Any]) -> str:
     """Micro-batches and packs that were pinned; empty where a planner chose."""
-    if spec["backward_packs"] == "auto":
+    if options.get("backward_packs", "auto") == "auto":
         return ""
-    counts = [len(spec[name].split()) for name in ("forward_packs", "backward_packs")]
-    return f"{spec['forward_size']}/{spec['backward_size']}, {counts[0]} and {counts[1]} packs"
+    counts = [len(options[name].split()) for name in ("forward_packs", "backward_packs")]
+    return (
+        f"{options['forward_size']}/{options['backward_size']}, {counts[0]} and {counts[1]} packs"
+    )
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -42,17 +42,18 @@ class Formula:
 def formula(spec: RunSpec) -> Formula | None:
     """Of a run of Harmony on an untied GPT with pinned packs; None for any other."""
     model = spec.model
-    pinned = spec.backward_packs != "auto" and spec.forward_size == spec.backward_size
+    asked = spec.options
+    pinned = asked.backward_packs != "auto" and asked.forward_size == asked.backward_size
     if model.family != "gpt" or model.tied or not pinned:
         return None
     packs = Packs(
         mode=spec.method.removeprefix("harmony-"),
         ranks=spec.ranks,
         minibatch=spec.batch,
-        forward_size=spec.forward_size,
-        backward_size=spec.backward_size,
-        forward=packs_of(map(int, spec.forward_packs.split())),
-        backward=packs_of(map(int, spec.backward_packs.split())),
+        forward_size=asked.forward_size,
+        backward_size=asked.backward_size,
+        forward=packs_of(map(int, asked.forward_packs.split())),
+        backward=packs_of(map(int, asked.backward_packs.split())),
     )
     value = VALUE_BYTES[spec.dtype]
     unit_bytes = [value * parameters for parameters in unit_parameters(model)]

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.spec import NO_PACKS, RunSpec
+from workbench.core.spec import RunSpec
 from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
+from workbench.methods.harmony.options import NO_PACKS, Options
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, outlook, scheduled, search, settles
+from workbench.methods.options import check_visits
 from workbench.methods.rank_plans import binding, check_shares
-from workbench.methods.rank_settings import check_settings
 from workbench.model import make_model, units_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import recorded_below_s
@@ -57,8 +58,9 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     sizes = profiled_sizes(model, spec, profiles)
     server = server_of(profile, spec)
     limits, known = profile.limits, max(profiles) if len(profiles) > 1 else None
+    asked: Options = spec.options
     forward_size, backward_size = (
-        None if size == "auto" else size for size in (spec.forward_size, spec.backward_size)
+        None if size == "auto" else size for size in (asked.forward_size, asked.backward_size)
     )
     setting = Setting(
         mode=mode,
@@ -67,8 +69,8 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         device_bytes=server.device_bytes,
         host_bytes=server.host_bytes,
         clipped=spec.clip is not None,
-        guesses=spec.clipping != "wait",
-        sure=spec.clipping == "speculate",
+        guesses=asked.clipping != "wait",
+        sure=asked.clipping == "speculate",
         recorded_below_s=recorded_below_s(spec, profile.hardware),
         forward_size=forward_size or (backward_size if model.alike else None),
         backward_size=backward_size or (forward_size if model.alike else None),
@@ -80,7 +82,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     less = setting.device_bytes - Budgets.launched(spec, profile)
     launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
     pinned = _pinned(spec, mode)
-    if spec.packing == FAITHFUL:
+    if asked.packing == FAITHFUL:
         found = faithful.choose(setting, sizes, model.num_units, server, profiles)
     elif pinned is None:
         found = _searched(spec, setting, launched, sizes, server)
@@ -154,7 +156,7 @@ def _searched(
 
 def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
     packs = found.packs
-    if spec.packing == FAITHFUL:
+    if spec.options.packing == FAITHFUL:
         yield PUBLISHED_RULES
     if found.in_part:
         yield IN_PART
@@ -168,7 +170,7 @@ def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
-    check_settings(spec)
+    check_visits(spec)
     _pinned(spec, mode)
     check_shares(spec, mode)
 
@@ -185,9 +187,10 @@ def rehearsal(spec: RunSpec, profile: Profile) -> Schedule:
 
 def _pinned(spec: RunSpec, mode: str) -> Packs | None:
     """The packs a spec names; None where it leaves them to a search."""
-    words = (spec.forward_packs, spec.backward_packs)
-    if spec.packing == FAITHFUL:
-        pins = (spec.forward_size, spec.backward_size, *words)
+    asked: Options = spec.options
+    words = (asked.forward_packs, asked.backward_packs)
+    if asked.packing == FAITHFUL:
+        pins = (asked.forward_size, asked.backward_size, *words)
         if pins != ("auto",) * 4:
             raise ValueError(
                 "packing faithful chooses forward_size, backward_size, forward_packs and "
@@ -196,10 +199,10 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
         return None
     if words == ("auto", "auto"):
         return None
-    if "auto" in words or "auto" in (spec.forward_size, spec.backward_size):
+    if "auto" in words or "auto" in (asked.forward_size, asked.backward_size):
         together = ("forward_packs", "backward_packs", "forward_size", "backward_size")
-        left = [name for name in together if getattr(spec, name) == "auto"]
-        given = [f"{name} {getattr(spec, name)!r}" for name in together if name not in left]
+        left = [name for name in together if getattr(asked, name) == "auto"]
+        given = [f"{name} {getattr(asked, name)!r}" for name in together if name not in left]
         raise ValueError(
             f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} given without "
             f"{', '.join(left)}; packs are pinned together with both sizes: give all four, or "
@@ -213,16 +216,16 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
         )
     if sum(forward) != sum(backward[:-1]):
         raise ValueError(
-            f"forward_packs {spec.forward_packs or NO_PACKS!r} hold {sum(forward)} units; they "
+            f"forward_packs {asked.forward_packs or NO_PACKS!r} hold {sum(forward)} units; they "
             f"should hold {sum(backward[:-1])}, all before the last pack of backward_packs "
-            f"{spec.backward_packs!r}"
+            f"{asked.backward_packs!r}"
         )
     return Packs(
         mode=mode,
         ranks=spec.ranks,
         minibatch=spec.batch,
-        forward_size=spec.forward_size,
-        backward_size=spec.backward_size,
+        forward_size=asked.forward_size,
+        backward_size=asked.backward_size,
         forward=packs_of(forward),
         backward=packs_of(backward),
     )

@@ -92,21 +92,31 @@ class Order:
 
     passes: Callable[..., Iterator[Pass]]
     """(rank, ranks, micro-batches) -> its passes; where `chunked`, with the chunks of a rank."""
+    label: str
+    """In figures."""
+    summary: str
     chunked: bool = False
-    """Whether each rank has several stages."""
+    """Whether each rank has several stages; then micro-batches must be a multiple of the ranks."""
     halved: bool = False
     """Whether backward passes are in two halves."""
-    whole_groups: bool = False
-    """Whether the micro-batches must be a multiple of the ranks."""
+
+    @property
+    def options(self) -> str:
+        """Name of the class of its options (options.py)."""
+        return "Interleaved" if self.chunked else "Halved" if self.halved else "Options"
 
 
 ORDERS = {
-    "gpipe": Order(passes=gpipe),
-    "1f1b": Order(passes=one_f_one_b),
-    "interleaved": Order(passes=interleaved, chunked=True, whole_groups=True),
-    "zb-h1": Order(passes=zb_h1, halved=True),
+    "gpipe": Order(passes=gpipe, label="GPipe", summary="all forward passes first"),
+    "1f1b": Order(passes=one_f_one_b, label="1F1B", summary="forward and backward passes in turn"),
+    "interleaved": Order(
+        passes=interleaved, label="interleaved", summary="several stages a rank", chunked=True
+    ),
+    "zb-h1": Order(
+        passes=zb_h1, label="ZB-H1", summary="halved backward passes fill the wait", halved=True
+    ),
 }
-"""By the name of the method."""
+"""By the name of the method, which each of them is (core/methods.py)."""
 
 
 def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
@@ -116,7 +126,7 @@ def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has two stages or more")
-    if order.whole_groups and micros % ranks:
+    if order.chunked and micros % ranks:
         raise ValueError(
             f"microbatches is {micros}; with {name} on {ranks} ranks it must be a multiple of "
             f"{ranks}"

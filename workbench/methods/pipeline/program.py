@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from workbench.profile.unit_costs import Sizes
 from workbench.methods.pipeline.orders import Pass
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_IN, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.action import format_name as act
@@ -62,9 +63,10 @@ class Pipeline:
         """The last unit."""
         return self.stages[-1].stop - 1
 
-    def rank_of(self, unit: int) -> int:
-        """The rank whose device has a unit."""
-        return next(s for s, units in enumerate(self.stages) if unit in units) % self.ranks
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """Unit -> the rank whose device has it."""
+        return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
 
     def recomputes(self, unit: int) -> bool:
         """Whether a unit's forward pass is repeated."""
@@ -144,7 +146,7 @@ class Program:
             if sizes.library_bytes:
                 self._lay(rank, "libraries", sizes.library_bytes, permanent=True)
         for unit in range(line.head + 1):
-            rank = line.rank_of(unit)
+            rank = line.rank_of[unit]
             self._lay(rank, name.weights(unit), sizes.visit_bytes(unit), permanent=True)
             self._lay(rank, name.states(unit), sizes.state_bytes(unit), permanent=True)
             gradients = name.gradients(unit)
@@ -278,21 +280,22 @@ class Program:
         """Gradients are added up over replicas as soon as they are complete, those of borrowed
         weights go to the owner; the norm of all is taken; then each rank updates its own units."""
         line = self.pipeline
-        complete = {  # unit -> what completes its gradients, in that order
-            draft.unit: draft.name
-            for drafts in self.drafts
-            for draft in drafts
-            if draft.kind in (B, W) and draft.micro == self._last_micro(draft)
-        }
+        complete: dict[int, str] = {}
+        """Unit -> what completes its gradients, in the order in which they are."""
+        for drafts in self.drafts:
+            for draft in drafts:
+                if draft.kind in (B, W):
+                    complete.pop(draft.unit, None)
+                    complete[draft.unit] = draft.name
         if line.replicas > 1:
             for unit, last in complete.items():
-                draft = Draft(kind=Kind.REDUCE, unit=unit, rank=line.rank_of(unit), lane=SUMS)
+                draft = Draft(kind=Kind.REDUCE, unit=unit, rank=line.rank_of[unit], lane=SUMS)
                 draft.after, draft.nbytes = [last], self.sizes.visit_bytes(unit)
                 draft.reads.append(name.gradients(unit))
                 self._write(draft)
                 complete[unit] = draft.name
         borrowers = {u: self.sizes.owner(u) for u in complete if self.sizes.owner(u) != u}
-        apart = {u: o for u, o in borrowers.items() if line.rank_of(u) != line.rank_of(o)}
+        apart = {u: o for u, o in borrowers.items() if line.rank_of[u] != line.rank_of[o]}
         for unit, owner in apart.items():
             complete[owner] = self._lend(
                 unit, owner, Kind.SEND_GRAD, Kind.RECV_GRAD, complete[unit], complete[owner]
@@ -302,7 +305,7 @@ class Program:
             norm = Draft(kind=Kind.NORM, unit=0, rank=0, lane=HOST, after=ready)
             self._write(norm)
         for unit in sorted(complete, key=lambda unit: (unit in borrowers, unit)):
-            rank, owner = line.rank_of(unit), borrowers.get(unit)
+            rank, owner = line.rank_of[unit], borrowers.get(unit)
             draft = Draft(kind=Kind.UPDATE, unit=unit, rank=rank, lane=VISIT)
             draft.after.append(norm.name if line.clipped else complete[unit])
             draft.reads += [name.weights(unit), name.states(unit), name.gradients(unit)]
@@ -315,15 +318,13 @@ class Program:
                 draft.after.append(act(Kind.SEND, unit, rank=rank, step=-1))
             self._write(draft)
         for unit, owner in apart.items():
-            updated = act(Kind.UPDATE, owner, rank=line.rank_of(owner))
-            there = act(Kind.UPDATE, unit, rank=line.rank_of(unit))
+            updated = act(Kind.UPDATE, owner, rank=line.rank_of[owner])
+            there = act(Kind.UPDATE, unit, rank=line.rank_of[unit])
             came = self._lend(unit, owner, Kind.SEND, Kind.RECV, updated, there)
-            first = next(d for d in self.drafts[line.rank_of(unit)] if (d.kind, d.unit) == (F, unit))
+            first = next(
+                d for d in self.drafts[line.rank_of[unit]] if (d.kind, d.unit) == (F, unit)
+            )
             first.after.append(f"{came}@-1")
-
-    def _last_micro(self, draft: Draft) -> int:
-        kinds = (B, W)
-        return [d.micro for d in self.drafts[draft.rank] if d.kind in kinds and d.unit == draft.unit][-1]
 
     def _lend(
         self, borrower: int, owner: int, send: Kind, receive: Kind, sent: str, there: str
@@ -331,12 +332,16 @@ class Program:
         """Have weights go to a borrower on another rank, or their gradients to the owner, where
         they are added when its own are there; returns what takes them in."""
         line, gradients = self.pipeline, send is Kind.SEND_GRAD
-        ranks = [line.rank_of(unit) for unit in ((borrower, owner) if gradients else (owner, borrower))]
+        ranks = [
+            line.rank_of[unit] for unit in ((borrower, owner) if gradients else (owner, borrower))
+        ]
         text = name.lent_gradients if gradients else name.lent_weights
         nbytes = self.sizes.visit_bytes(borrower) - self.sizes.weight_bytes(borrower)
         label = self._lay(ranks[1], text(owner, borrower), nbytes, slot=INBOX)
         what = name.gradients if gradients else name.weights
-        out, into = (self._message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True))
+        out, into = (
+            self._message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True)
+        )
         out.nbytes = into.nbytes = nbytes
         units = (borrower, owner) if gradients else (owner, borrower)
         out.after.append(sent)
@@ -428,7 +433,9 @@ class Program:
 
     def _action(self, draft: Draft) -> Action:
         micro, size = draft.micro, self.pipeline.micro
-        takes, frees = ([self._label(draft.rank, t) for t in those] for those in (draft.makes, draft.frees))
+        takes, frees = (
+            [self._label(draft.rank, t) for t in those] for those in (draft.makes, draft.frees)
+        )
         reads = [self._label(draft.rank, t) for t in draft.reads]
         return Action(
             kind=draft.kind,

@@ -61,7 +61,7 @@ class Artifact:
 
 def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
     """What the artifact would do with the spec; the window must be given, as there."""
-    if spec.window == "auto":
+    if spec.options.window == "auto":
         raise ValueError("the artifact chooses no window: give one, 2 to the number of layers")
     slower = {"compute|host": artifact.contention, "host|compute": artifact.contention}
     hardware = replace(
@@ -75,7 +75,7 @@ def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
         Budgets.of(spec, profile),
         method="stronghold",
         reserved_factor=artifact.reserved_factor,
-        window=spec.window,
+        window=spec.options.window,
         notes=(NOTE,),
         exact=False,
     )
@@ -84,7 +84,7 @@ def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
 def schedule(spec: RunSpec, profile: Profile, artifact: Artifact) -> Schedule:
     """One step of the artifact. Layers are units 1 to n; the window is at most n."""
     layers = len(profile.units) - 2
-    builder = _Builder(profile, layers, min(spec.window, layers))
+    builder = _Builder(profile, layers, min(spec.options.window, layers))
     builder.forward()
     builder.backward()
     return Schedule(

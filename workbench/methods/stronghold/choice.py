@@ -62,7 +62,7 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
         clipped=spec.clip is not None,
         eager=frozenset(eager),
         on_disk=on_disk,
-        host_gradient_slots=spec.host_workers + 1 if choice.eager == "all" else None,
-        host_workers=spec.host_workers,
+        host_gradient_slots=spec.options.host_workers + 1 if choice.eager == "all" else None,
+        host_workers=spec.options.host_workers,
         replay=replays(spec, profile),
     )

@@ -41,6 +41,7 @@ class Loads:
     def __init__(self, spec: RunSpec, profile: Profile) -> None:
         hardware = profile.hardware
         self._spec, self._layers, self._micros = spec, spec.model.layers, spec.microbatches
+        self._workers = spec.options.host_workers
         self._embedding, self._block, *_, self._head = profile.units
         self._overhead = hardware.action_overhead_s
         self._weights = self._block.parameters * profile.weight_bytes
@@ -59,9 +60,7 @@ class Loads:
         """Bytes on the host: weights, states and gradients of streamed layers, states of pulled
         ones, and stashed inputs."""
         streamed = self._layers - choice.resident - choice.pulled
-        gradients = (
-            min(streamed, self._spec.host_workers + 1) if choice.eager == "all" else streamed
-        )
+        gradients = min(streamed, self._workers + 1) if choice.eager == "all" else streamed
         states = streamed - choice.on_disk + choice.pulled
         stashed = min(self._layers - choice.kept, self._layers - 1) if choice.stash else 0
         return (
@@ -84,7 +83,7 @@ class Loads:
         forward = ends + self._forward(layers, recomputed)
         ends = micros * (self._embedding.backward_s + self._head.backward_s + 2 * each)
         backward = ends + self._backward(layers, recomputed, streamed)
-        host = streamed * self._on_host / spec.host_workers
+        host = streamed * self._on_host / self._workers
         stashed = micros if choice.stash else 0  # of a layer
         fetch = stashed * (self._transfer + block.input_bytes * self._in)
         stash = stashed * (self._transfer + block.input_bytes * self._out)
@@ -187,7 +186,7 @@ class Loads:
     def _slowdowns(self, costs: ProfileCosts, lane: str) -> list[float]:
         """Factors of a lane beside none, one, two and all three of the others, as they stand in
         `LANES`."""
-        workers = {HOST: self._spec.host_workers}
+        workers = {HOST: self._workers}
         own = [lane] * (workers.get(lane, 1) - 1)
         others = [[other] * workers.get(other, 1) for other in LANES if other != lane]
         return [

@@ -159,7 +159,7 @@ class QuickSearch(Search):
             pulled=round(past.pulled * scale) if self.axes["pulled"] else start.pulled,
             kept=round(past.kept * scale) if self.axes["kept"] else start.kept,
             stash=past.stash if past.stash in self._stashes() else start.stash,
-            window=min(past.window, self.layers) if self.spec.window == "auto" else start.window,
+            window=min(past.window, self.layers) if self.asked.window == "auto" else start.window,
         )
 
     def _far_and_wide(self) -> None:
@@ -192,7 +192,7 @@ class QuickSearch(Search):
                 continue
             used = (pulled - known.pulled) * slope["pulled"] + (kept - known.kept) * slope["kept"]
             count = known.resident
-            if self.spec.resident == "auto":
+            if self.asked.resident == "auto":
                 count += int((room - used) // slope["resident"])
             there = replace(
                 known, pulled=pulled, kept=kept, on_disk=plain.on_disk, eager=plain.eager
@@ -201,7 +201,7 @@ class QuickSearch(Search):
                 self._add(replace(there, resident=min(count, self._most_resident(there))))
 
     def _most_resident(self, choice: Choice) -> int:
-        most = self.layers if self.spec.window == "auto" else choice.window
+        most = self.layers if self.asked.window == "auto" else choice.window
         return min(most, self.layers - choice.pulled)
 
     def _slope(self, stash: bool) -> dict[str, float]:
@@ -252,7 +252,7 @@ class QuickSearch(Search):
     def _fitted(self, choice: Choice) -> Choice | None:
         """The choice with as many resident layers as fit, and as many kept ones as fit beside
         them."""
-        if self.spec.resident == "auto":
+        if self.asked.resident == "auto":
             choice = self._adjusted(choice, "resident", 0, self._most_resident(choice))
         elif self._device_bytes(choice) > self.budgets.device:
             return None
@@ -304,7 +304,7 @@ class QuickSearch(Search):
         for window in dict.fromkeys((*past, *WINDOWS)):
             best = self._best.choice
             streamed = self.layers - best.resident - best.pulled
-            if self.spec.window != "auto" or window > self.layers or not streamed:
+            if self.asked.window != "auto" or window > self.layers or not streamed:
                 continue
             there = self._fitted(replace(best, window=window))
             if there is not None and self._about(there) < WIDER * self._best.seconds:

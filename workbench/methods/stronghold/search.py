@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.options import Options
 from workbench.methods.stronghold.trials import STEPS, Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
@@ -75,7 +76,8 @@ def objective(spec: RunSpec, stands: float, clips: float | None) -> float:
     """Seconds to make small: the mean of a step whose gradients are not clipped and one whose are,
     unless there is no difference or the user is sure.
     """
-    return stands if clips is None or spec.clipping == "speculate" else (stands + clips) / 2
+    sure = spec.options.clipping == "speculate"
+    return stands if clips is None or sure else (stands + clips) / 2
 
 
 class Search:
@@ -90,11 +92,13 @@ class Search:
     ) -> None:
         """`trials` are those of an earlier question that differed in nothing but its budgets."""
         self.spec, self.profile, self.budgets = spec, profile, budgets
+        self.asked: Options = spec.options
+        asked = self.asked
         self.layers = spec.model.layers
         self.trials = Trials(spec, profile) if trials is None else trials
         self.axes = {
-            "pulled": {spec.resident, spec.window, spec.pulled} == {"auto"},
-            "kept": spec.activations == "auto" and spec.kept == "auto",
+            "pulled": {asked.resident, asked.window, asked.pulled} == {"auto"},
+            "kept": spec.activations == "auto" and asked.kept == "auto",
         }
         """What is searched, besides the resident layers."""
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
@@ -125,14 +129,14 @@ class Search:
                 best = min(best, found, key=lambda trial: trial.rank)
         best = self._walk(best, FINE, least=1, fill=("kept",))
         best = self._walk(best, self.layers // 8, least=1, fill=())
-        if self.spec.window == "auto":
+        if self.asked.window == "auto":
             best = self._widened(best)
         return self._fewer(self._patient(best))
 
     def _patient(self, best: Trial) -> Trial:
         """Where no layer is updated before the norm is known, none is ever updated twice: the
         better of that and the best so far, if the choice is the planner's."""
-        if self.spec.clip is None or self.spec.clipping != "auto":
+        if self.spec.clip is None or self.asked.clipping != "auto":
             return best
         waiting = self._trial(replace(best.choice, eager="none"), fill=())
         waiting = self._walk(waiting, FINE, least=1, fill=("kept",))
@@ -141,7 +145,7 @@ class Search:
     def _fewer(self, best: Trial) -> Trial:
         """Fewer residents than there is room for, which is what less memory would allow: updates of
         a layer that stays are compute's work."""
-        stride = best.choice.resident if self.spec.resident == "auto" else 0
+        stride = best.choice.resident if self.asked.resident == "auto" else 0
         while stride:
             fewer = replace(best.choice, resident=max(0, best.choice.resident - stride))
             trial = self._exact(fewer)
@@ -169,20 +173,20 @@ class Search:
         return {"auto": (False, True), "host": (True,)}.get(self.spec.activations, (False,))
 
     def _start(self) -> Choice:
-        spec = self.spec
-        kept = {"keep": self.layers, "auto": 0 if spec.kept == "auto" else spec.kept}
+        spec, asked = self.spec, self.asked
+        kept = {"keep": self.layers, "auto": 0 if asked.kept == "auto" else asked.kept}
         return Choice(
-            window=min(FIRST_WINDOW if spec.window == "auto" else spec.window, self.layers),
+            window=min(FIRST_WINDOW if asked.window == "auto" else asked.window, self.layers),
             resident=0,
-            pulled=0 if spec.pulled == "auto" else spec.pulled,
+            pulled=0 if asked.pulled == "auto" else asked.pulled,
             kept=kept.get(spec.activations, 0),
             stash=spec.activations == "host",
         )
 
     def _eager(self) -> str:
         if self.spec.clip is not None:
-            return "none" if self.spec.clipping == "wait" else "some"
-        return "all" if self.spec.optimizer_tier == DISK else "some"
+            return "none" if self.asked.clipping == "wait" else "some"
+        return "all" if self.asked.optimizer_tier == DISK else "some"
 
     def _walk(self, best: Trial, stride: int, *, least: int, fill: tuple[str, ...]) -> Trial:
         """Down the valley from a trial, with strides that halve, down to `least`."""
@@ -256,22 +260,23 @@ class Search:
     def _spilled(self, choice: Choice, nbytes: int) -> Choice:
         """The choice with more layers on the disk, where the planner may, so that the host needs so
         much less."""
-        spec, block = self.spec, self.profile.units[1]
-        if not (spec.optimizer_tier == "auto" and spec.disk_memory and spec.disk_layers == "auto"):
+        asked, block = self.asked, self.profile.units[1]
+        may = asked.optimizer_tier == "auto" and asked.disk_layers == "auto"
+        if not (may and self.spec.disk_memory):
             return choice
         more = -(-nbytes // (block.parameters * self.profile.state_bytes))
         streamed = self.layers - choice.resident - choice.pulled
         return replace(choice, on_disk=min(choice.on_disk + more, streamed))
 
     def _settled(self, choice: Choice) -> Choice:
-        spec = self.spec
-        pinned = self.layers if spec.optimizer_tier == DISK else spec.disk_layers
+        asked = self.asked
+        pinned = self.layers if asked.optimizer_tier == DISK else asked.disk_layers
         eager = "none" if choice.eager == "none" else self._eager()
         choice = replace(choice, on_disk=0 if pinned == "auto" else pinned, eager=eager)
-        if spec.resident != "auto":
-            pulled = min(choice.pulled, self.layers - spec.resident)
-            return replace(choice, resident=spec.resident, pulled=pulled)
-        most = self.layers if spec.window == "auto" else min(choice.window, self.layers)
+        if asked.resident != "auto":
+            pulled = min(choice.pulled, self.layers - asked.resident)
+            return replace(choice, resident=asked.resident, pulled=pulled)
+        most = self.layers if asked.window == "auto" else min(choice.window, self.layers)
         choice = replace(choice, resident=0, pulled=min(choice.pulled, self.layers))
         most = min(most, self.layers - choice.pulled)
         return self._most(choice, "resident", most)

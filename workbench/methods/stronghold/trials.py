@@ -97,7 +97,7 @@ class Trials:
         if (choice, steps) not in self._seconds:
             layout, graph = self._layout(choice), unroll(self.schedule(choice), steps)
             stands, clips = step_seconds(graph, self._costs[False]), None
-            if layout.clipped and layout.eager and self.spec.clipping != "speculate":
+            if layout.clipped and layout.eager and self.spec.options.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
             self._seconds[choice, steps] = stands, clips
         return self._seconds[choice, steps]

@@ -21,7 +21,7 @@ def record(key: str, **changes: object) -> RunRecord:
         "key": key,
         "method": "stronghold",
         "status": "ok",
-        "spec": RunSpec(method="stronghold", window=4).to_dict(),
+        "spec": RunSpec.of(method="stronghold", window=4).to_dict(),
         "losses": [3.0, 2.75, 2.5],
         "step_seconds": [9.0, 0.5, 0.75],
         "grad_norms": [1.0, None, 2.0],

@@ -214,7 +214,7 @@ def test_threads_may_share_an_index(filled: Store) -> None:
         record("k").to_json()[:-40],
         record("k").to_json().replace('"ok"', '"fine"'),
         record("other").to_json(),
-        record("k").to_json().replace('"schema": 1', '"schema": 2, "more": [1]'),
+        record("k").to_json().replace('"schema": 2', '"schema": 3, "more": [1]'),
     ],
 )
 def test_problems_are_those_of_the_store(filled: Store, text: str) -> None:

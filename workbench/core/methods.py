@@ -1,9 +1,9 @@
-"""The one table of methods: how a name on the command line becomes code.
+"""The one table of methods: how a name on the command line becomes code, and options.
 
-Each module offers ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``,
-and, where planning takes a while, ``fits(spec, profile) -> bool``. One that chooses its own
-micro-batches also offers ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
-The modules are imported when used, so that listing methods imports no torch.
+It is data: modules and classes are named as text, and imported when used. Each module offers
+``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
+takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
+``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.sources import imports_digest
@@ -30,12 +30,10 @@ class Method:
     label: str
     """In figures, as the papers write it."""
     module: str
+    """Its module; after a colon, the object there."""
     summary: str
-    windowed: bool = False
-    """Whether `window` and `resident` of a spec mean anything to it."""
-    refuses: bool = False
-    """Whether it refuses what means nothing to it, those two among it, and is therefore never given
-    them by default; what the paper compares leaves them aside."""
+    options: str = "workbench.core.options:Options"
+    """Module and class of the options that are its own (options.py)."""
     parallel: bool = False
     """Whether it runs on several ranks."""
     modules: bool = False
@@ -57,6 +55,7 @@ METHODS = {
             name="l2l",
             label="L2L",
             module="baselines.l2l",
+            options="workbench.methods.options:HostUpdates",
             summary="layer outside, micro-batches inside, eager host optimizer",
             portable=True,
         ),
@@ -71,6 +70,7 @@ METHODS = {
             name="zero-infinity",
             label="ZeRO-Infinity",
             module="baselines.zero_infinity",
+            options="workbench.methods.options:StateTier",
             summary="weights and optimizer on the host or disk (DeepSpeed)",
             parallel=True,
         ),
@@ -79,7 +79,7 @@ METHODS = {
             label="STRONGHOLD",
             module="workbench.methods.stronghold",
             summary="a working window of layers on the device, the rest on the host",
-            windowed=True,
+            options="workbench.methods.stronghold.options:Options",
             portable=True,
         ),
     )
@@ -122,7 +122,7 @@ PARALLEL = {
             name="harmony-pp",
             label="Harmony-PP",
             module="workbench.methods.harmony.pp",
-            refuses=True,
+            options="workbench.methods.harmony.options:Options",
             summary="packs of layers dealt out to the devices in turn, everything on the host",
             parallel=True,
             modules=True,
@@ -132,7 +132,7 @@ PARALLEL = {
             name="harmony-dp",
             label="Harmony-DP",
             module="workbench.methods.harmony.dp",
-            refuses=True,
+            options="workbench.methods.harmony.options:Options",
             summary="packs of layers on every device, each with its share of the samples",
             parallel=True,
             modules=True,
@@ -142,7 +142,7 @@ PARALLEL = {
             name="pp-swap",
             label="PP Swap",
             module="baselines.swapping.pp",
-            refuses=True,
+            options="workbench.methods.options:Visits",
             summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
@@ -152,7 +152,7 @@ PARALLEL = {
             name="dp-swap",
             label="DP Swap",
             module="baselines.swapping.dp",
-            refuses=True,
+            options="workbench.methods.options:Visits",
             summary="all layers on every device, what has no room swapped every micro-batch",
             parallel=True,
             modules=True,
@@ -167,29 +167,67 @@ PARALLEL = {
             portable=True,
         ),
         Method(
-            name="gpipe",
-            label="GPipe",
-            module="baselines.gpipe",
+            name="torch-gpipe",
+            label="torch GPipe",
+            module="baselines.torch_pipelines",
             summary="a stage on every device, all forward passes first (torch)",
             parallel=True,
             portable=True,
         ),
         Method(
-            name="1f1b",
-            label="1F1B",
-            module="baselines.one_f_one_b",
+            name="torch-1f1b",
+            label="torch 1F1B",
+            module="baselines.torch_pipelines",
             summary="a stage on every device, forward and backward passes in turn (torch)",
+            parallel=True,
+            portable=True,
+        ),
+        Method(
+            name="torch-interleaved",
+            label="torch interleaved",
+            module="baselines.torch_pipelines",
+            options="workbench.methods.options:Chunks",
+            summary="several stages on every device, in turn (torch)",
+            parallel=True,
+            portable=True,
+        ),
+        Method(
+            name="torch-zero-bubble",
+            label="torch zero bubble",
+            module="baselines.torch_pipelines",
+            options="workbench.methods.options:Chunks",
+            summary="several stages on every device, halved backward passes (torch)",
             parallel=True,
             portable=True,
         ),
     )
 }
 """What runs on several devices."""
+RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
+"""Names that records, sweep files and rows had for torch's pipelines before there were our own."""
+PIPELINES = "workbench.methods.pipeline.orders"
+"""Module of the table of orders: each is a method."""
 
 
 def known() -> dict[str, Method]:
     """Every method that can be named."""
-    return METHODS | PEERS | PARALLEL
+    return METHODS | PEERS | PARALLEL | pipelines()
+
+
+def pipelines() -> dict[str, Method]:
+    """The pipelines of our own, a row for each order."""
+    return {
+        name: Method(
+            name=name,
+            label=order.label,
+            module=f"workbench.methods.pipeline.entries:{name}",
+            options=f"workbench.methods.pipeline.options:{order.options}",
+            summary=order.summary,
+            parallel=True,
+            portable=True,
+        )
+        for name, order in import_module(PIPELINES).ORDERS.items()
+    }
 
 
 def find(name: str) -> Method:
@@ -209,21 +247,29 @@ def check_model(method: Method, model: ModelSpec) -> None:
         )
 
 
-def load(name: str) -> ModuleType:
-    """The module that implements the method."""
-    return import_module(find(name).module)
+def load(name: str) -> Any:
+    """The module that implements the method, or the object in one."""
+    return imported(find(name).module)
+
+
+def imported(path: str) -> Any:
+    """What a path names: a module, or after a colon the object in it."""
+    module, _, attribute = path.partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def code_version(name: str) -> str:
-    """Hash of the sources that the method's module imports, however far from it, so that changed
-    code is a new key, and code of other methods is none.
+    """Hash of the sources that the method's module and options import, however far from them, so
+    that changed code is a new key, and code of other methods is none.
 
     Changed also while this process runs: an open notebook must not show what the old code did.
     """
-    module = find(name).module
-    houses = {*HOUSES, module.partition(".")[0]}
+    method = find(name)
+    roots = tuple(path.partition(":")[0] for path in (method.module, method.options))
+    houses = {*HOUSES, *(root.partition(".")[0] for root in roots)}
 
     def ours(other: str, file: Path) -> bool:
         return other.partition(".")[0] in houses and other != __name__  # it names all methods
 
-    return imports_digest(module, (_ROOT, *sys.path), ours)[:12]
+    return imports_digest(roots, (_ROOT, *sys.path), ours)[:12]

@@ -1,0 +1,117 @@
+"""Options of methods: what a run may be told that is not for every method.
+
+Each row of the table of methods names a dataclass, in the method's folder, whose fields are its
+options. A field there, with a type, a default and a docstring, is all that an option is: it is a
+flag, a field of forms, an axis of sweeps, a line of ``--help``, a value in records, and it is
+checked. Methods that share an option inherit the class that declares it. People write options flat,
+beside the other fields of a spec, so a name is one option, of whatever methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, ClassVar, get_type_hints
+
+from workbench.core.methods import imported, known
+from workbench.core.schema import check_words, docstrings, read_as
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """No options: what a method has that names none, and what the others inherit."""
+
+    halved: ClassVar[bool] = False
+    """Whether backward passes are in two halves, so that these are profiled each for itself."""
+
+    def __post_init__(self) -> None:
+        check_words(self)
+
+    def check(self, spec: Any) -> None:
+        """Raise ValueError for an option that does not go with the other fields of its RunSpec."""
+
+    def micro_sizes(self, spec: Any) -> set[int]:
+        """Samples of a run's micro-batches, where its spec says them and no planner chooses."""
+        return set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option as those show it who show all."""
+
+    name: str
+    kind: Any
+    """Annotation of what it may be."""
+    default: Any
+    about: str
+    """Its docstring, on one line."""
+    methods: tuple[str, ...]
+    """Names of those that have it."""
+
+
+WRITTEN = {"optimizer_tier": "host"}
+"""Values that older versions wrote for methods without the option, beside its default."""
+
+
+def options_of(method: str) -> type[Options]:
+    """The class of a method's options; of a method that is in no table, one without any."""
+    row = known().get(method)
+    return Options if row is None else imported(row.options)
+
+
+def catalogue() -> dict[str, Option]:
+    """All options of all methods, by name."""
+    return _catalogue(tuple((row.name, row.options) for row in known().values()))
+
+
+def takes(method: str, name: str) -> bool:
+    """Whether the method has the option."""
+    return name in _names(options_of(method))
+
+
+def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> Options:
+    """The method's options, with the values of `given` by name.
+
+    Raises ValueError for a value that does not fit, for a name that is no option, and for an option
+    of other methods, unless it is at its default. `lenient` leaves all such options out: where
+    several methods are told the same, each takes what it has.
+    """
+    kind = options_of(method)
+    own = _names(kind)
+    for name in sorted(given.keys() - own):
+        option, value = catalogue().get(name), given[name]
+        if option is None:
+            raise ValueError(f"unknown field {name!r} in a run spec of {method or 'no method'}")
+        if not lenient and value not in (option.default, WRITTEN.get(name, option.default)):
+            raise ValueError(
+                f"{name} is {value!r}; with {method} it has no meaning, leave it at "
+                f"{option.default!r}: it is an option of {', '.join(option.methods)}"
+            )
+    return read_as(kind, {name: value for name, value in given.items() if name in own}, "")
+
+
+@cache
+def _names(kind: type[Options]) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))
+
+
+@cache
+def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    for method, path in rows:
+        kind = imported(path)
+        hints, told = get_type_hints(kind), docstrings(kind)
+        for field in fields(kind):
+            name = field.name
+            before = found.get(name)
+            option = Option(
+                name=name,
+                kind=hints[name],
+                default=field.default,
+                about=told.get(name, ""),
+                methods=(*(before.methods if before else ()), method),
+            )
+            assert not before or replace(before, methods=option.methods) == option, name
+            found[name] = option
+    return found

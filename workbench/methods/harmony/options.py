@@ -1,0 +1,42 @@
+"""Options of Harmony: its four packing decisions, and who makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.methods.options import Clipping, Visits
+
+NO_PACKS = "none"
+"""What people write for no forward packs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Visits, Clipping):
+    """Packs are pinned together with both sizes."""
+
+    forward_packs: str = "auto"
+    """Units of each forward pack, from the first one, as in ``4 4 3``; those of the last backward
+    pack are in none. Empty, also written ``none``, where that is the whole model."""
+    backward_packs: str = "auto"
+    """Units of each backward pack, the embedding and the head among them, as in ``4 4 3``."""
+    packing: Literal["ours", "faithful"] = "ours"
+    """Who chooses packs and sizes where they are ``auto``: our search, within memory, or the rules
+    and the estimate that Harmony's authors published."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("forward_packs", "backward_packs"):
+            words = getattr(self, name).split()
+            if name == "forward_packs" and words in ([], [NO_PACKS]):
+                object.__setattr__(self, name, "")
+            elif words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be numbers of units such as "
+                    "'4 4 3', or auto"
+                )
+        if not self.forward_packs and len(self.backward_packs.split()) > 1:
+            raise ValueError(
+                f"forward_packs is {NO_PACKS!r}, backward_packs {self.backward_packs!r}; only "
+                "where one backward pack is the whole model there are no forward packs"
+            )

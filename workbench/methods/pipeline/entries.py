@@ -1,0 +1,13 @@
+"""Every order as a method: ``entries.NAME`` offers `plan`, `plan_sizes` and `train`."""
+
+from __future__ import annotations
+
+from workbench.methods.driver import OnRanks, on_ranks
+from workbench.methods.pipeline import planner
+from workbench.methods.pipeline.orders import ORDERS
+
+
+def __getattr__(name: str) -> OnRanks:
+    if name not in ORDERS:
+        raise AttributeError(name)
+    return on_ranks(planner, name)

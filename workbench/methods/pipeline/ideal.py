@@ -1,0 +1,112 @@
+"""Pipelines in theory: each stage takes one quantum forward and two backward, messages none.
+
+What an order does by itself shows here, without a model or a machine: ``workbench schedule`` prints
+and draws it, and textbooks' step times and bubbles come out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import replace
+
+from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, lists
+from workbench.methods.pipeline.program import Pipeline, Program
+from workbench.profile.profile import UnitCost
+from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import Simulation, simulate
+
+QUANTA = {F: 1.0, R: 1.0, B: 2.0, I: 1.0, W: 1.0}
+"""Of a rank's share of the model."""
+
+
+class IdealSizes:
+    """`Sizes` of stages as units, behind a unit 0 that takes nothing (of a first unit there is no
+    gradient of the input): a stage's activations of a micro-batch are one byte, all else nothing.
+    """
+
+    library_bytes = 0
+
+    def cost(self, unit: int, samples: int) -> UnitCost:
+        return UnitCost(
+            kind="stage", parameters=0, forward_s=1, recompute_s=1, backward_s=2,
+            kept_bytes=int(unit > 0),
+        )  # fmt: skip
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        return 0
+
+    def owner(self, unit: int) -> int:
+        return unit
+
+    weight_bytes = visit_bytes = fresh_bytes = state_bytes = lambda self, unit: 0
+
+    def token_bytes(self, samples: int) -> int:
+        return 0
+
+
+class IdealCosts:
+    """Costs in quanta: passes take `QUANTA` over the stages of a rank, all else nothing."""
+
+    def __init__(self, chunks: int) -> None:
+        self._chunks = chunks
+
+    def seconds(self, action: Action) -> float:
+        return QUANTA.get(action.kind, 0.0) / self._chunks if action.unit else 0.0
+
+    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
+        return 1.0
+
+
+def schedule_of(
+    order: str, ranks: int, micros: int, *, chunks: int = 1, recompute: bool = False
+) -> Schedule:
+    """The schedule of a model with one unit a stage, and unit 0 in the first. Raises ValueError for
+    what the order cannot divide."""
+    passes = lists(order, ranks, micros, chunks)
+    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
+    pipeline = Pipeline(
+        method=order, passes=passes, stages=stages, micro=1, recompute=recompute, clipped=False
+    )
+    return Program(pipeline, IdealSizes()).schedule()
+
+
+def simulated(schedule: Schedule, chunks: int = 1) -> Simulation:
+    """One step; the events of its passes, in quanta, called ``F0`` by kind and micro-batch."""
+    found = simulate(schedule, IdealCosts(chunks), steps=1)
+    events = [
+        replace(event, unit=event.unit - 1, name=f"{event.kind}{event.microbatch}")
+        for event in found.events
+        if event.lane == COMPUTE and event.unit
+    ]
+    return replace(found, events=events)
+
+
+def bubble(step: Simulation, ranks: int) -> float:
+    """Share of the step in which a rank waits, on the mean over the ranks."""
+    busy = sum(step.busy_seconds(COMPUTE, rank) for rank in range(ranks))
+    return 1 - busy / (ranks * step.step_seconds)
+
+
+def with_recomputation(passes: Iterable[Pass]) -> list[Pass]:
+    """The passes of a rank, each stage's forward pass repeated before its backward pass."""
+    found: list[Pass] = []
+    for each in passes:
+        if each.kind in (B, I):
+            found.append(each._replace(kind=R))
+        found.append(each)
+    return found
+
+
+def torch_csv(order: str, ranks: int, micros: int, chunks: int = 1) -> str:
+    """The passes as torch's pipeline runtime loads them: a row a rank, a cell a pass, such as
+    ``2F0`` for stage 2 and micro-batch 0."""
+    rows = [
+        [f"{each.chunk * ranks + rank}{each.kind.value}{each.micro}" for each in passes]
+        for rank, passes in enumerate(lists(order, ranks, micros, chunks))
+    ]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

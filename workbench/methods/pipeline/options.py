@@ -1,0 +1,67 @@
+"""Options of pipelines: replicas, and which units lie in which stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.core.options import Options as Common
+from workbench.core.spec import RunSpec
+from workbench.methods.options import Chunks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Options of all orders."""
+
+    replicas: int = 1
+    """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
+    stage."""
+    stages: str = "auto"
+    """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
+    balances measured time within memory."""
+
+    chunks: ClassVar[int] = 1
+    """Stages of each rank."""
+
+    def __post_init__(self) -> None:
+        words = self.stages.split()
+        if words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
+            raise ValueError(
+                f"stages is {self.stages!r}; it must be numbers of units such as '5 4 4 3', or auto"
+            )
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if self.replicas < 1 or spec.ranks % self.replicas:
+            raise ValueError(f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks")
+        pieces = spec.microbatches * self.replicas
+        if spec.batch % pieces:
+            raise ValueError(
+                f"a batch of {spec.batch} does not divide into {spec.microbatches} micro-batches "
+                f"on each of {self.replicas} replicas"
+            )
+
+    def micro_sizes(self, spec: RunSpec) -> set[int]:
+        """Samples of the micro-batches of a run."""
+        return {spec.batch // (spec.microbatches * self.replicas)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interleaved(Chunks, Options):
+    """Options of orders with several stages a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Options):
+    """Options of orders with halved backward passes."""
+
+    halved: ClassVar[bool] = True
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if spec.compile == "on":
+            raise ValueError(
+                f"compile is on; {spec.method} halves backward passes, and a compiled layer has "
+                "no halves: leave it at auto or off"
+            )

@@ -1,0 +1,43 @@
+"""Options of STRONGHOLD: which layers have their weights, states and activations where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.core.spec import RunSpec
+from workbench.methods.options import Auto, Clipping, HostUpdates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(HostUpdates, Clipping):
+    """What a planner chooses where it is ``auto``."""
+
+    window: int | Auto = "auto"
+    """Layers on the device at once; 2 to the number of layers."""
+    resident: int | Auto = "auto"
+    """First layers whose weights and optimizer states never leave the device."""
+    pulled: int | Auto = "auto"
+    """Layers after the resident ones whose weights stay on the device while their optimizer states
+    come from the host to be updated there."""
+    kept: int | Auto = "auto"
+    """Last layers that keep their activations, where `activations` is ``auto``."""
+    disk_layers: int | Auto = "auto"
+    """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        layers = spec.model.layers
+        if self.window != "auto" and not 2 <= self.window <= max(2, layers):
+            raise ValueError(
+                f"a window of {self.window} layers is out of range; the model has {layers} layers, "
+                f"so it must be 2 to {layers}, or auto"
+            )
+        for name in ("resident", "kept", "pulled", "disk_layers"):
+            value = getattr(self, name)
+            if value != "auto" and not 0 <= value <= layers:
+                raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
+        if self.disk_layers != "auto" and self.optimizer_tier != "auto":
+            raise ValueError(
+                f"disk_layers is {self.disk_layers} and optimizer_tier {self.optimizer_tier!r}; "
+                "only with optimizer_tier auto some layers' states are on the disk"
+            )
