@@ -12,7 +12,6 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 
 from tests.notebooks.offline import outside_addresses
@@ -50,6 +49,8 @@ def done(results: Path, figures: tuple[str, ...]) -> tuple[Reproduced, list[str]
 def test_every_exhibit_leaves_figure_table_and_notebook(
     done: tuple[Reproduced, list[str]], results: Path, figures: tuple[str, ...]
 ) -> None:
+    import nbformat  # takes seconds, which every worker would spend
+
     reproduced, lines = done
     assert reproduced.ok
     folder = results / "reports" / "paper"
