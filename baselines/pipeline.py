@@ -1,7 +1,7 @@
-"""Pipelines by torch.distributed.pipelining: what GPipe and 1F1B share.
+"""Pipelines by torch.distributed.pipelining: what its schedules share (torch_pipelines.py).
 
-Each rank has a stage, consecutive units of the model (`stages`), and everything of theirs on its
-device: weights, gradients, masters and moments, updated as plain training updates them. torch's
+Each rank has a stage, consecutive units of the model (`stages`), or several where the schedule is
+interleaved, and everything of theirs on its device: weights, gradients, masters and moments, updated as plain training updates them. torch's
 schedules run the passes of each micro-batch and send activations and their gradients; what they
 leave to their user is done here, exactly:
 
@@ -15,18 +15,19 @@ leave to their user is done here, exactly:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from baselines import ranks
@@ -46,6 +47,8 @@ from workbench.runtime.device_budget import device_meter
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 
+PipelineSchedule = PipelineScheduleSingle | PipelineScheduleMulti
+
 
 def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with a stage on every rank's device; `work` is the module of the schedule.
@@ -59,37 +62,45 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 @contextmanager
 def training(
-    spec: RunSpec, report: Reporter, folder: Path, schedule: type[PipelineScheduleSingle]
+    spec: RunSpec, report: Reporter, folder: Path, schedule: type[PipelineSchedule]
 ) -> Iterator[Training]:
-    """In a rank's process: the training of its stage."""
+    """In a rank's process: the training of its stages."""
     yield Training(spec, report, folder, schedule)
 
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
-    """The units of each rank. Raises ValueError where there are too many ranks."""
+    """The units of each stage; stage s lies on rank s % ranks. Raises ValueError where there are
+    too many."""
     units = range(model.num_units)
     return cut(
         [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units],
         [model.unit_parameters(unit) for unit in units],
-        spec.ranks,
+        spec.ranks * getattr(spec.options, "chunks", 1),
         recompute=spec.activations != "keep",
     )
 
 
-class Stage(nn.Module):
+class Stages(nn.Module):
     """Some units of a model, as `Whole` has all of them: [m, S] tokens or [m, S, H] -> [m, S, H].
 
-    The units of other stages are empty modules, so that numbers stay those of the model. The head,
+    The units of other ranks are empty modules, so that numbers stay those of the model. The head,
     which takes targets too, is run by `loss`.
     """
 
     def __init__(
-        self, model: LayeredModel, own: range, *, seed: int, device: torch.device, checkpoint: bool
+        self,
+        model: LayeredModel,
+        own: Sequence[range],
+        *,
+        seed: int,
+        device: torch.device,
+        checkpoint: bool,
     ) -> None:
         super().__init__()
-        self.layered, self.own, self.seed, self.checkpoint = model, own, seed, checkpoint
+        self.layered, self.seed, self.checkpoint = model, seed, checkpoint
+        self.own = sorted(unit for stage in own for unit in stage)
         self.units = nn.ModuleList(
-            model.build(unit, seed=seed, device=device) if unit in own else nn.Module()
+            model.build(unit, seed=seed, device=device) if unit in self.own else nn.Module()
             for unit in range(model.num_units)
         )
         self.passed: Context | None = None
@@ -97,13 +108,13 @@ class Stage(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The stage's own."""
+        """Those of all stages of the rank."""
         return [self.units[unit] for unit in self.own if 0 < unit < self.layered.head]
 
-    def forward(self, x: Tensor, *, step: int, samples: Tensor) -> Tensor:
-        """One micro-batch; `samples` [m] are the global numbers of its rows."""
+    def run(self, stage: range, x: Tensor, *, step: int, samples: Tensor) -> Tensor:
+        """One micro-batch through a stage; `samples` [m] are the global numbers of its rows."""
         rows, run = tuple(samples.tolist()), self.layered.forward
-        for unit in self.own:
+        for unit in stage:
             ctx = Context(seed=self.seed, step=step, unit=unit, samples=rows)
             if unit == self.layered.head:
                 self.passed = ctx
@@ -122,15 +133,28 @@ class Stage(nn.Module):
         return self.layered.forward(ctx.unit, self.units[ctx.unit], x, ctx, targets)
 
 
+class Stage(nn.Module):
+    """One stage, as torch's schedules call it. Its units are those of `Stages`."""
+
+    def __init__(self, stages: Stages, own: range) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(stages.units[unit] for unit in own)
+        self._run = partial(stages.run, own)
+
+    def forward(self, x: Tensor, **of: Any) -> Tensor:
+        """One micro-batch."""
+        return self._run(x, **of)
+
+
 class Training(plain.Training):
-    """Plain training of one stage."""
+    """Plain training of a rank's stages."""
 
     def __init__(
         self,
         spec: RunSpec,
         report: Reporter,
         folder: Path,
-        schedule: type[PipelineScheduleSingle],
+        schedule: type[PipelineSchedule],
     ) -> None:
         self.spec, self.report, self.folder = spec, report, folder
         self.rank = dist.get_rank()
@@ -142,9 +166,9 @@ class Training(plain.Training):
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase("building the stages")
         with self.meter:
-            self.whole = Stage(
+            self.whole = Stages(
                 self.model,
-                self.stages[self.rank],
+                self.stages[self.rank :: spec.ranks],
                 seed=spec.seed,
                 device=self.device,
                 checkpoint=spec.activations != "keep",
@@ -152,7 +176,9 @@ class Training(plain.Training):
             self.ties = self._tie()
             self.masters = self._split_masters()
             self.optimizer = OfAllStages(self._optimizer())
-        self.blocks = compile_blocks(self.whole, spec, self.device)
+        halved = schedule.__name__ == "ScheduleInterleavedZeroBubble"
+        compiling = spec.with_(compile="off") if halved else spec  # torch halves no compiled layer
+        self.blocks = compile_blocks(self.whole, compiling, self.device)
         report.phase(f"training with {self.blocks}")
         self.loss = torch.zeros((), device=self.device)
         self.schedule = self._schedule(schedule)
@@ -172,8 +198,8 @@ class Training(plain.Training):
             notes=[*told.notes, f"stages of units {units}; {self.spec.microbatches} micro-batches"],
         )
 
-    def _schedule(self, schedule: type[PipelineScheduleSingle]) -> PipelineScheduleSingle:
-        spec, last = self.spec, len(self.stages) - 1
+    def _schedule(self, schedule: type[PipelineSchedule]) -> PipelineSchedule:
+        spec = self.spec
         inner = torch.empty(
             (spec.microbatch, spec.model.seq, self.model.hidden),
             dtype=DTYPES[spec.dtype],
@@ -181,16 +207,25 @@ class Training(plain.Training):
             requires_grad=True,
         )
         tokens = torch.empty(inner.shape[:2], dtype=torch.int64, device="meta")
-        stage = PipelineStage(
-            self.whole,
-            self.rank,
-            last + 1,
-            self.device,
-            input_args=inner if self.rank else tokens,
-            output_args=inner,
-        )
+        stages = [
+            PipelineStage(
+                Stage(self.whole, self.stages[number]),
+                number,
+                len(self.stages),
+                self.device,
+                input_args=inner if number else tokens,
+                output_args=inner,
+            )
+            for number in range(self.rank, len(self.stages), spec.ranks)
+        ]
+        several = issubclass(schedule, PipelineScheduleMulti)
         # The loss is a mean over the micro-batches already.
-        return schedule(stage, spec.microbatches, loss_fn=self._loss, scale_grads=False)
+        return schedule(
+            stages if several else stages[0],
+            spec.microbatches,
+            loss_fn=self._loss,
+            scale_grads=False,
+        )
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -198,7 +233,7 @@ class Training(plain.Training):
         """One optimizer step; returns its mean loss and the norm of all stages' gradients."""
         tokens, targets = (rows.to(self.device) for rows in self.batches.batch(step))
         inputs = (tokens,) if self.rank == 0 else ()
-        last = self.rank == len(self.stages) - 1
+        last = self.rank == self.spec.ranks - 1
         self.loss.zero_()
         self.schedule.step(
             *inputs,
@@ -231,7 +266,7 @@ class Training(plain.Training):
     def _tie(self) -> list[Tie]:
         """Tied weights become one parameter where a stage has both units, else a tie."""
         ties = []
-        rank_of = {unit: rank for rank, stage in enumerate(self.stages) for unit in stage}
+        rank_of = {u: s % self.spec.ranks for s, stage in enumerate(self.stages) for u in stage}
         for (unit, name), (owner, owner_name) in self.model.tied().items():
             theirs, ours = rank_of[owner], rank_of[unit]
             if ours == theirs:
