@@ -1,7 +1,7 @@
 """Plans of data parallelism, GPipe and 1F1B on several devices.
 
 Their schedules (`parallel_step`) are proved and simulated like ours. Of the links between devices
-no more is known than what Harmony's plans take (`harmony.planner.server_of`), so predictions
+no more is known than what Harmony's plans take (`profile.server.server_of`), so predictions
 compare with those. Imports no torch.
 """
 

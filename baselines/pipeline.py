@@ -30,10 +30,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils.checkpoint import checkpoint as checkpointed
 
+from baselines import plain_training as plain
 from baselines import ranks
 from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
-from baselines.plain import run as plain
 from baselines.stages import cut
 from baselines.states import StageHolder, masters_by_unit
 from workbench.core.record import Outcome

@@ -37,9 +37,9 @@ F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
 STATE_BYTES = 16
 """fp32 master, gradient and two moments: what the optimizer owns of a parameter."""
-
-
 BUCKET_ELEMENTS = 50_000_000
+"""Gradients reduced, parameters fetched and states updated at once: one layer of hidden size 2048
+(published: 5e7, 9e7, 1e8; smaller takes less memory and gives the disk tier more to overlap)."""
 KEPT_OF_A_BLOCK = 40
 """Activations of a block, in hidden vectors a token."""
 
@@ -314,3 +314,8 @@ class _Builder(ScheduleBuilder):
 
     def _scratch(self, kind: Kind, unit: int, micro: int, nbytes: int) -> str:
         return self.scratch(act(kind, unit, micro), nbytes)
+
+
+def persistent_elements(spec: RunSpec) -> int:
+    """Smaller parameters stay on the device: norms and biases do, matrices never, at any width."""
+    return 4 * spec.model.hidden + 1

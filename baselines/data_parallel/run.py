@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from baselines import plain_training as plain
 from baselines import ranks
 from baselines.common import micro_batches, share
-from baselines.plain import run as plain
 from baselines.stages import check_shares, share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter

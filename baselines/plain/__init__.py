@@ -14,6 +14,6 @@ __all__ = ["plan", "train"]
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with everything on the device."""
-    from baselines.plain.run import train as train_torch  # imports torch
+    from baselines.plain_training import train as train_torch  # imports torch
 
     return train_torch(spec, report, folder)

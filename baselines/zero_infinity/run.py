@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baselines.zero_plan import BUCKET_ELEMENTS, persistent_elements
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import VALUE_BYTES, RunSpec
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from baselines.zero import Adapter
 
 LABEL = "ZeRO-Infinity"
-BUCKET_ELEMENTS = 50_000_000
-"""Prefetched, reduced and updated at once: one layer of hidden size 2048 (the published runs: 5e7,
-9e7 and 1e8; smaller takes less memory and gives the disk tier more to overlap)."""
 LIVE_ELEMENTS = 1_000_000_000
 """Fetched parameters that may stay on the device, as in the published runs."""
 LIVE_SHARE = 4
@@ -76,11 +74,6 @@ def live_elements(spec: RunSpec, block_elements: int) -> int:
         return LIVE_ELEMENTS
     affordable = spec.device_memory // (LIVE_SHARE * VALUE_BYTES[spec.dtype])
     return min(LIVE_ELEMENTS, max(block_elements, affordable))
-
-
-def persistent_elements(spec: RunSpec) -> int:
-    """Smaller parameters stay on the device: norms and biases do, matrices never, at any width."""
-    return 4 * spec.model.hidden + 1
 
 
 def adapter(spec: RunSpec, folder: Path) -> Adapter:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baselines.zero_plan import BUCKET_ELEMENTS
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from baselines.zero import Adapter
 
 LABEL = "ZeRO-Offload"
-BUCKET_ELEMENTS = 50_000_000
-"""Of the published runs (SC'22 artifact): one layer of hidden size 2048."""
 
 
 def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:

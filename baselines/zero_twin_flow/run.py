@@ -12,8 +12,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baselines.zero_infinity.run import BUCKET_ELEMENTS, persistent_elements
-from baselines.zero_plan import activation_bytes
+from baselines.zero_plan import BUCKET_ELEMENTS, activation_bytes, persistent_elements
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch.nn import functional as F
 
-from baselines.plain.run import Training
+from baselines.plain_training import Training
 from tests.methods import kinds
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half

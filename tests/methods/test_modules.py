@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from baselines.plain.run import Training
+from baselines.plain_training import Training
 from tests.methods import chain
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
 from tests.methods.plain import made_up_profile, spec_for

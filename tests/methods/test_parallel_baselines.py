@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity, zero_offload
 from baselines.pipeline import stages_of
-from baselines.plain.run import train as train_plain
+from baselines.plain_training import train as train_plain
 from baselines.stages import cut
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks

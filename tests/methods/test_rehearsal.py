@@ -36,7 +36,7 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     shutil.copytree(measured, tmp_path / "profiles")
     # On a machine that becomes slower layers are timed anew, as test_store.py asks.
     monkeypatch.setattr(measure, "probe", lambda device, dtype: 1.0)
-    spec = spec_for(ranks=2, forward_size=2, backward_size=2)
+    spec = spec_for(method="harmony-pp", ranks=2, forward_size=2, backward_size=2)
     before = profiles_for(planner, spec, tmp_path, Silent())
     assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
     monkeypatch.setattr(rehearsal, "brief", lambda: False)

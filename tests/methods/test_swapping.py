@@ -78,7 +78,7 @@ def test_what_has_room_is_not_swapped():
 
 @pytest.mark.parametrize("mode", ["dp", "pp"])
 def test_the_plan_keeps_its_budget_or_says_what_lacks(mode):
-    spec = spec_for(batch=8, ranks=2)
+    spec = spec_for(method=f"{mode}-swap", batch=8, ranks=2)
     profiles = {1: made_up_profile(spec.with_(microbatches=spec.batch))}
     made = plan(spec, profiles, mode=mode)
     budget = made.peak_bytes["device"] - 1

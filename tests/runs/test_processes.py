@@ -157,7 +157,7 @@ def test_a_job_cancelled_while_it_waits_never_begins(store: Store) -> None:
 
 
 def test_a_killed_run_resumes_from_its_checkpoint(store: Store, tmp_path: Path) -> None:
-    spec = fake_spec(f"until {tmp_path}", steps=20, save_every=4, window=4, seed=0)
+    spec = fake_spec(f"until {tmp_path}", steps=20, save_every=4, seed=0)
     words = ("run", "-m", "fake", "-l", "4", "--text", spec.text, "--steps", "20", "--seed", "0")
     command = start_driver(*words, "--save-every", "4", "--results", store.root)
     wait_for(lambda: [p.read_text() for p in store.runs.glob("*/checkpoints/next_step")] == ["16"])

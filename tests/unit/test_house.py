@@ -111,6 +111,7 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "workbench" / "published").glob("*.py"),
         *(ROOT / "workbench" / "methods").glob("*/planner.py"),
         *(ROOT / "baselines").glob("*/planner.py"),
+        *(ROOT / "workbench" / "methods").rglob("options.py"),
         *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
         ROOT / "workbench" / "cli.py",
     ]
@@ -137,11 +138,12 @@ MAY_IMPORT = {
     "core": set(),
     "schedule": set(),
     "model": set(),
+    "partition": set(),
     "runtime": {"schedule", "model"},
     "ranks": {"schedule", "model", "runtime"},
     "profile": {"schedule", "model", "runtime", "ranks"},
-    "methods": FLOOR | {"ranks", "baselines"},
-    "baselines": FLOOR | {"ranks", "methods"},
+    "methods": FLOOR | {"ranks", "partition"},
+    "baselines": FLOOR | {"ranks", "partition", "methods"},
     "published": {"schedule", "model", "profile", "methods", "baselines"},
     "figures": {"schedule", "model", "profile", "methods", "baselines", "published", "runs"},
     "runs": FLOOR | {"published"},
@@ -201,6 +203,25 @@ def test_imports_follow_the_layers(path: Path) -> None:
     allowed = MAY_IMPORT[ours] | {ours, "core"}
     for name in names - {"workbench"}:
         assert package(name) in allowed, f"{ours} must not import {name}"
+
+
+METHODS = (ROOT / "workbench" / "methods", ROOT / "baselines")
+"""Their folders are methods; the files beside those are what methods share."""
+
+
+def method(module: str) -> Path | None:
+    """The folder of the method that a module belongs to; None for a module that methods share."""
+    path = ROOT / Path(*module.split("."))
+    return next(
+        (each for each in (path, *path.parents) if each.parent in METHODS and each.is_dir()), None
+    )
+
+
+@pytest.mark.parametrize("path", sources("workbench/methods", "baselines"), ids=module_name)
+def test_no_method_imports_another(path: Path) -> None:
+    """What methods share imports none."""
+    for name in imported(path):
+        assert method(name) in (None, method(module_name(path))), f"must not import {name}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -129,8 +129,13 @@ class RunSpec:
                 f"link_bytes_per_s is {self.link_bytes_per_s}; it must be positive, or none"
             )
         check_words(self)
+        kind = options_of(self.method)
         if self.options is None:
-            object.__setattr__(self, "options", options_of(self.method)())
+            object.__setattr__(self, "options", kind())
+        elif type(self.options) is not kind:
+            raise ValueError(
+                f"options of {self.method} are {kind.__qualname__}, not {self.options!r}"
+            )
         self.options.check(self)
 
     @property

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,6 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
-from workbench.methods.driver import Planner
 from workbench.methods.history import check_start
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import check_data, told_of, write_timeline
@@ -32,6 +32,9 @@ from workbench.runtime.traffic import counted_parts, planned_parts
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import Event
+
+if TYPE_CHECKING:
+    from workbench.methods.driver import Planner
 
 
 def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:

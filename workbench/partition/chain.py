@@ -1,8 +1,8 @@
-"""Ours: the partition into S packs whose slowest pack is the fastest possible, memory respected.
+"""Cuts of a chain of layers into S packs whose slowest pack is the fastest possible, within memory.
 
-Packs that wrap around the GPUs in turn make a pipeline, and its slowest pack sets the pace. The
-published rules cut near equal shares and then see whether the packs fit; here the largest pack time
-is minimal among all partitions into S packs that fit, for every S that is asked.
+The slowest stage of a pipeline sets its pace, and so does the slowest of packs that wrap around the
+GPUs in turn. Published rules cut near equal shares and then see whether the packs fit; here the
+largest pack time is minimal among all partitions into S packs that fit, for every S that is asked.
 
 Memory is any yes or no about (first, last): it may be uneven (a pack that ends at a large
 activation needs more than a longer one), so that a greedy fill would be wrong. Whether limit T on
@@ -22,6 +22,7 @@ from operator import neg
 import numpy as np
 
 Packs = tuple[range, ...]
+"""Consecutive layers, in their order."""
 
 Fits = Callable[[int, int], bool]
 """Whether layers `first` to `last`, both included, may be one pack."""

@@ -102,7 +102,7 @@ class Wires:
     message_latency_s: float
     pass_overhead_s: float | None = None
     """What the pass of a layer takes beside its own time, where all ranks train on one processor
-    (methods/harmony/rehearsal.py); None where that was not measured."""
+    (profile/rehearsal.py); None where that was not measured."""
     pass_slowdown: float = 1.0
     """How many times its own time the pass takes besides."""
     host_adam_params_per_s: float | None = None

@@ -3,7 +3,7 @@
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
 load and store pinned memory, write into each other's inboxes (runtime/inbox.py), add up a buffer
-over all, and with GPUs update on the host, alone and beside the rest (company.py). How long a
+over all, and with GPUs update on the host, alone and beside the rest (contention.py). How long a
 message takes that weighs nothing is seen when one goes around: the copy, the wait for its end, the
 word on the board, the look there. It is a bound: in a run the devices wait for a message themselves
 (runtime/signals.py), and hosts may be ahead of them.

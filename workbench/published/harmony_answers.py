@@ -175,8 +175,8 @@ def _ours(question: Question, profile: ModelProfile) -> Row:
 _PLANNERS: dict[str, Callable[[Question, ModelProfile], Row]] = {PUBLISHED: _published, OURS: _ours}
 
 
-def _setting(question: Question, profile: ModelProfile) -> ours.Setting:
-    return ours.Setting(
+def _setting(question: Question, profile: ModelProfile) -> ours.SearchProblem:
+    return ours.SearchProblem(
         mode=question.mode,
         ranks=question.ranks,
         minibatch=question.minibatch,

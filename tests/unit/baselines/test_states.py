@@ -11,7 +11,7 @@ import torch
 
 from baselines import host_adam
 from baselines.fsdp import run as fsdp_run
-from baselines.plain.run import Training
+from baselines.plain_training import Training
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
 from workbench.runtime import checkpoint

@@ -51,7 +51,7 @@ def profiles_of(spec, sizes=SIZES):
 
 
 def setting_of(spec, mode, **changes):
-    return faithful.Setting(
+    return faithful.SearchProblem(
         mode=mode, ranks=spec.ranks, minibatch=spec.batch, device_bytes=spec.device_memory,
         host_bytes=1 << 40, guesses=True, **changes,
     )  # fmt: skip

@@ -104,7 +104,7 @@ def test_one_sample_too_much_does_not_fit(device_for):
 
 def test_pinned_sizes_are_profiled_and_no_others(device_for):
     budgets = device_for(Limits(smallest=1, forward=64, backward=64))
-    spec = spec_for(batch=64, forward_size=4, backward_size=2)
+    spec = spec_for(method="harmony-pp", batch=64, forward_size=4, backward_size=2)
     assert sorted(train_ranks.profiles_for(planner, spec, Path(), Silent())) == [2, 4]
     assert budgets == []
 

@@ -12,9 +12,9 @@ from tests.unit.harmony.made_up import Layers, drawn, mirrored
 from tests.unit.harmony.test_search import LAYERS, SERVER, SETTING, known
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.pace import Pace
-from workbench.methods.harmony.room import Room
+from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.search import Found, outlook, scheduled
+from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import ModelSpec
 from workbench.profile.profile import UnitCost
 from workbench.profile.server import ServerCosts, records
@@ -166,7 +166,7 @@ def test_the_outlook_is_near_what_is_found():
 def test_a_pace_knows_whether_passes_are_recorded():
     packs = known(RECORDED, TIMED, UNITS, SERVER).packs
     recorded, launched = (
-        Pace(TIMED, SERVER, UNITS, lambda _, made=made: made) for made in (True, False)
+        StepTimeEstimate(TIMED, SERVER, UNITS, lambda _, made=made: made) for made in (True, False)
     )
     assert recorded.least_seconds(packs) < launched.least_seconds(packs)
     assert recorded.step_seconds(packs) < launched.step_seconds(packs)
@@ -182,7 +182,7 @@ def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
         packs = drawn(rng)
         packs = mirrored(packs, rng) if rng.random() < 0.4 else packs
         layers = Layers([rng.choice((1000, 4000)) for _ in range(packs.num_units)])
-        room = Room(layers, packs.num_units, recorded_below_s)
+        room = MemoryEstimate(layers, packs.num_units, recorded_below_s)
         setting = replace(
             SETTING, mode=packs.mode, ranks=packs.ranks, minibatch=packs.minibatch, clipped=True,
             device_bytes=1, recorded_below_s=recorded_below_s,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
-from functools import cache
 from itertools import pairwise
 from math import inf
 from statistics import fmean
@@ -15,10 +14,10 @@ import pytest
 from tests.unit.harmony.made_up import Layers, drawn
 from workbench.core.bytesize import parse_bytes
 from workbench.methods.harmony.candidates import Candidates
-from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.harmony.room import Room, Setting
-from workbench.methods.harmony.search import scheduled, search
+from workbench.methods.harmony.search import Found, scheduled, search
+from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
 from workbench.profile.unit_costs import SECONDS
 from workbench.schedule.build.division import packs_of
@@ -42,15 +41,22 @@ SERVER = Server(
     host_adam_params_per_s=1e7,
     device_adam_params_per_s=1e9,
 )
-SETTING = Setting(
+SETTING = SearchProblem(
     mode="pp", ranks=3, minibatch=12, device_bytes=200_000, host_bytes=1 << 30, clipped=False
 )
 SLOW_HOST = replace(SERVER, load_bytes_per_s=2e6, store_bytes_per_s=2e6, host_adam_params_per_s=2e5)
 """Its updates take half as long as all compute."""
 
 
-known = cache(search)
-"""Of equal questions, asked once."""
+KNOWN: dict[tuple[Layers, str], Found] = {}
+
+
+def known(setting, layers, units, server, **limits) -> Found:
+    """`search`, made once for each question about layers."""
+    asked = layers, repr((setting, units, server, limits))
+    if asked not in KNOWN:
+        KNOWN[asked] = search(setting, layers, units, server, **limits)
+    return KNOWN[asked]
 
 
 def seconds_of(packs, setting, costs):
@@ -121,23 +127,23 @@ def _stretched(packs):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_the_estimate_is_near_the_simulator(mode):
     setting = replace(SETTING, mode=mode)
-    pace = Pace(LAYERS, SERVER, UNITS)
+    estimate = StepTimeEstimate(LAYERS, SERVER, UNITS)
     costs = ServerCosts(LAYERS, SERVER, shared_updates=mode == "dp")
     packs = known(setting, LAYERS, UNITS, SERVER).packs
     for size in (1, 2, 4):
         changed = replace(packs, forward_size=size, backward_size=size)
         simulated = seconds_of(changed, setting, costs)
-        assert pace.step_seconds(changed) == pytest.approx(simulated, rel=0.25)
+        assert estimate.step_seconds(changed) == pytest.approx(simulated, rel=0.25)
 
 
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_the_estimate_knows_updates_that_wait_for_the_norm(mode):
     setting = replace(SETTING, mode=mode, clipped=True)
-    pace = Pace(LAYERS, SLOW_HOST, UNITS)
+    estimate = StepTimeEstimate(LAYERS, SLOW_HOST, UNITS)
     costs = ServerCosts(LAYERS, SLOW_HOST, shared_updates=mode == "dp")
     for samples in (1, 2, 4):
         packs = packs_of_size(3, mode=mode, samples=samples)
-        estimated = pace.step_seconds(packs, late=frozenset(range(UNITS)))
+        estimated = estimate.step_seconds(packs, late=frozenset(range(UNITS)))
         assert estimated == pytest.approx(seconds_of(packs, setting, costs), rel=0.02)
 
 
@@ -190,14 +196,14 @@ def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_a_search_of_much_looks_at_a_part_and_still_finds_a_plan(mode, monkeypatch):
     looked_at = []
-    estimate = Pace.step_seconds
+    estimate = StepTimeEstimate.step_seconds
 
     def counted(self, packs, *more):
         tasks = packs.tasks if mode == "pp" else packs.tasks_of(0)
         looked_at.extend(len(task.micros) for task in tasks)
         return estimate(self, packs, *more)
 
-    monkeypatch.setattr(Pace, "step_seconds", counted)
+    monkeypatch.setattr(StepTimeEstimate, "step_seconds", counted)
     setting = replace(SETTING, mode=mode, minibatch=24)
     whole = search(setting, LAYERS, UNITS, SERVER)
     most, bounded = sum(looked_at) // 4, {"most_work": sum(looked_at) // 4}
@@ -214,7 +220,13 @@ def test_a_step_of_too_many_passes_is_refused_with_a_batch_that_is_not():
         search(replace(SETTING, minibatch=100_000, forward_size=1), LAYERS, UNITS, SERVER)
     enough = int(str(told.value).rpartition(" ")[2])
     setting = replace(SETTING, minibatch=enough, forward_size=1)
-    Candidates(setting, LAYERS, UNITS, Pace(LAYERS, SERVER, UNITS), Room(LAYERS, UNITS))
+    Candidates(
+        setting,
+        LAYERS,
+        UNITS,
+        StepTimeEstimate(LAYERS, SERVER, UNITS),
+        MemoryEstimate(LAYERS, UNITS),
+    )
 
 
 @pytest.mark.parametrize(("mode", "ranks", "least"), [("pp", 1, 82_500), ("dp", 3, 65_000)])

@@ -12,8 +12,8 @@ from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.pace import Pace
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.footprint import footprints
@@ -128,13 +128,17 @@ def test_passes_of_ranks_that_share_a_processor_take_longer_each():
             before = alone.seconds(action)
         except ValueError:  # nothing that several ranks do
             continue
-        passes = kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD)
+        halves = (Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+        passes = kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, *halves)
         assert beside.seconds(action) == pytest.approx(before + 0.5 * passes)
     packs = Packs(
         mode=PP, ranks=2, minibatch=4, forward_size=2, backward_size=4,
         forward=packs_of([1]), backward=packs_of([1, 1]),
     )  # fmt: skip
-    least = [Pace(Layers([10, 10]), server, 2).least_seconds(packs) for server in (SERVER, crowded)]
+    least = [
+        StepTimeEstimate(Layers([10, 10]), server, 2).least_seconds(packs)
+        for server in (SERVER, crowded)
+    ]
     # Rank 0: two forward passes, a repeated and a backward one. Rank 1: the last two alone.
     assert least[1] == pytest.approx(least[0] + 4 * 0.5)
 

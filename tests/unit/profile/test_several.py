@@ -60,7 +60,7 @@ def stored(monkeypatch):
 )
 def test_a_question_takes_what_a_run_would(stored, sizes, limits, changes):
     stored(*sizes, limits=limits)
-    spec = spec_for(**{"batch": 64, **changes})
+    spec = spec_for(**{"method": "harmony-pp", "batch": 64, **changes})
     found = several.stored_profiles(spec, Path())
     assert sorted(found) == list(sizes)
     run = train_ranks.profiles_for(planner, spec, Path(), Silent())

@@ -137,7 +137,7 @@ def test_events_name_the_probe_they_belong_to(store: Store) -> None:
 def test_a_window_shrinks_with_the_model() -> None:
     spec = make_spec({"method": "stronghold", "window": 4, "layers": 12})
     assert [at_layers(spec, n).options.window for n in (12, 4, 3, 1)] == [4, 4, 3, 2]
-    assert at_layers(spec.with_(window="auto"), 2).window == "auto"
+    assert at_layers(spec.with_(window="auto"), 2).options.window == "auto"
 
 
 def test_the_planner_is_asked_for_the_most_that_fits(store: Store) -> None:

@@ -17,9 +17,9 @@ from workbench.methods.harmony.cuts import (
     packs_up_to,
     shared_out,
 )
-from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.harmony.room import Room, Setting
+from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.build.division import DP, PP, micro_batches
 
@@ -50,45 +50,46 @@ forward packs; and for moving the cuts of each choice."""
 
 
 class Candidates:
-    """Packs by what their pace is. First every backward choice with forward packs like it, then
-    other forward packs for the best of them, then the best with their cuts moved about."""
+    """Packs in the order of their estimated step times. First every backward choice with forward
+    packs like it, then other forward packs for the best of them, then the best with their cuts
+    moved about."""
 
     def __init__(
         self,
-        setting: Setting,
+        problem: SearchProblem,
         sizes: Sizes,
         units: int,
-        pace: Pace,
-        room: Room,
+        step_time: StepTimeEstimate,
+        memory: MemoryEstimate,
         most_work: float = inf,
     ) -> None:
         """`most_work`: micro-batches in all estimates, or what takes as long."""
-        self.setting, self.sizes, self.units = setting, sizes, units
+        self.problem, self.sizes, self.units = problem, sizes, units
         self._most_work = most_work
         self.work = 0
         self.left_out = False
         """Whether packs were not looked at, since that would be too much work."""
-        self._pace, self._room = pace, room
-        self._late = _late(setting, sizes, units)
+        self._step_time, self._memory = step_time, memory
+        self._late = _late(problem, sizes, units)
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
-        back = units, setting.largest_backward, setting.backward_size
-        forth = units, setting.largest_forward, setting.forward_size
-        self._backward_sizes, self._forward_sizes = _sizes(setting, *back), _sizes(setting, *forth)
-        if setting.alike:
+        back = units, problem.largest_backward, problem.backward_size
+        forth = units, problem.largest_forward, problem.forward_size
+        self._backward_sizes, self._forward_sizes = _sizes(problem, *back), _sizes(problem, *forth)
+        if problem.alike:
             both = [size for size in self._forward_sizes if size in self._backward_sizes]
             self._forward_sizes = self._backward_sizes = both
 
     @property
     def fastest(self) -> float:
-        """Seconds of a step of the best that were found, by their pace; infinite without any."""
+        """Seconds of a step of the best that were found, as estimated; infinite without any."""
         return self._fastest
 
     def ordered(self) -> list[Packs]:
         """All that were found: the fastest of each kind that are near the fastest, then the rest,
-        the fastest pace first."""
-        setting, ranks = self.setting, self.setting.ranks
+        the fastest first."""
+        problem, ranks = self.problem, self.problem.ranks
         counts = pack_counts(self.units, ranks)
         self._add_all(self._alike(counts), SHARES[0])
         self._add_all(self._widened(counts), SHARES[1])
@@ -103,7 +104,7 @@ class Candidates:
                     tries.append(like_it)
                 of = before, forward_size
                 if of not in known:
-                    known[of] = forward_packs(setting, self.sizes, *of, few)
+                    known[of] = forward_packs(problem, self.sizes, *of, few)
                 for forward in known[of]:
                     sizes = forward_size, packs.backward_size
                     tries.append(self._packs(forward, packs.backward, *sizes))
@@ -126,19 +127,19 @@ class Candidates:
 
     def any_fits(self) -> bool:
         """Whether there would be any; all others are made from those that are looked at here."""
-        device = self.setting.device_bytes
-        tries = self._alike(pack_counts(self.units, self.setting.ranks))
-        return any(min(self._room.spare(self._settled(packs), device)) >= 0 for packs in tries)
+        device = self.problem.device_bytes
+        tries = self._alike(pack_counts(self.units, self.problem.ranks))
+        return any(min(self._memory.spare(self._settled(packs), device)) >= 0 for packs in tries)
 
     def _alike(self, counts: list[int]) -> Iterator[Packs]:
         """Every backward choice with forward packs like it."""
-        setting = self.setting
+        problem = self.problem
         for size in reversed(self._backward_sizes):  # the fast ones first
             like = min((n for n in self._forward_sizes if n >= size), default=size)
-            for backward in backward_packs(setting, self.sizes, self.units, size, counts):
+            for backward in backward_packs(problem, self.sizes, self.units, size, counts):
                 packs = self._packs(backward[:-1], backward, like, size)
                 yield packs
-                if setting.mode == PP and len(backward) >= setting.ranks:
+                if problem.mode == PP and len(backward) >= problem.ranks:
                     yield replace(packs, mirrored=True)
 
     def _add_all(self, tries: Iterable[Packs], share: float) -> None:
@@ -167,7 +168,7 @@ class Candidates:
         found = []
         for packs in self._unlike(lambda p: (p.backward_size, p.mirrored), WIDENED):
             ranks = packs.ranks if packs.mirrored else 1
-            costs = costs_of(self.setting, self.sizes, self.units, packs.backward_size)
+            costs = costs_of(self.problem, self.sizes, self.units, packs.backward_size)
             once = [cost.recompute_s + cost.backward_s for cost in costs]
             twice = [seconds + cost.forward_s for seconds, cost in zip(once, costs, strict=True)]
             for start in last_starts(once, sum(once) / (packs.ranks if packs.mode == PP else 1)):
@@ -199,9 +200,9 @@ class Candidates:
         mirrored: bool = False,
     ) -> Packs:
         return Packs(
-            mode=self.setting.mode,
-            ranks=self.setting.ranks,
-            minibatch=self.setting.minibatch,
+            mode=self.problem.mode,
+            ranks=self.problem.ranks,
+            minibatch=self.problem.minibatch,
             forward_size=forward_size,
             backward_size=backward_size,
             forward=forward,
@@ -212,11 +213,11 @@ class Candidates:
     def _add(self, packs: Packs) -> None:
         """Note packs that fit and are not far from the fastest."""
         if packs in self._seen or (
-            self.setting.alike and packs.forward_size != packs.backward_size
+            self.problem.alike and packs.forward_size != packs.backward_size
         ):
             return
         self._seen.add(packs)
-        if self._pace.least_seconds(packs) > FAR * self._fastest:
+        if self._step_time.least_seconds(packs) > FAR * self._fastest:
             return
         packs = self._settled(packs)
         seconds = self._step_seconds(packs)
@@ -226,18 +227,18 @@ class Candidates:
             self._fastest = min(self._fastest, seconds)
 
     def _step_seconds(self, packs: Packs) -> float:
-        """At this pace, the mean of steps that differ; infinite where they do not fit."""
-        spare = self._room.spare(packs, self.setting.device_bytes)
+        """Estimated, the mean of steps that differ; infinite where they do not fit."""
+        spare = self._memory.spare(packs, self.problem.device_bytes)
         if min(spare) < 0:
             return inf
         differ = {late - packs.resident for late in self._late}
-        return fmean(self._pace.step_seconds(packs, spare, late) for late in differ)
+        return fmean(self._step_time.step_seconds(packs, spare, late) for late in differ)
 
     def _settled(self, packs: Packs) -> Packs:
         """With residents, where there may be any."""
         if not packs.mirrored:
             return packs
-        return self._room.with_residents(packs, self.setting.device_bytes)
+        return self._memory.with_residents(packs, self.problem.device_bytes)
 
     def _improve(self, packs: Packs) -> None:
         """Move cuts while that helps, by many units first and then by few. Equal packs are rarely
@@ -258,7 +259,7 @@ class Candidates:
             while since < len(moves) and left > 0:
                 moved = self._moved(packs, *moves[at % len(moves)])
                 better = False
-                if moved is not None and self._pace.least_seconds(moved) < seconds:
+                if moved is not None and self._step_time.least_seconds(moved) < seconds:
                     left -= 1
                     moved = self._settled(moved)
                     then = self._step_seconds(moved)
@@ -290,32 +291,34 @@ class Candidates:
         return self._packs(forward, backward, *sizes, mirrored=packs.mirrored)
 
 
-def _late(setting: Setting, sizes: Sizes, units: int) -> list[frozenset[int]]:
+def _late(problem: SearchProblem, sizes: Sizes, units: int) -> list[frozenset[int]]:
     """Units that are updated after the norm, in a step whose guesses stand and in one that is
     clipped, as far as there are such steps. Nobody guesses what others' gradients are added to."""
-    if not setting.clipped:
+    if not problem.clipped:
         return [frozenset()]
     every = frozenset(range(units))
     lenders = frozenset(sizes.owner(unit) for unit in every if sizes.owner(unit) != unit)
-    if not setting.guesses:
+    if not problem.guesses:
         return [every]
-    return [lenders] if setting.sure else [lenders, every]
+    return [lenders] if problem.sure else [lenders, every]
 
 
-def _sizes(setting: Setting, units: int, largest: int | None, pinned: int | None) -> list[int]:
+def _sizes(
+    problem: SearchProblem, units: int, largest: int | None, pinned: int | None
+) -> list[int]:
     """Samples of the micro-batches to try in one direction. Raises ValueError where a step has too
     many passes with each of them."""
-    parts = setting.ranks if setting.mode == DP else 1
+    parts = problem.ranks if problem.mode == DP else 1
     found = [pinned] if pinned is not None else micro_batches(
-        setting.minibatch, parts, least=setting.smallest, most=largest
+        problem.minibatch, parts, least=problem.smallest, most=largest
     )  # fmt: skip
-    most = MOST_PASSES // (PROOF + setting.ranks)
-    few = [size for size in found if units * ceil(setting.minibatch / size) <= most]
+    most = MOST_PASSES // (PROOF + problem.ranks)
+    few = [size for size in found if units * ceil(problem.minibatch / size) <= most]
     if not few:
         raise ValueError(
-            f"a step of {setting.minibatch} samples in micro-batches of {max(found)} is "
-            f"{units * ceil(setting.minibatch / max(found))} forward passes over {units} units; a "
-            f"search takes at most {most} on {setting.ranks} ranks: name the packs, or use fewer "
+            f"a step of {problem.minibatch} samples in micro-batches of {max(found)} is "
+            f"{units * ceil(problem.minibatch / max(found))} forward passes over {units} units; a "
+            f"search takes at most {most} on {problem.ranks} ranks: name the packs, or use fewer "
             f"layers, or a batch of at most {most // units * max(found)}"
         )
     return few

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
-from workbench.methods.harmony.room import Setting
+from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.partition.chain import min_max_partitions
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes, longest_forward_s, pass_costs
@@ -71,16 +71,16 @@ def shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[
     return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
 
 
-def costs_of(setting: Setting, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
+def costs_of(problem: SearchProblem, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
     """Of passes that are recorded where those of so many samples are."""
-    recorded = longest_forward_s(sizes, units, samples) < setting.recorded_below_s
+    recorded = longest_forward_s(sizes, units, samples) < problem.recorded_below_s
     return pass_costs(sizes, units, samples, recorded)
 
 
 def backward_packs(
-    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+    problem: SearchProblem, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
-    costs = costs_of(setting, sizes, units, size)
+    costs = costs_of(problem, sizes, units, size)
     needs = [
         2 * aligned(sizes.visit_bytes(unit)) + cost.kept_bytes + cost.input_bytes
         for unit, cost in enumerate(costs)
@@ -90,17 +90,17 @@ def backward_packs(
         for unit, cost in enumerate(costs)
     ]
     seconds = [cost.recompute_s + cost.backward_s for cost in costs]
-    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+    return _partitions(seconds, needs, scratch, problem.device_bytes, counts)
 
 
 def forward_packs(
-    setting: Setting, sizes: Sizes, units: int, size: int, counts: list[int]
+    problem: SearchProblem, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
-    costs = costs_of(setting, sizes, units, size)
+    costs = costs_of(problem, sizes, units, size)
     needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]
     scratch = [cost.forward_scratch_bytes + 2 * cost.output_bytes for cost in costs]
     seconds = [cost.forward_s for cost in costs]
-    return _partitions(seconds, needs, scratch, setting.device_bytes, counts)
+    return _partitions(seconds, needs, scratch, problem.device_bytes, counts)
 
 
 def _partitions(

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from workbench.core.bytesize import format_bytes
+from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.published import search as published
 from workbench.methods.harmony.published.profiles import Measured, ModelProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server as PublishedServer
-from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, scheduled
 from workbench.profile.profile import UnitCost
 from workbench.profile.server import Server
@@ -35,22 +35,22 @@ FAITHFUL = "faithful"
 
 
 def choose(
-    setting: Setting, sizes: Sizes, units: int, server: Server, profiled: Collection[int]
+    problem: SearchProblem, sizes: Sizes, units: int, server: Server, profiled: Collection[int]
 ) -> Found:
     """The published choice, scheduled and proved; `profiled` are the micro-batches that `sizes`
     knows by measurement. Raises DoesNotFit where the rules find nothing, or too much."""
-    profile = model_profile(sizes, units, server, profiled, setting)
+    profile = model_profile(sizes, units, server, profiled, problem)
     try:
-        result = published.search(profile, settings(setting), published_server(server))
+        result = published.search(profile, settings(problem), published_server(server))
     except ValueError as error:
         raise DoesNotFit(f"by the published rules {error}", tier=DEVICE) from error
     packs = packs_of(result.best[0].candidate.configuration)
     schedule, less = None, 0
     while True:
-        before, schedule = schedule, scheduled(packs, setting, sizes, less=less)
+        before, schedule = schedule, scheduled(packs, problem, sizes, less=less)
         proved = validate(schedule)
         needed = max(peaks[DEVICE] for peaks in proved.peak_bytes.values())
-        over = needed - setting.device_bytes
+        over = needed - problem.device_bytes
         if over <= 0:
             return Found(
                 packs=packs, schedule=schedule, seconds=0.0, proved=proved, trials=result.simulated
@@ -67,13 +67,13 @@ def choose(
     )
 
 
-def settings(setting: Setting) -> published.SearchSettings:
+def settings(problem: SearchProblem) -> published.SearchSettings:
     """What is asked, as the published search is asked; all else as published."""
     return published.SearchSettings(
-        mode=Mode(setting.mode.upper()),
-        gpus=setting.ranks,
-        minibatch=setting.minibatch,
-        memory_cap=setting.device_bytes,
+        mode=Mode(problem.mode.upper()),
+        gpus=problem.ranks,
+        minibatch=problem.minibatch,
+        memory_cap=problem.device_bytes,
     )
 
 
@@ -89,7 +89,7 @@ def published_server(server: Server) -> PublishedServer:
 
 
 def model_profile(
-    sizes: Sizes, units: int, server: Server, profiled: Collection[int], setting: Setting
+    sizes: Sizes, units: int, server: Server, profiled: Collection[int], problem: SearchProblem
 ) -> ModelProfile:
     """What the published profiler would have written: of micro-batches from the smallest that runs
     to the largest that the device has room for in each direction, or to the whole minibatch."""
@@ -100,7 +100,7 @@ def model_profile(
         seconds: Callable[[UnitCost], float],
         peak: Callable[[UnitCost, int], int],
     ) -> Measured:
-        ends = {setting.smallest, largest or setting.minibatch}
+        ends = {problem.smallest, largest or problem.minibatch}
         points = sorted(ends | {size for size in profiled if min(ends) < size < max(ends)})
         costs = [[sizes.cost(unit, size) for size in points] for unit in range(units)]
         return Measured(
@@ -114,9 +114,9 @@ def model_profile(
 
     return ModelProfile(
         model="the model",
-        forward=measured(setting.largest_forward, lambda cost: cost.forward_s, _forward_peak),
+        forward=measured(problem.largest_forward, lambda cost: cost.forward_s, _forward_peak),
         backward=measured(
-            setting.largest_backward,
+            problem.largest_backward,
             lambda cost: cost.recompute_s + cost.backward_s,
             _backward_peak,
         ),

@@ -10,9 +10,9 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
+from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.methods.harmony.options import NO_PACKS, Options
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.harmony.room import Setting
 from workbench.methods.harmony.search import Found, outlook, scheduled, search, settles
 from workbench.methods.options import check_visits
 from workbench.methods.rank_plans import binding, check_shares
@@ -62,7 +62,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     forward_size, backward_size = (
         None if size == "auto" else size for size in (asked.forward_size, asked.backward_size)
     )
-    setting = Setting(
+    problem = SearchProblem(
         mode=mode,
         ranks=spec.ranks,
         minibatch=spec.batch,
@@ -79,15 +79,15 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         smallest=limits.smallest if limits else 1,
         alike=model.alike and (forward_size is None or backward_size is None),
     )
-    less = setting.device_bytes - Budgets.launched(spec, profile)
-    launched = replace(setting, recorded_below_s=0.0, device_bytes=less)
+    less = problem.device_bytes - Budgets.launched(spec, profile)
+    launched = replace(problem, recorded_below_s=0.0, device_bytes=less)
     pinned = _pinned(spec, mode)
     if asked.packing == FAITHFUL:
-        found = faithful.choose(setting, sizes, model.num_units, server, profiles)
+        found = faithful.choose(problem, sizes, model.num_units, server, profiles)
     elif pinned is None:
-        found = _searched(spec, setting, launched, sizes, server)
+        found = _searched(spec, problem, launched, sizes, server)
     else:
-        schedule = scheduled(pinned, setting, sizes)
+        schedule = scheduled(pinned, problem, sizes)
         if not records(schedule):
             schedule = scheduled(pinned, launched, sizes)
         found = Found(
@@ -127,23 +127,27 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
 
 
 def _searched(
-    spec: RunSpec, setting: Setting, launched: Setting, sizes: ProfiledSizes, server: Server
+    spec: RunSpec,
+    problem: SearchProblem,
+    launched: SearchProblem,
+    sizes: ProfiledSizes,
+    server: Server,
 ) -> Found:
-    """The fastest plan; `launched` is the setting of one without recorded passes. Where nobody
+    """The fastest plan; `launched` is the problem of one without recorded passes. Where nobody
     asked for those, which work in memory of their own, it is such a one where they leave no room
     for a plan, or for none but with micro-batches so small that launched passes are faster, late as
     they are. Raises DoesNotFit."""
     asked = sizes, units_of(spec.model), server
-    if spec.replay != "auto" or setting.recorded_below_s <= 0:
-        return search(setting if spec.replay == "on" else launched, *asked)
+    if spec.replay != "auto" or problem.recorded_below_s <= 0:
+        return search(problem if spec.replay == "on" else launched, *asked)
     try:
-        found = search(setting, *asked, most_trials=RECORDED_TRIALS, last_resort=False)
+        found = search(problem, *asked, most_trials=RECORDED_TRIALS, last_resort=False)
     except DoesNotFit as error:
         if error.tier != DEVICE:
             raise
         return search(launched, *asked)
     if not records(found.schedule):
-        fits = launched.device_bytes == setting.device_bytes
+        fits = launched.device_bytes == problem.device_bytes
         return found if fits else search(launched, *asked)
     if found.seconds < LATE * outlook(launched, *asked):
         return found

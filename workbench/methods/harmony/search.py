@@ -1,10 +1,11 @@
 """Our search for the four choices: the fastest under the simulator, within memory.
 
 For each pair of micro-batch sizes and each number of packs, the packs are those whose slowest one
-is fastest among all that fit (partition.py): the published search asks its rules for one partition
-each, the one with the fewest packs, and ranks by an estimate without overlap. Here an estimate with
-overlap (pace.py) orders thousands of candidates, the simulator that also judges every other method
-tells the time of the best, and the validator's bound on memory must keep the budget.
+is fastest among all that fit (partition/chain.py): the published search asks its rules for one
+partition each, the one with the fewest packs, and ranks by an estimate without overlap. Here an
+estimate with overlap (step_time.py) orders thousands of candidates, the simulator that also judges
+every other method tells the time of the best, and the validator's bound on memory must keep the
+budget.
 
 Where updates are guesses, made before the norm of all gradients is known, a step takes one time if
 they stand and another if gradients are clipped, so that all updates wait for the norm. What is made
@@ -25,10 +26,10 @@ from statistics import fmean
 
 from workbench.core.bytesize import format_bytes
 from workbench.methods.harmony.candidates import Candidates
-from workbench.methods.harmony.pace import Pace
+from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.harmony.room import Room, Setting
+from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts, records
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import Kind
@@ -87,7 +88,7 @@ class _Tried:
 
 
 def search(
-    setting: Setting,
+    problem: SearchProblem,
     sizes: Sizes,
     units: int,
     server: Server,
@@ -100,13 +101,13 @@ def search(
     `most_trials` plans that do not fit. As a last resort plans are tried that hardly can. Where all
     plans would be more than `most_work` to look at, a part of them is."""
     least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
-    if least > setting.host_bytes:
-        raise _lacks(least, HOST_TIER, setting, "more than ")
-    searching = _Search(setting, sizes, units, server, most_work)
-    best = searching.found(setting.device_bytes, most_trials, last_resort)
+    if least > problem.host_bytes:
+        raise _lacks(least, HOST_TIER, problem, "more than ")
+    searching = _Search(problem, sizes, units, server, most_work)
+    best = searching.found(problem.device_bytes, most_trials, last_resort)
     if most_work == inf or best.in_part or best.seconds < WORTH_S:
         return best
-    cost, device = searching.work, setting.device_bytes
+    cost, device = searching.work, problem.device_bytes
     for _ in range(RUNGS):
         device = _less(device)
         if searching.work + cost > MOST_WALK:
@@ -124,11 +125,11 @@ def _less(nbytes: int) -> int:
     return (nbytes - 1) // step * step
 
 
-def outlook(setting: Setting, sizes: Sizes, units: int, server: Server) -> float:
+def outlook(problem: SearchProblem, sizes: Sizes, units: int, server: Server) -> float:
     """About what a step of the fastest plan takes, without trying any; infinite where none is
     foreseen to fit."""
-    searching = _Search(setting, sizes, units, server)
-    candidates = searching.candidates(setting.device_bytes)
+    searching = _Search(problem, sizes, units, server)
+    candidates = searching.candidates(problem.device_bytes)
     candidates.ordered()
     return candidates.fastest
 
@@ -139,26 +140,26 @@ class _Search:
 
     def __init__(
         self,
-        setting: Setting,
+        problem: SearchProblem,
         sizes: Sizes,
         units: int,
         server: Server,
         most_work: float = MOST_WORK,
     ) -> None:
-        self._setting, self._sizes, self._units, self._server = setting, sizes, units, server
+        self._setting, self._sizes, self._units, self._server = problem, sizes, units, server
         self._costs = {
             recorded: [
                 ServerCosts(
-                    sizes, server, shared_updates=setting.mode == DP, clips=clips,
+                    sizes, server, shared_updates=problem.mode == DP, clips=clips,
                     recorded=recorded,
                 )
-                for clips in ((False,) if setting.sure else (False, True))
+                for clips in ((False,) if problem.sure else (False, True))
             ]
             for recorded in (False, True)
         }  # fmt: skip
         """Of steps that are clipped and not, by whether passes are recorded."""
-        self._room = Room(sizes, units, setting.recorded_below_s)
-        self._pace = Pace(sizes, server, units, self._room.recorded)
+        self._memory = MemoryEstimate(sizes, units, problem.recorded_below_s)
+        self._step_time = StepTimeEstimate(sizes, server, units, self._memory.recorded)
         self._all_work = self._most_work = most_work
         self.trials = 0
         self.work = 0.0
@@ -168,7 +169,7 @@ class _Search:
 
     def found(self, device_bytes: int, most_trials: int, last_resort: bool) -> Found:
         """The fastest for a device of so many bytes."""
-        self._setting = setting = replace(self._setting, device_bytes=device_bytes)
+        self._setting = problem = replace(self._setting, device_bytes=device_bytes)
         self._seen: set[Packs] = set()
         self._lacking, self._in_part = None, False
         self._most_work, foreseen = self._all_work, device_bytes
@@ -181,22 +182,22 @@ class _Search:
             if found is not None:
                 return found
             if shortage > 0:
-                foreseen -= max(shortage, int(LESS * setting.device_bytes))
+                foreseen -= max(shortage, int(LESS * problem.device_bytes))
                 candidates = chain(self._candidates(foreseen), candidates)
         if self._lacking is None:
             smallest, instead = self.candidates(device_bytes).smallest, "a shorter sequence"
-            if smallest > setting.smallest:
+            if smallest > problem.smallest:
                 instead = "a smaller batch: smaller micro-batches are too many for a search"
             raise DoesNotFit(
-                f"no layer of the model fits on a device of {format_bytes(setting.device_bytes)} "
+                f"no layer of the model fits on a device of {format_bytes(problem.device_bytes)} "
                 f"with what its backward pass in a micro-batch of {smallest} needs; give it about "
                 f"{format_bytes(self._least())}, or {instead}",
                 tier=DEVICE,
             )
         peak, host = self._lacking
-        if host > setting.host_bytes:
-            raise _lacks(host, HOST_TIER, setting)
-        raise _lacks(peak, DEVICE, setting)
+        if host > problem.host_bytes:
+            raise _lacks(host, HOST_TIER, problem)
+        raise _lacks(peak, DEVICE, problem)
 
     def _least(self) -> int:
         """Bytes of a device for which there are candidates, to a few percent."""
@@ -214,7 +215,7 @@ class _Search:
     def candidates(self, device_bytes: int) -> Candidates:
         """For a device of so many bytes."""
         foreseen = replace(self._setting, device_bytes=device_bytes)
-        asked = foreseen, self._sizes, self._units, self._pace, self._room
+        asked = foreseen, self._sizes, self._units, self._step_time, self._memory
         return Candidates(*asked, self._most_work)
 
     def _candidates(self, device_bytes: int) -> Iterator[Packs]:
@@ -243,15 +244,15 @@ class _Search:
     def _fitting(self, tried: list[_Tried]) -> tuple[Found | None, int]:
         """The fastest that fits, made smaller where it must be; else how many bytes of a device the
         one that lacks fewest lacks as it was, 0 or less where the host lacks them."""
-        setting, shortages = self._setting, []
+        problem, shortages = self._setting, []
         first = {*map(id, tried)}
         while tried:
             best = min(tried, key=lambda one: one.seconds)
             tried.remove(best)
             proved = validate(best.schedule)
-            peaks = {rank: proved.peak_bytes[rank][DEVICE] for rank in range(setting.ranks)}
+            peaks = {rank: proved.peak_bytes[rank][DEVICE] for rank in range(problem.ranks)}
             needed = max(peaks.values()), best.schedule.mapped_bytes
-            if needed[0] <= setting.device_bytes and needed[1] <= setting.host_bytes:
+            if needed[0] <= problem.device_bytes and needed[1] <= problem.host_bytes:
                 found = Found(
                     packs=best.packs, schedule=best.schedule, seconds=best.seconds, proved=proved,
                     trials=self.trials, in_part=self._in_part,
@@ -259,8 +260,8 @@ class _Search:
                 return found, 0
             self._lacking = min(self._lacking or needed, needed)
             if id(best) in first:
-                shortages.append(needed[0] - setting.device_bytes)
-            over = {rank: peak - setting.device_bytes for rank, peak in peaks.items()}
+                shortages.append(needed[0] - problem.device_bytes)
+            over = {rank: peak - problem.device_bytes for rank, peak in peaks.items()}
             for packs, less in self._smaller(best, over):
                 again = self._tried(packs, less)
                 if again.schedule != best.schedule:
@@ -274,7 +275,7 @@ class _Search:
         keeping = [one for one in tried if one.packs.resident]
         for one in sorted(keeping, key=lambda one: one.seconds)[:BARE]:
             for share in SMALLER:
-                packs = self._room.with_residents(one.packs, int(share * device))
+                packs = self._memory.with_residents(one.packs, int(share * device))
                 if packs != one.packs and packs not in found:
                     found[packs] = self._tried(packs)
         return [*found.values()]
@@ -283,7 +284,7 @@ class _Search:
         """What may need so many bytes less: fewer residents, smaller rings, smaller
         micro-batches."""
         packs = tried.packs
-        if (fewer := self._room.with_fewer_residents(packs, over)) != packs:
+        if (fewer := self._memory.with_fewer_residents(packs, over)) != packs:
             yield fewer, tried.less
         yield packs, tried.less + max(over.values())
         if packs.forward_size > packs.backward_size:
@@ -291,7 +292,7 @@ class _Search:
 
     def _tried(self, packs: Packs, less: int = 0) -> _Tried:
         self.trials += 1
-        schedule = scheduled(packs, self._setting, self._sizes, self._room, less)
+        schedule = scheduled(packs, self._setting, self._sizes, self._memory, less)
         self.work += ACTION * len(schedule.actions)
         graph = unroll(schedule, STEPS)
         costs = self._costs[records(schedule)]
@@ -300,8 +301,8 @@ class _Search:
         return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
-def _lacks(needed: int, tier: str, setting: Setting, how: str = "") -> DoesNotFit:
-    there = setting.host_bytes if tier == HOST_TIER else setting.device_bytes
+def _lacks(needed: int, tier: str, problem: SearchProblem, how: str = "") -> DoesNotFit:
+    there = problem.host_bytes if tier == HOST_TIER else problem.device_bytes
     text = (
         f"{how}{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
     )
@@ -315,16 +316,20 @@ def settles(schedule: Schedule) -> bool:
 
 
 def scheduled(
-    packs: Packs, setting: Setting, sizes: Sizes, room: Room | None = None, less: int = 0
+    packs: Packs,
+    problem: SearchProblem,
+    sizes: Sizes,
+    memory: MemoryEstimate | None = None,
+    less: int = 0,
 ) -> Schedule:
     """The schedule of some packs, with rings of two packs where there is room for them, so many
     bytes `less`."""
-    if room is None:
-        room = Room(sizes, packs.num_units, setting.recorded_below_s)
-    rings = [room.rings(packs, rank, setting.device_bytes, less) for rank in range(packs.ranks)]
+    if memory is None:
+        memory = MemoryEstimate(sizes, packs.num_units, problem.recorded_below_s)
+    rings = [memory.rings(packs, rank, problem.device_bytes, less) for rank in range(packs.ranks)]
     most = max(packs.forward_size, packs.backward_size)
     longest = longest_forward_s(sizes, packs.num_units, most)
     return build(
-        packs, sizes, rings=rings, clipped=setting.clipped, guesses=setting.guesses,
-        replay=longest < setting.recorded_below_s,
+        packs, sizes, rings=rings, clipped=problem.clipped, guesses=problem.guesses,
+        replay=longest < problem.recorded_below_s,
     )  # fmt: skip

@@ -10,7 +10,7 @@ holds the memory of its layers; rules named `addx` add the input of its first la
 Two kinds. *Greedy* rules fill a pack to below the capacity and open the next, from the first layer
 or (`reverse`) from the last. *Balanced* rules try S = ceil(memory / capacity), ... packs: they cut
 where the running sum of memory or time passes k/S of the total, and take the first S whose packs
-are not empty and not above the capacity. None of them is optimal (`partition.py` is), and each
+are not empty and not above the capacity. None of them is optimal (`chain.py` is), and each
 answers with the fewest packs it can. Greedy compares with "below", balanced with "not above", as
 published.
 """

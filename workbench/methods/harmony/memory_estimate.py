@@ -18,8 +18,8 @@ from workbench.schedule.build.ring import aligned
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is asked."""
+class SearchProblem:
+    """What a search is asked: for whom, and within which limits."""
 
     mode: str
     ranks: int
@@ -51,7 +51,7 @@ _Top = tuple[int, int, int, int]
 and of gradients that its backward pass takes and makes."""
 
 
-class Room:
+class MemoryEstimate:
     """What packs of one model need, from running sums: thousands of them are asked for."""
 
     def __init__(self, sizes: Sizes, units: int, recorded_below_s: float = 0.0) -> None:

@@ -23,7 +23,7 @@ from workbench.schedule.build.inbox import AHEAD
 _Made = tuple[list[Samples], list[float]]
 
 
-class Pace:
+class StepTimeEstimate:
     """Estimates for one model on one server."""
 
     def __init__(
@@ -100,9 +100,10 @@ class Pace:
         spare: Sequence[int] | None = None,
         late: frozenset[int] = frozenset(),
     ) -> float:
-        """Seconds of a step. `spare`: what each rank has left beside one pack of weights (room.py),
-        into which the next pack is loaded; without it there is room for all of that. `late`: units
-        whose updates on the host wait for the norm; others are updated as gradients arrive."""
+        """Seconds of a step. `spare`: what each rank has left beside one pack of weights
+        (memory_estimate.py), into which the next pack is loaded; without it there is room for all
+        of that. `late`: units whose updates on the host wait for the norm; others are updated as
+        gradients arrive."""
         tasks = packs.tasks
         if packs.mode == DP:  # all ranks do the same, none much more than the first
             tasks = tuple(packs.tasks_of(0))
@@ -110,15 +111,19 @@ class Pace:
 
 
 class _Walk:
-    """One estimate."""
+    """One walk through the tasks of a step."""
 
     def __init__(
-        self, pace: Pace, packs: Packs, spare: Sequence[int] | None, late: frozenset[int]
+        self,
+        step_time: StepTimeEstimate,
+        packs: Packs,
+        spare: Sequence[int] | None,
+        late: frozenset[int],
     ) -> None:
-        self.pace, self.packs, self.server = pace, packs, pace._server
+        self.step_time, self.packs, self.server = step_time, packs, step_time._server
         self.spare, self.late = spare, late
-        self.recorded = pace.recorded(packs)
-        self.bytes, self.parameters = pace.visiting(packs.resident, late)
+        self.recorded = step_time.recorded(packs)
+        self.bytes, self.parameters = step_time.visiting(packs.resident, late)
         self.updated = [0.0] * packs.num_units
         """Unit -> when its weights are those of this step."""
         self.compute: dict[int, float] = defaultdict(float)
@@ -161,7 +166,7 @@ class _Walk:
         for task in reversed(tasks):
             for unit in () if task.forward else task.units:
                 if unit in self.late:
-                    self.host[task.rank] += self._update_seconds(self.pace.parameters[unit])
+                    self.host[task.rank] += self._update_seconds(self.step_time.parameters[unit])
                     self.updated[unit] = self.host[task.rank]
 
     def _task(self, task: Task) -> None:
@@ -245,7 +250,7 @@ class _Walk:
 
     def _took(self, units: range, samples: int) -> tuple[float, float, float, float, float]:
         """Seconds of passes: forward, and of the last unit; the same repeated; backward."""
-        forward, again, backward = self.pace._seconds(samples, self.recorded)
+        forward, again, backward = self.step_time._seconds(samples, self.recorded)
         first, last, stop = units.start, units.stop - 1, units.stop
         return (
             forward[stop] - forward[first],
@@ -277,7 +282,7 @@ class _Walk:
         return ready, whole
 
     def _bytes(self, unit: int, samples: int) -> int:
-        return self.pace.input_bytes(unit, samples)
+        return self.step_time.input_bytes(unit, samples)
 
     def _finish(self, task: Task) -> None:
         """Gradients leave, and the layers are updated."""
