@@ -169,8 +169,8 @@ def test_a_layer_that_owns_nothing_is_in_checkpoints_of_every_method(
     tmp_path, measured, monkeypatch
 ):
     shutil.copytree(measured, tmp_path / "results" / "profiles")
-    (tmp_path / "own_net.py").write_text(TIED)
-    of = ("--set", "family=own_net:net", "-l", "3", "--hidden", "16", "--set", "heads=1")
+    (tmp_path / "tied_net.py").write_text(TIED)
+    of = ("--set", "family=tied_net:net", "-l", "3", "--hidden", "16", "--set", "heads=1")
     of = (*of, "--seq", "8", "--vocab", "256", "-b", "4", "--set", "lr_decay_steps=9")
     of = (*of, "--device", "cpu")
     done = run(tmp_path, "-m", "plain", *of, "--steps", "4", "--save-every", "2")
