@@ -5,6 +5,9 @@ BIN := .venv/bin
 # Three test workers on two cores, since some tests wait; at most four. A fourth gained nothing there, and Ray starved.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
+# Tests start some hundred processes, each of which would compile what it imports where no bytecode is written.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test thorough bench lab lint format notebooks constraints clean
 
@@ -18,10 +21,10 @@ reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML re
 	$(BIN)/workbench reproduce --size smoke
 
 test: setup  ## all tests that this machine can run, of large grids a half
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 thorough: setup  ## the same with whole grids
-	$(BIN)/python -m pytest --thorough --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+	$(PYTEST) --thorough
 
 bench: setup  ## how soon pages, planners and runs answer, over what is promised; best on an idle machine
 	$(BIN)/python -m benchmarks.answers

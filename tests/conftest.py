@@ -23,6 +23,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench.core.spec import RunSpec
+from workbench.profile.store import wires_for
 from workbench.profile.timing import BRIEF
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,11 +89,12 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="session")
 def measured(examined: SimpleNamespace) -> Path:
-    """A results folder's measurements of this machine.
+    """A results folder's measurements of this machine, and of the links of two ranks.
 
     Copied into another one, they spare the first run there a quarter of a minute, for tests that
     are about something else.
     """
+    wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
     return examined.results / "profiles"
 
 
@@ -159,7 +162,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip with a reason."""
+    """Skip with a reason. Files with slow tests come first, so that no worker is left with one when
+    the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     thorough = config.getoption("--thorough")
     for item in items:
         if item.get_closest_marker("thorough") and not thorough:

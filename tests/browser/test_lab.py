@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
 
 from tests.browser.reading import unnamed
@@ -30,6 +29,8 @@ KEY_MS = 50
 @pytest.fixture
 def lab(tmp_path: Path, store: Store) -> Iterator[Server]:
     """JupyterLab over copies of the notebooks, at the tiny size."""
+    import nbformat  # takes seconds, which every worker would spend
+
     folder = tmp_path / "notebooks"
     folder.mkdir()
     for name, first in ((NOTEBOOK, 'size = "tiny"'), (SWEEP, 'sweep = ""')):

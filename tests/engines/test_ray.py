@@ -83,15 +83,17 @@ def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_a_named_sweep_may_name_the_cluster(store: Store) -> None:
-    data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": "ray"}
+def test_a_named_sweep_may_name_the_cluster(executor: RayExecutor, store: Store) -> None:
+    """By its address; its process starts none of its own."""
+    at = executor._ray.get_runtime_context().gcs_address
+    data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": f"ray:{at}"}
     campaign = Campaign.create(store, data)
     campaign.start()
     wait_for(lambda: campaign.status().state not in ("new", *LIVE))
     assert campaign.status().state == "done", (campaign.folder / "log.txt").read_text()
     assert [record.status for record in store.records()] == ["ok"]
     told = (campaign.folder / "events.jsonl").read_text().splitlines()
-    assert json.loads(told[0])["where"] == "Ray on this machine"
+    assert json.loads(told[0])["where"] == f"Ray at {at}"
 
 
 def test_clusters_that_do_not_answer_and_engines_that_are_not_known(store: Store) -> None:

@@ -8,8 +8,13 @@ import pytest
 
 from tests.methods import plain
 
+STEPS = 8
+"""Of a training that is compared with plain training: the learning rate has risen and falls, some
+steps are clipped, and every ring has come round. With --thorough there are more."""
+
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def spec_for(request):
     """`plain.spec_for` on one device."""
-    return partial(plain.spec_for, device=request.param)
+    few = {} if request.config.getoption("--thorough") else {"steps": STEPS}
+    return partial(plain.spec_for, device=request.param, **few)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 from torch import Tensor
 
 from tests.methods.plain import judge, made_up_profile
+from tests.methods.rank_server import process
 from workbench.core.spec import RunSpec
 from workbench.methods.train import Training
+from workbench.ranks.launcher import RankLauncher
 from workbench.runtime.executor import Perturb
 from workbench.runtime.manifest import MANIFEST
 
@@ -34,6 +38,24 @@ def half(settings: Iterable[Any]) -> list[Any]:
     ]
 
 
+def paired(*axes: Sequence[Any]) -> list[Any]:
+    """Of the grid over some axes, enough settings that every pair of values of two axes is in one,
+    and the rest for those who ask for all of it (conftest.py)."""
+    grid = list(product(*(range(len(axis)) for axis in axes)))
+    pairs = {row: set(combinations(enumerate(row), 2)) for row in grid}
+    lacking, chosen = set().union(*pairs.values()), set()
+    while lacking:
+        chosen.add(max(grid, key=lambda row: len(pairs[row] & lacking)))  # the first of the best
+        lacking -= set().union(*(pairs[row] for row in chosen))
+    return [
+        pytest.param(
+            *(axis[at] for axis, at in zip(axes, row, strict=True)),
+            marks=[] if row in chosen else [pytest.mark.thorough],
+        )
+        for row in grid
+    ]
+
+
 class Silent:
     """A reporter that remembers."""
 
@@ -48,6 +70,13 @@ class Silent:
 
     def event(self, kind: str, **values) -> None:
         self.events.append((kind, values))
+
+
+def fork_ranks(patch: pytest.MonkeyPatch) -> None:
+    """Have ranks of torch's own methods forked from now on, where the question is not how they
+    start (rank_server.py)."""
+    forked = partial(RankLauncher, process=process(""))
+    patch.setattr("baselines.ranks.RankLauncher", forked)
 
 
 def start(

@@ -132,7 +132,7 @@ def main(what: str, folder: Path, number: int) -> int:
     elif what:
         number_of, kind, step, how = what.split(":")
         perturb = fails(int(number_of), kind, int(step), how)
-    return process.main(folder, number, perturb=perturb)
+    return process.main(folder, number, **({"perturb": perturb} if perturb else {}))
 
 
 if __name__ == "__main__":

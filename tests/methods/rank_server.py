@@ -2,7 +2,8 @@
 
 `process(what)` is the command of a rank as `rank_driver` describes them: a small client that asks
 the server for a rank, and ends as the rank does, by its exit status or by the signal that ended it.
-Whoever kills it kills the rank. Tests that are about how ranks start, fail and end do not use this.
+Whoever kills it kills the rank. One that a test kills or stops, or that does not start or end, is
+started as a run starts it, once for each of these (test_rank_failures.py).
 
 ``python -m tests.methods.rank_server SOCKET`` is the server; it ends when its standard input is
 closed. ``python -I -S rank_server.py SOCKET WHAT FOLDER RANK`` is the client, which imports little.
@@ -58,6 +59,10 @@ def ask(path: str, *words: str) -> int:
 
 def serve(path: Path) -> None:
     """Fork a rank for each that asks. The server is nobody's child: tests count their children."""
+    import torch._dynamo
+    import torch.distributed.pipelining
+    import torch.nn.parallel  # noqa: F401  with what ranks would import late, each for a second
+
     from tests.methods import rank_driver
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who asked hears of a rank's end otherwise

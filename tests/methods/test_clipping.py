@@ -24,6 +24,8 @@ from workbench.schedule.action import GUESS, VERDICT, Kind
 
 NEVER, ALWAYS = 1e6, 1e-4
 """Limits far above and far below every gradient norm of these runs."""
+STEPS = 20
+"""In so many, guesses under a limit in between stand, are taken back, and are not made."""
 
 
 def settled(training) -> dict[str, int]:
@@ -57,13 +59,13 @@ def norms_of(spec) -> list[float]:
 
 def limit_between(spec_for) -> float:
     """A limit that some steps' norms exceed, though not by their last units' gradients alone."""
-    norms = norms_of(spec_for(window=2, resident=1, clip=NEVER))
+    norms = norms_of(spec_for(window=2, resident=1, clip=NEVER, steps=STEPS))
     return norms[len(norms) // 2] * 0.99
 
 
 def test_updates_that_are_taken_back_equal_plain_training(spec_for, tmp_path):
     limit = limit_between(spec_for)
-    spec = spec_for(window=2, resident=1, clip=limit)
+    spec = spec_for(window=2, resident=1, clip=limit, steps=STEPS)
     training, parameters = run(stronghold, spec, tmp_path)
     assert settled(training)["redone"] > 0
     assert settled(training)["stood"] > 0
@@ -101,9 +103,10 @@ def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, p
     """Where nothing is clipped states move once, before the norm; where everything is, once, after
     it; and plain training it is also where a guess was wrong."""
     never, always = clip == NEVER, clip == ALWAYS
+    more = {}
     if clip == "between":
-        clip = limit_between(spec_for)
-    spec = spec_for(window=2, resident=0, pulled=pulled, clip=clip)
+        clip, more = limit_between(spec_for), {"steps": STEPS}
+    spec = spec_for(window=2, resident=0, pulled=pulled, clip=clip, **more)
     training, parameters = run_counting(spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
     first, *others = visits_of(training)

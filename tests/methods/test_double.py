@@ -109,7 +109,10 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert float((found[name] - value).abs().max()) <= TOLERANCE, name
 
 
-@pytest.mark.parametrize("what", [*range(5), "pp", "dp"])
+@pytest.mark.parametrize(
+    "what",
+    [0, 2, 3, "pp", "dp", *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 4))],
+)
 def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
     clip = 0.5 if what in (0, 1, 2, "pp") else None
     make = of_packs if isinstance(what, int) else swapping
@@ -152,9 +155,14 @@ def norms(steps: int) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "steps", "how"), [(2, STEPS, "fp64"), (4, STEPS // 2, "fp64 delays")]
+    ("mode", "ranks", "steps", "how"),
+    [
+        ("pp", 2, STEPS, "fp64"),
+        ("dp", 4, STEPS // 2, "fp64 delays"),
+        pytest.param("dp", 2, STEPS, "fp64", marks=pytest.mark.thorough),
+        pytest.param("pp", 4, STEPS // 2, "fp64 delays", marks=pytest.mark.thorough),
+    ],
 )
-@pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_guesses_that_stand_and_that_are_taken_back_are_plain_training_too(
     mode, ranks, steps, how, tmp_path
 ):
@@ -169,8 +177,15 @@ def test_guesses_that_stand_and_that_are_taken_back_are_plain_training_too(
         assert False in clipped
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [
+        ("pp", 2),
+        ("dp", 4),
+        pytest.param("dp", 2, marks=pytest.mark.thorough),
+        pytest.param("pp", 4, marks=pytest.mark.thorough),
+    ],
+)
 def test_what_was_guessed_in_a_step_that_is_skipped_is_as_if_it_had_not_been(mode, ranks, tmp_path):
     """Taken back and not made again: weights are those of the step before."""
     spec = spec_for(clip=1e6, ranks=ranks, steps=6, lr_decay_steps=STEPS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import Silent, assert_equals_plain, half, run
+from tests.methods.harness import Silent, assert_equals_plain, half, paired, run
 from tests.methods.plain import MODEL, made_up_profile
 from workbench.methods import resident, stronghold
 from workbench.methods.train import Training
@@ -84,8 +84,10 @@ def test_states_that_visit_the_device(
         assert moved["load"] + moved["store"] == visits
 
 
-@pytest.mark.parametrize("clip", [0.5, 1e6, None])
-@pytest.mark.parametrize(("pulled", "residents", "disk"), [(0, 0, 1), (0, 1, 3), (1, 1, 2)])
+@pytest.mark.parametrize(
+    ("clip", "pulled", "residents", "disk"),
+    half((c, *s) for c in (0.5, 1e6, None) for s in [(0, 0, 1), (0, 1, 3), (1, 1, 2)]),
+)
 def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents, disk, clip):
     """Device, host and disk at once, each with the states of some layers."""
     spec = spec_for(
@@ -153,9 +155,9 @@ def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
     assert_equals_plain(spec, training, parameters)
 
 
-@pytest.mark.parametrize("clip", [0.5, None])
-@pytest.mark.parametrize("micro", [1, 4])
-@pytest.mark.parametrize("policy", ["recompute", "host"])
+@pytest.mark.parametrize(
+    ("clip", "micro", "policy"), paired((0.5, None), (1, 4), ("recompute", "host"))
+)
 def test_l2l(spec_for, tmp_path, clip, micro, policy):
     spec = spec_for(method="l2l", clip=clip, microbatches=micro, activations=policy)
     assert_equals_plain(spec, *run(l2l, spec, tmp_path))
@@ -168,9 +170,7 @@ def test_resident(spec_for, tmp_path, clip, policy):
     assert_equals_plain(spec, *run(resident, spec, tmp_path))
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("layers", "policy", "tier"), paired((1, 2), POLICIES, TIERS))
 def test_models_smaller_than_any_ring(spec_for, tmp_path, layers, policy, tier):
     """One or two layers, more workers than layers, and every sample a micro-batch of its own."""
     model = replace(MODEL, layers=layers)

@@ -10,6 +10,7 @@ import torch
 
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile, spec_for
+from tests.methods.rank_server import process
 from workbench.methods.harmony import pp
 from workbench.methods.rank_training import RankTraining
 from workbench.model import make_model
@@ -40,7 +41,8 @@ def test_published_choices_train_as_plain_training_does(memory, tmp_path):
     plan = pp.plan_sizes(spec, profiles)
     packs = plan.settings["backward_packs"].split()
     assert (len(packs) == 1) == (memory is None)
-    with closing(RankTraining(spec, plan.schedule, tmp_path, device="cpu")) as crew:
+    how = {"device": "cpu", "process": process("")}
+    with closing(RankTraining(spec, plan.schedule, tmp_path, **how)) as crew:
         crew.run(Silent())
         assert all(result["device_peak"] <= plan.peak_bytes["device"] for result in crew.results())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)

@@ -21,7 +21,7 @@ from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import load_batches
-from workbench.model import bert, make_model, vision
+from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
@@ -140,8 +140,7 @@ def crew_for(packs: Packs, spec, folder, measured: int = 1):
 
 
 def packs_for(spec, **changes) -> Packs:
-    units = spec.model.units
-    backward = packs_of([2, *[1] * (units - 4), 2])
+    backward = packs_of([2, *[1] * (units_of(spec.model) - 4), 2])
     chosen = {"mode": "pp", "ranks": 2, "forward": backward[:-1], "backward": backward, **changes}
     return Packs(minibatch=spec.batch, forward_size=2, backward_size=2, **chosen)
 
@@ -329,7 +328,8 @@ def test_no_rank_holds_more_than_its_plan_says(model, mode, pairs, tmp_path):
     spec = spec_for(method=f"harmony-{mode}", model=model, ranks=2, batch=8, steps=3, text=text)
     plan = planner.plan(spec, {size: measured(spec, size) for size in (1, 8)}, mode=mode)
     proved = validate(plan.schedule).peak_bytes
-    with closing(RankTraining(spec, plan.schedule, tmp_path, device="cpu")) as crew:
+    how = {"device": "cpu", "process": process("")}
+    with closing(RankTraining(spec, plan.schedule, tmp_path, **how)) as crew:
         crew.run(Silent())
         for rank, result in enumerate(crew.results()):
             assert 0.8 * proved[rank]["device"] < result["device_peak"] <= proved[rank]["device"]

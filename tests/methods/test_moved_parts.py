@@ -10,6 +10,7 @@ import pytest
 from baselines.swapping.program import build
 from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
+from tests.methods.rank_server import process
 from workbench.core.record import BETWEEN, PARTS
 from workbench.figures.harmony import volumes
 from workbench.methods.rank_training import RankTraining
@@ -52,7 +53,8 @@ def test_every_part_is_that_of_the_schedule(name, tmp_path):
         method=name, fits=True, schedule=schedule, step_seconds=1.0, peak_bytes={},
         moved_bytes=schedule.moved_bytes(), binding="",
     )  # fmt: skip
-    with closing(RankTraining(SPEC, schedule, tmp_path, device="cpu")) as crew:
+    how = {"device": "cpu", "process": process("")}
+    with closing(RankTraining(SPEC, schedule, tmp_path, **how)) as crew:
         crew.run(Silent())
         found = outcome(crew, made, tmp_path)
         results = crew.results()

@@ -19,7 +19,7 @@ from baselines.pipeline import stages_of
 from baselines.plain_training import train as train_plain
 from baselines.stages import cut
 from tests.methods import plain
-from tests.methods.harness import Silent
+from tests.methods.harness import Silent, fork_ranks
 from tests.methods.plain import made_up_profile
 from tests.runs.helpers import living
 from workbench.core.model_spec import ModelSpec
@@ -95,9 +95,16 @@ class Disturbing(Silent):
             self.what()
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """It is asked how ranks train."""
+    fork_ranks(monkeypatch)
+
+
 def kill(rank: int, how: signal.Signals = signal.SIGKILL) -> None:
     commands = {process: process.cmdline() for process in children()}
-    crew = {words[-1]: p for p, words in commands.items() if "workbench.ranks.process" in words}
+    ends = {process: words[-2:] for process, words in commands.items() if words[1:]}
+    crew = {number: process for process, (folder, number) in ends.items() if "/ranks" in folder}
     os.kill(crew[str(rank)].pid, how)
 
 
@@ -130,6 +137,7 @@ def test_data_parallelism_divides_unevenly_and_is_exact(tmp_path):
     ],
     ids=["GPipe, one stage", "1F1B, three stages"],
 )
+@pytest.mark.usefixtures("forked")
 def test_pipelines_are_exact(method, changes, tmp_path):
     spec = spec_for(**changes)
     assert_losses(spec, method.train(spec, Silent(), tmp_path))
@@ -138,6 +146,7 @@ def test_pipelines_are_exact(method, changes, tmp_path):
 @pytest.mark.parametrize(
     ("method", "tied"), [(data_parallel, False), (one_f_one_b, True)], ids=["DP, untied", "1F1B"]
 )
+@pytest.mark.usefixtures("forked")
 def test_bf16_follows_plain_bf16(method, tied, tmp_path):
     model = replace(MODEL, tied=tied)
     spec = spec_for(model=model, batch=4, microbatches=2, dtype="bf16", steps=6)
@@ -184,6 +193,7 @@ def test_the_judge_can_say_no(tmp_path):
 # -- ends ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_rank_is_named_and_nothing_is_left(tmp_path, answered):
     before = children()
     report = Disturbing(2, lambda: kill(0))
@@ -221,7 +231,7 @@ def test_a_stopped_stage_is_named_and_nothing_is_left(hurry, tmp_path, answered)
 
 def test_a_rank_that_is_stopped_before_its_first_step_is_named(hurry, monkeypatch, tmp_path):
     before = children()
-    launch = ranks.subprocess.Popen
+    launch = launcher.subprocess.Popen
 
     def started(command, **how):
         """Of which the second one stops when it can answer, before the two have met."""
@@ -240,7 +250,7 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named(hurry, monkeypatc
     assert children() <= before
 
 
-def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answered):
+def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answered, request):
     """Tied over two stages, an odd number of micro-batches, without a limit on the norm."""
     before = children()
     spec = spec_for(microbatches=3, save_every=3, clip=None, activations="keep", steps=24)
@@ -250,6 +260,7 @@ def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answere
     answered.enter(KILLED, 10, time.monotonic() - report.did)
     assert children() <= before
     report = Silent()
+    request.getfixturevalue("forked")
     outcome = gpipe.train(spec, report, tmp_path)
     kinds = [kind for kind, _ in report.events]
     assert "resumed" in kinds
@@ -258,6 +269,7 @@ def test_a_pipeline_whose_rank_was_killed_goes_on_where_it_was(tmp_path, answere
     assert_masters(spec, tmp_path)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_rank_out_of_memory_is_named(tmp_path, answered):
     """The first stage has the embedding with its states, and needs more than the second."""
     before = children()

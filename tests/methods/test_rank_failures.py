@@ -1,4 +1,8 @@
-"""A rank that fails or hangs, wherever, is named, ends the run, and leaves nothing behind."""
+"""A rank that fails or hangs, wherever, is named, ends the run, and leaves nothing behind.
+
+One that is killed, that hangs, that never starts and that does not end is started as a run starts
+it. Others are forked (rank_server.py): how they were started makes no difference to the question.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +68,12 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def assert_fails(message, packs, folder, what, error=RankFailed, **changes):
+def assert_fails(message, packs, folder, what, error=RankFailed, *, forked=True, **changes):
     """A run ends with this error, and all its processes with it."""
     before = children()
     with (
         pytest.raises(error, match=message),
-        crew_of(packs, spec_for(**changes), folder, what) as crew,
+        crew_of(packs, spec_for(**changes), folder, what, forked=forked) as crew,
     ):
         crew.run(Silent())
     assert children() <= before
@@ -113,8 +117,9 @@ def test_a_rank_that_raises_tells_its_cause(tmp_path):
 def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
     spec = spec_for(save_every=3, ranks=2)
     what = "1:BACKWARD:4:kill"
-    assert_fails("rank 1 was killed by SIGKILL", REPLICAS, tmp_path, what, save_every=3, ranks=2)
-    with crew_of(REPLICAS, spec, tmp_path) as again:
+    told, changes = "rank 1 was killed by SIGKILL", {"save_every": 3, "ranks": 2}
+    assert_fails(told, REPLICAS, tmp_path, what, forked=False, **changes)
+    with crew_of(REPLICAS, spec, tmp_path, forked=True) as again:
         again.run(Silent())
         assert again.results()[0]["steps"] == 3
         parameters = checkpoint.parameters(again.model, again.states, again.flats)
@@ -138,13 +143,13 @@ def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monke
 
     def looked(watch):
         look(watch)
-        begun = [(watch._schedule.actions[a], at) for a, at in watch._board.unfinished()]
+        begun = [(watch._schedule.actions[a], at) for _, a, at in watch._board.unfinished()]
         at_work = [(a.rank, a.kind.name, at) for a, at in begun if a.kind not in MEETING]
         if at_work == [(int(rank), kind, int(step))]:
             clock.ahead_s += watching.LOOK_S / 2  # a leap would be this process standing still
 
     monkeypatch.setattr(Watchdog, "_look", looked)
-    assert_fails(message, packs, tmp_path, what)
+    assert_fails(message, packs, tmp_path, what, forked=packs is not PACKS or rank == "0")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +171,7 @@ def test_a_rank_that_does_not_start_is_named(packs, where, stages, message, tmp_
 
     monkeypatch.setattr(Watchdog, "_look", looked)
     message = message.replace(".*", "not started after 600 s")
-    assert_fails(message, packs, tmp_path, f"1:hangs:{where}")
+    assert_fails(message, packs, tmp_path, f"1:hangs:{where}", forked=where != "import")
 
 
 def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
@@ -180,7 +185,7 @@ def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Watchdog, "still_there", asked)
     message = "rank 1 does not end, 60 s after the last action"
-    assert_fails(message, PACKS, tmp_path, "1:hangs:end", steps=2)
+    assert_fails(message, PACKS, tmp_path, "1:hangs:end", forked=False, steps=2)
 
 
 def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, clock, monkeypatch):
@@ -200,7 +205,7 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, clock, monkeypat
     monkeypatch.setattr(Board, "ended", here)
     monkeypatch.setattr(History, "save", slow)
     spec = spec_for(save_every=2, steps=4)
-    with crew_of(PACKS, spec, tmp_path) as crew:
+    with crew_of(PACKS, spec, tmp_path, forked=True) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
     assert_equals_plain(spec, crew, parameters)
@@ -221,7 +226,7 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
     model = ModelSpec(layers=1, hidden=16, heads=1, seq=8, vocab=256)
     packs = replace(PACKS, minibatch=2, forward=packs_of([2]), backward=packs_of([2, 1]))
     spec = spec_for(model=model, batch=2, steps=3 * KEPT, clip=clip)
-    with crew_of(packs, spec, tmp_path) as crew:
+    with crew_of(packs, spec, tmp_path, forked=True) as crew:
         crew.run(Slow())
     expected, _ = judge(spec)
     assert crew.history.losses == pytest.approx(expected, rel=1e-4)

@@ -78,14 +78,16 @@ def schedule_for(packs, spec, **how):
     return schedule
 
 
-def crew_of(packs, spec, folder, what="", **kw):
-    if what:
+def crew_of(packs, spec, folder, what="", *, forked=False, **kw):
+    if forked:
+        kw["process"] = process(what)
+    elif what:
         kw["process"] = (sys.executable, "-m", "tests.methods.rank_driver", what)
     return closing(RankTraining(spec, schedule_for(packs, spec), folder, device="cpu", **kw))
 
 
 def trained(packs, spec, folder, what=""):
-    with crew_of(packs, spec, folder, process=process(what)) as crew:
+    with crew_of(packs, spec, folder, what, forked=True) as crew:
         crew.run(Silent())
         parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
         return crew, parameters
@@ -156,7 +158,7 @@ def test_one_thread_may_issue_what_a_device_works_off(packs, tmp_path):
 def test_a_rank_killed_in_that_thread_is_named(tmp_path):
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
-        crew_of(PACKS, spec_for(), tmp_path, "together 1:RECV:3:kill") as crew,
+        crew_of(PACKS, spec_for(), tmp_path, "together 1:RECV:3:kill", forked=True) as crew,
     ):
         crew.run(Silent())
 

@@ -40,10 +40,13 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     before = profiles_for(planner, spec, tmp_path, Silent())
     assert before[2].hardware.wires.pass_overhead_s is None, "timings of tests are brief"
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
+    if not answered.asked:  # nobody wants to know how good the answer is
+        monkeypatch.setattr(rehearsal, "STEPS", 14)
     before_it = set(living(psutil.Process().children()))
     first, second = Silent(), Silent()
     profiles = profiles_for(planner, spec, tmp_path, first)
-    assert "rehearsing: 40 steps of 2 small models on 2 ranks" in told(first)
+    steps = rehearsal.STEPS
+    assert f"rehearsing: {steps} steps of 2 small models on 2 ranks" in told(first)
     assert set(living(psutil.Process().children())) <= before_it
     seconds = profiles[2].hardware.wires.pass_overhead_s
     assert seconds >= 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import Silent, assert_equals_plain, run, start
+from tests.methods.harness import Silent, assert_equals_plain, paired, run, start
 from tests.methods.plain import MODEL, made_up_profile
 from tests.runs.helpers import HANG_S
 from workbench.methods import resident, stronghold
@@ -116,7 +116,7 @@ def test_updates_overlap_the_next_forward_pass(spec_for, tmp_path):
 @pytest.mark.parametrize("method", [stronghold, l2l, resident])
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_resuming_continues_identically(spec_for, tmp_path, method, tier):
-    spec = spec_for(window=2, optimizer_tier=tier, save_every=4, steps=12)
+    spec = spec_for(window=2, optimizer_tier=tier, save_every=2, steps=6)
     whole, expected = run(method, spec, tmp_path / "whole")
     assert_equals_plain(spec, whole, expected)
 
@@ -124,13 +124,13 @@ def test_resuming_continues_identically(spec_for, tmp_path, method, tier):
         pass
 
     def kill(action, step):
-        if step == 9 and action.kind is Kind.BACKWARD:
+        if step == 5 and action.kind is Kind.BACKWARD:
             raise Killed
 
     with pytest.raises(Killed):
         run(method, spec, tmp_path / "killed", perturb=kill)
     resumed, parameters = run(method, spec, tmp_path / "killed")
-    assert resumed.executor.step_numbers[0] == 8
+    assert resumed.executor.step_numbers[0] == 4
     assert resumed.history.losses == whole.history.losses
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
@@ -218,9 +218,9 @@ def test_running_out_of_a_tier_that_the_plan_overrated(spec_for, tmp_path):
     assert caught.value.tier == "host"
 
 
-@pytest.mark.parametrize("policy", ["recompute", "host"])
-@pytest.mark.parametrize("tier", ["host", "disk"])
-@pytest.mark.parametrize("clip", [0.5, None])
+@pytest.mark.parametrize(
+    ("policy", "tier", "clip"), paired(("recompute", "host"), ("host", "disk"), (0.5, None))
+)
 def test_the_host_holds_what_the_plan_says(spec_for, tmp_path, policy, tier, clip):
     spec = spec_for(
         window=2, resident=1, steps=2, activations=policy, optimizer_tier=tier, clip=clip

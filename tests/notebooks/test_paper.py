@@ -1,4 +1,8 @@
-"""All notebooks at the published sizes, which without a GPU run nothing: papermill, report."""
+"""Notebooks at the published sizes, which without a GPU run nothing: papermill, report.
+
+One of each kind: notebooks are alike (test_rules.py), and what each exhibit shows at that size is
+asked of its session (tests/unit/figures). With --thorough all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 
 from tests.notebooks.offline import outside_addresses
@@ -18,6 +21,15 @@ from workbench.figures.exhibit import EXHIBITS, FIGURES, find, name_of, notebook
 from workbench.reproduce import Reproduced, report, reproduce
 
 pytestmark = pytest.mark.slow
+
+UNASKED = "Shown from stored results"
+"""In the report, of an exhibit that has not been reproduced."""
+KINDS = ("6a", "8b", "9", "here_offload", "harmony_8")
+
+
+@pytest.fixture(scope="module")
+def figures(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return EXHIBITS if request.config.getoption("--thorough") else KINDS
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +41,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(results: Path) -> tuple[Reproduced, list[str]]:
+def done(results: Path, figures: tuple[str, ...]) -> tuple[Reproduced, list[str]]:
     lines: list[str] = []
-    return reproduce("paper", results, echo=lines.append), lines
+    return reproduce("paper", results, only=[*figures], echo=lines.append), lines
 
 
 def test_every_exhibit_leaves_figure_table_and_notebook(
-    done: tuple[Reproduced, list[str]], results: Path
+    done: tuple[Reproduced, list[str]], results: Path, figures: tuple[str, ...]
 ) -> None:
+    import nbformat  # takes seconds, which every worker would spend
+
     reproduced, lines = done
     assert reproduced.ok
     folder = results / "reports" / "paper"
-    for figure in EXHIBITS:
+    for figure in figures:
         for suffix in (".pdf", ".png", ".csv"):
             assert (folder / f"{name_of(figure)}{suffix}").stat().st_size > 300
         ran = nbformat.read(folder / f"{notebook_of(figure)}.ipynb", as_version=4)
@@ -48,8 +62,8 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
         assert not [o for c in ran.cells for o in c.get("outputs", ()) if o.output_type == "error"]
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
-    assert starts[0] == f"[1/{len(EXHIBITS)}] figure 6a: {find('6a').TITLE}"
-    assert len(starts) == 2 * len(EXHIBITS)
+    assert starts[0] == f"[1/{len(figures)}] figure 6a: {find('6a').TITLE}"
+    assert len(starts) == 2 * len(figures)
 
 
 def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> None:
@@ -93,6 +107,7 @@ def again(
     """Two exhibits a second time, one of them broken; `workbench report` writes the report."""
     files = results / "reports" / "paper"
     before = {path.name: path.read_bytes() for path in files.glob("fig9.*")}
+    unasked = done[0].report.read_text().count(UNASKED)
     notebooks = tmp_path_factory.mktemp("notebooks")
     for path in module.NOTEBOOKS.glob("*.py"):
         shutil.copy(path, notebooks)
@@ -108,6 +123,7 @@ def again(
         reported=reported,
         path=report(results, echo=lambda line: None),
         before=before,
+        unasked=unasked,
         after={path.name: path.read_bytes() for path in files.glob("fig9.*")},
     )
 
@@ -118,7 +134,9 @@ def test_the_second_time_changes_nothing_but_dates(
     assert len(again.before) == 3
     assert again.after == again.before
     assert again.path == str(done[0].report)
-    assert "Not run yet" not in Path(again.path).read_text(), "the other exhibits are still there"
+    text = Path(again.path).read_text()
+    assert "Not run yet" not in text
+    assert text.count(UNASKED) == again.unasked, "the other exhibits are still there"
 
 
 def test_one_that_fails_stops_no_other_and_the_report_says_why(

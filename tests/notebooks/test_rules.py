@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from papermill.inspection import inspect_notebook
 
 from workbench.figures.exhibit import EXHIBITS, HARMONY, HERE, find, notebook_of
 from workbench.figures.harmony.own_text import READS
@@ -60,6 +59,8 @@ def test_cells_are_short_and_define_nothing(figure: str) -> None:
 
 @pytest.mark.parametrize("figure", EXHIBITS)
 def test_parameters_are_typed_explained_and_the_only_literals(figure: str) -> None:
+    from papermill.inspection import inspect_notebook  # takes seconds, as nbformat does
+
     source = notebook(figure)
     known = inspect_notebook(source)
     assert {name: p["inferred_type_name"] for name, p in known.items()} == parameters_of(figure)

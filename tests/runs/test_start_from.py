@@ -10,7 +10,7 @@ import pytest
 from baselines import data_parallel, fsdp, gpipe, l2l, one_f_one_b
 from baselines import plain as torch_plain
 from tests.methods import plain
-from tests.methods.harness import Silent
+from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
 from workbench.core import methods
 from workbench.core.record import RunRecord
@@ -55,8 +55,11 @@ def test_one_training_under_three_methods(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_torchs_own_training_goes_on_from_ours_and_back(tmp_path: Path) -> None:
+def test_torchs_own_training_goes_on_from_ours_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each takes one step or two more, from the checkpoint of the one before."""
+    fork_ranks(monkeypatch)
     methods = (stronghold, torch_plain, one_f_one_b, data_parallel, fsdp, gpipe, stronghold)
     last, seen = "", []
     for end, method in enumerate(methods, start=2):

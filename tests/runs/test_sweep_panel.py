@@ -15,9 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import ipywidgets as widgets
-import jupytext
 import pytest
-from papermill.inspection import inspect_notebook
 
 from tests.runs.helpers import HANG_S, HERE, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
@@ -419,6 +417,9 @@ def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) ->
 
 
 def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> None:
+    import jupytext  # takes seconds, as papermill does, which every worker would spend
+    from papermill.inspection import inspect_notebook
+
     notebook = jupytext.read(root / "notebooks" / "sweep.py")
     parameters, *rest = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     known = inspect_notebook(notebook)

@@ -6,10 +6,11 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-import nbformat
 import pytest
 
-pytest.importorskip("jupytext")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jupytext") is None, reason="jupytext is not installed"
+)
 
 SOURCE = """\
 # %% [markdown]
@@ -21,6 +22,11 @@ layers = 4  # count
 # %%
 print(layers)
 """
+
+
+def nbformat() -> ModuleType:
+    """Imported when it is used: that takes seconds, which every worker would spend."""
+    return importlib.import_module("nbformat")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +46,9 @@ def folder(tmp_path: Path, notebooks: ModuleType) -> Path:
 
 def change(path: Path, **fields: object) -> None:
     """Change the last cell of a notebook."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat().read(path, as_version=4)
     notebook.cells[-1].update(fields)
-    nbformat.write(notebook, path)
+    nbformat().write(notebook, path)
 
 
 def test_the_committed_notebooks_keep_the_rules(notebooks: ModuleType) -> None:
@@ -52,8 +58,8 @@ def test_the_committed_notebooks_keep_the_rules(notebooks: ModuleType) -> None:
 def test_sync_makes_a_valid_pair_and_then_leaves_it_alone(
     folder: Path, notebooks: ModuleType
 ) -> None:
-    notebook = nbformat.read(folder / "one.ipynb", as_version=4)
-    nbformat.validate(notebook)
+    notebook = nbformat().read(folder / "one.ipynb", as_version=4)
+    nbformat().validate(notebook)
     assert [cell.cell_type for cell in notebook.cells] == ["markdown", "code", "code"]
     assert notebook.cells[1].metadata.tags == ["parameters"]
     assert notebooks.problems(folder) == []
@@ -61,11 +67,11 @@ def test_sync_makes_a_valid_pair_and_then_leaves_it_alone(
 
 
 def test_one_edited_line_keeps_the_ids_of_all_cells(folder: Path, notebooks: ModuleType) -> None:
-    before = [cell.id for cell in nbformat.read(folder / "one.ipynb", as_version=4).cells]
+    before = [cell.id for cell in nbformat().read(folder / "one.ipynb", as_version=4).cells]
     (folder / "one.py").write_text(SOURCE.replace("layers = 4", "layers = 8"))
     assert "differ" in notebooks.problems(folder)[0]
     notebooks.sync(folder)
-    after = [cell.id for cell in nbformat.read(folder / "one.ipynb", as_version=4).cells]
+    after = [cell.id for cell in nbformat().read(folder / "one.ipynb", as_version=4).cells]
     assert after == before
 
 
@@ -92,7 +98,7 @@ def test_a_notebook_without_its_source_is_named(folder: Path, notebooks: ModuleT
 
 
 def test_sync_removes_outputs(folder: Path, notebooks: ModuleType) -> None:
-    output = nbformat.v4.new_output("stream", text="4\n")
+    output = nbformat().v4.new_output("stream", text="4\n")
     change(folder / "one.ipynb", outputs=[output], execution_count=1)
     assert notebooks.problems(folder)
     notebooks.sync(folder)

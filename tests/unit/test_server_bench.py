@@ -57,6 +57,7 @@ def test_ten_times_what_the_cards_have():
         assert states > 10 * spec.ranks * spec.device_memory
 
 
+@pytest.mark.slow
 def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     shutil.copytree(measured, tmp_path / "results" / "profiles")
     words = ["--size", "tiny", "--warmup", "1", "--measured", "2", "--out", str(tmp_path / "out")]

@@ -23,7 +23,7 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.runtime.tiers import OutOfMemory
 
-BASE = spec_for(method="fsdp", microbatches=2)
+BASE = spec_for(method="fsdp", microbatches=2, steps=8)
 PARAMETERS = make_model(MODEL).parameters_count()
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from workbench.model import make_model
 from workbench.model.whole import make_whole
 from workbench.runtime.tiers import OutOfMemory
 
-BASE = spec_for(method="plain", microbatches=2)
+BASE = spec_for(method="plain", microbatches=2, steps=8)
 SHARP = ModelSpec(layers=3, hidden=32, heads=4, seq=16, vocab=256)
 """Without dropout, so that blocks can be compiled."""
 

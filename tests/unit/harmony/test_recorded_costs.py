@@ -9,11 +9,11 @@ from statistics import fmean
 import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn, mirrored
-from tests.unit.harmony.test_search import SERVER, SETTING
+from tests.unit.harmony.test_search import LAYERS, SERVER, SETTING, known
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.memory_estimate import MemoryEstimate
-from workbench.methods.harmony.search import Found, outlook, scheduled, search
+from workbench.methods.harmony.search import Found, outlook, scheduled
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import ModelSpec
 from workbench.profile.profile import UnitCost
@@ -62,24 +62,27 @@ class Untimed(Launched):
     timed = False
 
 
+TIMED, UNTIMED = Launched(PARAMETERS), Untimed(PARAMETERS)
 RECORDED = replace(SETTING, recorded_below_s=1.0, device_bytes=300_000)
 LAUNCHED = replace(RECORDED, recorded_below_s=0.0)
 
 
+@pytest.fixture(autouse=True)
+def searched_once(monkeypatch):
+    monkeypatch.setattr(planner, "search", known)
+
+
 def test_micro_batches_are_as_small_as_recorded_passes_allow():
-    timed, untimed = (
-        search(RECORDED, kind(PARAMETERS), UNITS, SERVER) for kind in (Launched, Untimed)
-    )
+    timed, untimed = (known(RECORDED, layers, UNITS, SERVER) for layers in (TIMED, UNTIMED))
     assert records(timed.schedule)
     assert timed.packs.backward_size < untimed.packs.backward_size
     assert timed.seconds < untimed.seconds
 
 
 def test_launched_passes_are_planned_at_what_launches_take():
-    layers = Launched(PARAMETERS)
-    found = search(replace(RECORDED, recorded_below_s=0.0), layers, UNITS, SERVER)
+    found = known(LAUNCHED, TIMED, UNITS, SERVER)
     assert not records(found.schedule)
-    costs = ServerCosts(layers, SERVER, shared_updates=False)
+    costs = ServerCosts(TIMED, SERVER, shared_updates=False)
     passes = [
         a for a in found.schedule.actions if a.kind is Kind.BACKWARD and 0 < a.unit < UNITS - 1
     ]
@@ -91,7 +94,7 @@ def test_gradients_are_added_up_once_a_micro_batch():
         def cost(self, unit: int, samples: int) -> UnitCost:
             return replace(super().cost(unit, samples), gradient_copy_s=5e-4)
 
-    schedule = search(SETTING, Layers(PARAMETERS), UNITS, SERVER).schedule
+    schedule = known(SETTING, LAYERS, UNITS, SERVER).schedule
     plain, adding = (
         ServerCosts(kind(PARAMETERS), SERVER, shared_updates=False) for kind in (Layers, Adding)
     )
@@ -109,7 +112,7 @@ def spec() -> RunSpec:
 def test_recordings_give_way_to_launched_passes_that_are_faster(monkeypatch, late, recorded):
     """Late as these may be."""
     monkeypatch.setattr(planner, "LATE", late)
-    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, LAUNCHED, TIMED, SERVER)
     assert records(found.schedule) == recorded
 
 
@@ -120,14 +123,14 @@ def test_launched_passes_leave_more_of_a_small_device_unused(monkeypatch):
 
     def seen(setting, *rest, **limits) -> Found:
         asked.append(setting.device_bytes)
-        return search(replace(setting, recorded_below_s=0.0), *rest, **limits)
+        return known(replace(setting, recorded_below_s=0.0), *rest, **limits)
 
     monkeypatch.setattr(planner, "search", seen)
-    found = planner._searched(spec(), RECORDED, launched, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, launched, TIMED, SERVER)
     assert asked == [RECORDED.device_bytes, less]
     assert max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()) <= less
     asked.clear()
-    planner._searched(spec(), LAUNCHED, launched, Launched(PARAMETERS), SERVER)
+    planner._searched(spec(), LAUNCHED, launched, TIMED, SERVER)
     assert asked == [less]
 
 
@@ -135,11 +138,11 @@ def test_a_plan_of_recordings_stands_where_launched_passes_find_none(monkeypatch
     def refusing(setting, *rest, **limits) -> Found:
         if setting.recorded_below_s <= 0:
             raise DoesNotFit("more is needed than was foreseen", tier=DEVICE)
-        return search(setting, *rest, **limits)
+        return known(setting, *rest, **limits)
 
     monkeypatch.setattr(planner, "search", refusing)
     monkeypatch.setattr(planner, "LATE", 0.1)  # launched passes seem to be worth a search
-    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, LAUNCHED, TIMED, SERVER)
     assert records(found.schedule)
 
 
@@ -147,25 +150,23 @@ def test_without_room_for_recordings_passes_are_launched(monkeypatch):
     def refusing(setting, *rest, **limits) -> Found:
         if setting.recorded_below_s > 0:
             raise DoesNotFit("recordings do not", tier=DEVICE)
-        return search(setting, *rest, **limits)
+        return known(setting, *rest, **limits)
 
     monkeypatch.setattr(planner, "search", refusing)
-    found = planner._searched(spec(), RECORDED, LAUNCHED, Launched(PARAMETERS), SERVER)
+    found = planner._searched(spec(), RECORDED, LAUNCHED, TIMED, SERVER)
     assert not records(found.schedule)
 
 
 def test_the_outlook_is_near_what_is_found():
-    layers = Layers(PARAMETERS)
-    found = search(SETTING, layers, UNITS, SERVER)
-    assert outlook(SETTING, layers, UNITS, SERVER) == pytest.approx(found.seconds, rel=0.1)
-    assert outlook(replace(SETTING, device_bytes=100), layers, UNITS, SERVER) == float("inf")
+    found = known(SETTING, LAYERS, UNITS, SERVER)
+    assert outlook(SETTING, LAYERS, UNITS, SERVER) == pytest.approx(found.seconds, rel=0.1)
+    assert outlook(replace(SETTING, device_bytes=100), LAYERS, UNITS, SERVER) == float("inf")
 
 
 def test_a_pace_knows_whether_passes_are_recorded():
-    layers = Launched(PARAMETERS)
-    packs = search(RECORDED, layers, UNITS, SERVER).packs
+    packs = known(RECORDED, TIMED, UNITS, SERVER).packs
     recorded, launched = (
-        StepTimeEstimate(layers, SERVER, UNITS, lambda _, made=made: made) for made in (True, False)
+        StepTimeEstimate(TIMED, SERVER, UNITS, lambda _, made=made: made) for made in (True, False)
     )
     assert recorded.least_seconds(packs) < launched.least_seconds(packs)
     assert recorded.step_seconds(packs) < launched.step_seconds(packs)

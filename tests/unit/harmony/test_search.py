@@ -16,7 +16,7 @@ from workbench.core.bytesize import parse_bytes
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.harmony.search import scheduled, search
+from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
 from workbench.profile.unit_costs import SECONDS
@@ -48,6 +48,17 @@ SLOW_HOST = replace(SERVER, load_bytes_per_s=2e6, store_bytes_per_s=2e6, host_ad
 """Its updates take half as long as all compute."""
 
 
+KNOWN: dict[tuple[Layers, str], Found] = {}
+
+
+def known(setting, layers, units, server, **limits) -> Found:
+    """`search`, made once for each question about layers."""
+    asked = layers, repr((setting, units, server, limits))
+    if asked not in KNOWN:
+        KNOWN[asked] = search(setting, layers, units, server, **limits)
+    return KNOWN[asked]
+
+
 def seconds_of(packs, setting, costs):
     return step_seconds(unroll(scheduled(packs, setting, LAYERS), 2), costs)
 
@@ -73,7 +84,7 @@ def packs_of_size(units, *, mode="pp", samples=1):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_the_plan_keeps_its_budget(mode):
     setting = replace(SETTING, mode=mode)
-    found = search(setting, LAYERS, UNITS, SERVER)
+    found = known(setting, LAYERS, UNITS, SERVER)
     proved = validate(found.schedule)
     assert all(peaks[DEVICE] <= setting.device_bytes for peaks in proved.peak_bytes.values())
     assert (found.packs.num_units, found.packs.minibatch) == (UNITS, 12)
@@ -82,7 +93,7 @@ def test_the_plan_keeps_its_budget(mode):
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_nobody_draws_a_faster_plan(mode):
     setting = replace(SETTING, mode=mode)
-    found = search(setting, LAYERS, UNITS, SERVER)
+    found = known(setting, LAYERS, UNITS, SERVER)
     costs = ServerCosts(LAYERS, SERVER, shared_updates=mode == "dp")
     rng = random.Random(7)
     tried = 0
@@ -118,7 +129,7 @@ def test_the_estimate_is_near_the_simulator(mode):
     setting = replace(SETTING, mode=mode)
     estimate = StepTimeEstimate(LAYERS, SERVER, UNITS)
     costs = ServerCosts(LAYERS, SERVER, shared_updates=mode == "dp")
-    packs = search(setting, LAYERS, UNITS, SERVER).packs
+    packs = known(setting, LAYERS, UNITS, SERVER).packs
     for size in (1, 2, 4):
         changed = replace(packs, forward_size=size, backward_size=size)
         simulated = seconds_of(changed, setting, costs)

@@ -10,7 +10,6 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
-from voila.app import Voila
 
 from workbench.page import TEMPLATE, configuration, notebook, serve
 from workbench.ui.dashboard import Dashboard
@@ -62,6 +61,8 @@ def test_the_served_page_asks_nobody_else_and_has_both_themes(tmp_path: Path) ->
 def test_the_served_page_answers_to_no_foreign_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from voila.app import Voila  # takes seconds, which every worker would spend
+
     found: list[Voila] = []  # what serves; a site whose name leads here sends that as the host
     monkeypatch.setattr(Voila, "listen", lambda app: found.append(app))
     serve(tmp_path, echo=str)

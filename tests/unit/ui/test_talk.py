@@ -13,6 +13,8 @@ from workbench.runs.store import Store
 from workbench.ui.talk import Conversation, Question
 from workbench.ui.talk_panel import TalkPanel
 
+pytestmark = pytest.mark.slow
+
 V100 = "v100-32gb"
 
 

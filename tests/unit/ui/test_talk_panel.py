@@ -18,6 +18,8 @@ from workbench.ui import talk
 from workbench.ui.talk_dial import GIB, link, memory, whole
 from workbench.ui.talk_panel import TalkPanel
 
+pytestmark = pytest.mark.slow
+
 V100 = "v100-32gb"
 SEVERAL = {"STRONGHOLD", "L2L", "Megatron-LM", "ZeRO-Offload", "ZeRO-Infinity"}
 
