@@ -11,7 +11,7 @@ from baselines.swapping.program import build
 from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
 from workbench.core.record import BETWEEN, PARTS
-from workbench.figures.harmony import volumes
+from workbench.exhibits.harmony import volumes
 from workbench.methods.harmony.train import outcome
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime.traffic import planned_parts

@@ -9,13 +9,14 @@ published value calibrated the simulation.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from workbench.figures.rows import HERE
-from workbench.figures.style import GREY, LOOKS, SOURCES, bar_look, line_look, name_of
-from workbench.runs.methods import METHODS
+from workbench.figures.rows import HERE, SOURCES, part_of, series_of
+from workbench.figures.style import GREY, LOOKS, bar_look, line_look, name_of
+from workbench.runs.methods import METHODS, Method
 
 UNSOUND, CALIBRATED = "\u2020", "\u2021"
 
@@ -41,20 +42,14 @@ DEFECTS = {
 """Why a published run is not sound, in the space a figure has."""
 
 
-def series_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """(source, variant) pairs that occur, published first and measured last."""
-    pairs = {(row.source, row.variant) for row in rows.itertuples()}
-    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))
-
-
-def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
-    """The rows of one series."""
-    return rows[(rows["source"] == source) & (rows["variant"] == variant)]
-
-
 def missing_words(status: str) -> str:
     """Why there is no value."""
     return SHORT.get(status, "no value")
+
+
+def names_of(methods: Mapping[str, Method]) -> dict[str, str]:
+    """Names below bars, in two lines where they are long."""
+    return {name: method.label.replace("-", "-\n", 1) for name, method in methods.items()}
 
 
 def bars(
@@ -278,11 +273,6 @@ def relative_to_first(rows: pd.DataFrame) -> pd.DataFrame:
             part[column] = part[column] / base
         out.append(part)
     return pd.concat(out) if out else rows.iloc[:0]
-
-
-def without(rows: pd.DataFrame, source: str) -> pd.DataFrame:
-    """Rows of the other sources, and not the predictions that were made for this machine's runs."""
-    return rows[rows["source"] != source]
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:

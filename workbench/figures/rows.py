@@ -27,6 +27,8 @@ COLUMNS = (
 not train what it names. `calibrated`: the published value of this point went into a constant of the
 simulation."""
 
+SOURCES = ("published", "reference estimate", "formula", "simulated", "measured")
+"""Kinds of numbers: no mark stands for two of them."""
 HERE = "from this machine's profile"
 """The variant of what was predicted of a run on the machine that then ran it."""
 
@@ -201,3 +203,47 @@ def _quantity(record: RunRecord, quantity: str) -> tuple[float | None, float | N
         return seconds * 1e3, first * 1e3, third * 1e3
     batch = record.spec["batch"]
     return batch / seconds, batch / third, batch / first
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def series_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """(source, variant) pairs that occur, published first and measured last."""
+    pairs = {(row.source, row.variant) for row in rows.itertuples()}
+    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))
+
+
+def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
+    """The rows of one series."""
+    return rows[(rows["source"] == source) & (rows["variant"] == variant)]
+
+
+def value(
+    rows: pd.DataFrame, source: str, variant: str | None = None, **where: Any
+) -> float | None:
+    """The one value of a series with these columns; None when it is missing.
+
+    Where a simulated series has no such row at all, the other one answers: a simulation of our own
+    runtime is compared with the baselines as they were published.
+    """
+    part = rows[rows["source"] == source]
+    for column, wanted in where.items():
+        part = part[part[column] == wanted]
+    if variant is not None and (source != "simulated" or (part["variant"] == variant).any()):
+        part = part[part["variant"] == variant]
+    part = part.dropna(subset=["value"])
+    return float(part["value"].iloc[0]) if len(part) else None
+
+
+def advantage(
+    rows: pd.DataFrame, source: str, variant: str | None = None, *, over: str
+) -> float | None:
+    """STRONGHOLD's value of a series over that of a method."""
+    ours, theirs = (value(rows, source, variant, method=name) for name in ("stronghold", over))
+    return quotient(ours, theirs)
+
+
+def quotient(a: float | None, b: float | None) -> float | None:
+    """a / b where both are there."""
+    return a / b if a is not None and b else None

@@ -58,7 +58,6 @@ HERE_LOOKS = {
 }
 """The methods of the offload benchmark: one that keeps state on a disk is a paler one of itself."""
 
-SOURCES = ("published", "simulated", "measured")
 EXACT = "ours, exact"
 """The second variant of a simulation: our own runtime on the published machine."""
 HATCHES = {EXACT: "xxxxx", HERE: "\\\\\\\\\\"}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.paths import user_path
-from workbench.figures.exhibit import EXHIBITS, name_of
-from workbench.figures.sizes import named
+from workbench.exhibits import EXHIBITS, find
+from workbench.exhibits.stronghold.sizes import named
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -44,7 +44,7 @@ class Claim:
 
     @property
     def name(self) -> str:
-        return name_of(self.figure)
+        return find(self.figure).name
 
     @property
     def live(self) -> bool:
@@ -62,7 +62,7 @@ class Evaluation:
         self.claims = [
             Claim(
                 figure=figure,
-                campaign=Campaign(self.store, f"{name_of(figure)}-{size}"),
+                campaign=Campaign(self.store, f"{find(figure).name}-{size}"),
                 about=self._ask("claim", figure=figure),
             )
             for figure in EXHIBITS

@@ -12,8 +12,8 @@ from tests.unit.figures.harmony_runs import nowhere, rows_of, run
 from tests.unit.figures.test_harmony_drawing import drawn
 from tests.unit.figures.test_harmony_verdicts import changed, judged
 from workbench.core.record import BETWEEN, PARTS, RunRecord
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import fig12, sizes, table, volumes
+from workbench.exhibits import find
+from workbench.exhibits.harmony import fig12, sizes, table, volumes
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
 BOUNDS = {
@@ -29,13 +29,13 @@ ALL = "all bytes that every run counted are what its plan says"
 
 @pytest.fixture(params=["smoke", "small", "paper"])
 def dials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sizes.HarmonySize:
-    monkeypatch.setattr("workbench.figures.harmony.sizes.gpus", lambda: ("gpu",) * 4)
+    monkeypatch.setattr("workbench.exhibits.harmony.sizes.gpus", lambda: ("gpu",) * 4)
     return sizes.named(request.param)
 
 
 @pytest.fixture
 def made(dials: sizes.HarmonySize) -> list[RunRecord]:
-    return [run(spec) for spec in find("harmony_12").specs(dials, {})]
+    return [run(spec) for spec in find("harmony_12").specs(dials)]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from matplotlib.patches import Rectangle
 
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed, words
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import looks, sizes, table
+from workbench.exhibits import find
+from workbench.exhibits.harmony import looks, sizes, table
 from workbench.figures.style import PAGE_IN, as_svg
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event
@@ -92,7 +92,7 @@ def test_what_ran_is_told_with_its_machine_and_what_did_not_with_its_reason(
 
 
 def test_a_bar_is_as_high_as_its_value_and_one_without_says_why(tmp_path: Path) -> None:
-    specs = find("harmony_10").specs(SMOKE, {})
+    specs = find("harmony_10").specs(SMOKE)
     made = [run(specs[0], 0.5), run(specs[1], status="oom_device", message="no room")]
     paper = drawn("harmony_10", rows_of("harmony_10", made, nowhere(tmp_path)))
     here = paper.axes[-1]

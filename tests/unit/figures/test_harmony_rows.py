@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.harmony.made_up import Layers, cut
-from workbench.figures.exhibit import EXHIBITS as ALL
-from workbench.figures.exhibit import FIGURES, HARMONY, HERE, find, name_of, notebook_of, words_of
-from workbench.figures.harmony import fig8, sizes, table, volumes
+from workbench.exhibits import EXHIBITS as ALL
+from workbench.exhibits import HARDWARE, HARMONY, STRONGHOLD, find
+from workbench.exhibits.harmony import fig8, sizes, table, volumes
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
@@ -99,12 +99,12 @@ def test_seconds_become_samples_per_second_and_ends_change_places() -> None:
 
 
 def test_harmony_stands_among_the_exhibits_by_name() -> None:
-    assert (*FIGURES, *HERE, *HARMONY) == ALL
-    assert [words_of(name) for name in ("harmony_8", "harmony_table1")] == [
+    assert [*STRONGHOLD, *HARDWARE, *HARMONY] == list(ALL)
+    assert [find(name).words for name in ("harmony_8", "harmony_table1")] == [
         "Harmony, figure 8", "Harmony, table 1",
     ]  # fmt: skip
     for name in HARMONY:
-        assert find(name).FIGURE == name == name_of(name) == notebook_of(name)
+        assert find(name).figure == name == find(name).name == find(name).notebook
     with pytest.raises(ValueError, match="unknown exhibit 'fig10'.*harmony_10"):
         find("fig10")
 
@@ -114,9 +114,9 @@ def test_harmony_stands_among_the_exhibits_by_name() -> None:
 def test_every_size_asks_for_valid_runs(
     name: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.figures.harmony.sizes.gpus", lambda: ("gpu",) * 4)
+    monkeypatch.setattr("workbench.exhibits.harmony.sizes.gpus", lambda: ("gpu",) * 4)
     dials = sizes.named(size)
-    specs = find(name).specs(dials, {})
+    specs = find(name).specs(dials)
     assert bool(specs) == (name != "harmony_table1")
     for spec in specs:
         assert spec.method in known()
@@ -139,8 +139,8 @@ def test_paper_is_the_published_setting() -> None:
 
 
 def test_exhibits_share_their_runs_at_size_smoke() -> None:
-    every = {str(spec.to_dict()) for name in EXHIBITS for spec in find(name).specs(SMOKE, {})}
-    asked = sum(len(find(name).specs(SMOKE, {})) for name in EXHIBITS)
+    every = {str(spec.to_dict()) for name in EXHIBITS for spec in find(name).specs(SMOKE)}
+    asked = sum(len(find(name).specs(SMOKE)) for name in EXHIBITS)
     assert len(every) <= 14 < asked
 
 
@@ -151,7 +151,7 @@ def test_unknown_sizes_are_answered_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_a_run_that_failed_keeps_its_place_and_reason(name: str, tmp_path: Path) -> None:
-    specs = find(name).specs(SMOKE, {})
+    specs = find(name).specs(SMOKE)
     if not specs:
         return
     failed = run(specs[0], status="oom_device", message="the device tier is out of memory")
@@ -199,7 +199,7 @@ def test_a_prediction_is_simulated_and_never_measured() -> None:
 
 def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    spec = find("harmony_8").specs(SMOKE, {})[0]
+    spec = find("harmony_8").specs(SMOKE)[0]
     made = run(spec)
     folder = store.folder(made.key)
     folder.mkdir(parents=True)

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import sizes, table
-from workbench.figures.harmony.judge import within
+from workbench.exhibits import find
+from workbench.exhibits.harmony import sizes, table
+from workbench.exhibits.harmony.judge import within
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict
 
 MEASURED = (table.MEASURED, "")
@@ -60,7 +60,7 @@ def test_8_needs_the_uneven_setting_to_be_clearly_slower(tmp_path: Path) -> None
 
 
 def test_8_does_not_judge_a_processor(tmp_path: Path) -> None:
-    uneven, even = find("harmony_8").specs(SMOKE, {})
+    uneven, even = find("harmony_8").specs(SMOKE)
     made = [run(uneven, 1.0), run(even, 2.0)]
     words = "takes at least as long as"
     here = judged("harmony_8", rows_of("harmony_8", made, nowhere(tmp_path)), f"packs of 4 {words}")
@@ -254,11 +254,11 @@ def test_18_tells_scaling_from_saturation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["harmony_17", "harmony_18"])
 def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
-    made = [run(spec, 1 / spec.ranks) for spec in find(name).specs(SMOKE, {})]
+    made = [run(spec, 1 / spec.ranks) for spec in find(name).specs(SMOKE)]
     words = "GPT: Harmony-PP"
     assert judged(name, rows_of(name, made, nowhere(tmp_path)), words).verdict == UNTESTED
     assert judged(name, rows_of(name, on_gpus(made), nowhere(tmp_path)), words).verdict == HOLDS
-    slow = [run(s, s.ranks * (2 if "pp" in s.method else 1)) for s in find(name).specs(SMOKE, {})]
+    slow = [run(s, s.ranks * (2 if "pp" in s.method else 1)) for s in find(name).specs(SMOKE)]
     assert judged(name, rows_of(name, on_gpus(slow), nowhere(tmp_path)), words).verdict == FAILS
 
 

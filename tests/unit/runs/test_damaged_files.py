@@ -18,7 +18,7 @@ from workbench import cli
 from workbench.core.jsonfile import read_json
 from workbench.core.spec import RunSpec
 from workbench.exhibits import open_exhibit
-from workbench.figures.harmony.fig8 import busy_shares
+from workbench.exhibits.harmony.fig8 import busy_shares
 from workbench.profile.files import FORMAT
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware, Limits, Profile, UnitCost, Wires
