@@ -14,7 +14,7 @@ from workbench.core.record import BETWEEN, PARTS, RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits import HARMONY, find
 from workbench.exhibits.harmony import sizes, volumes
-from workbench.exhibits.harmony.table import join
+from workbench.figures.rows import join
 from workbench.published import harmony_plans
 from workbench.runs.store import Store
 

@@ -13,6 +13,7 @@ from tests.unit.figures.test_harmony_verdicts import judged, on_gpus
 from workbench.core.spec import RunSpec
 from workbench.exhibits import find
 from workbench.exhibits.harmony import scaling, sizes, table
+from workbench.figures import rows as tidy
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
 
@@ -99,14 +100,14 @@ def test_17_judges_zero_infinity_where_both_ran_on_several(tmp_path: Path) -> No
     specs = [s for s in find("harmony_17").specs(dials) if s.method != sizes.DP or s.ranks == 1]
     made = on_gpus([run(s, (2.0 if s.method == sizes.ZERO else 1.0) / s.ranks) for s in specs])
     rows = rows_of("harmony_17", made, nowhere(tmp_path), dials)
-    alone = table.pick(rows, source=table.MEASURED, ranks=1)
+    alone = tidy.pick(rows, source=tidy.MEASURED, ranks=1)
     assert sorted(alone["method"]) == sorted((*sizes.HARMONY, sizes.ZERO))
     claim = "GPT: Harmony-PP takes no longer than ZeRO-Infinity"
     zero = judged("harmony_17", rows, claim)
     assert (zero.verdict, zero.here) == (HOLDS, pytest.approx(2.0))
     few = rows[~((rows["method"] == sizes.ZERO) & (rows["ranks"] > 1))]
     assert judged("harmony_17", few, claim).verdict == MISSING
-    speed = table.pick(scaling.speedups(rows), method=sizes.ZERO, source=table.MEASURED)
+    speed = tidy.pick(scaling.speedups(rows), method=sizes.ZERO, source=tidy.MEASURED)
     assert speed["value"].tolist() == pytest.approx([1.0, 2.0, 4.0])
 
 

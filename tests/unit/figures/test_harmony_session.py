@@ -12,6 +12,7 @@ from workbench.core import host
 from workbench.exhibits import HARMONY, open_exhibit
 from workbench.exhibits.harmony import base, table
 from workbench.exhibits.session import Session
+from workbench.figures import rows as tidy
 from workbench.published import harmony_plans
 from workbench.report.sections import sections, shown_exhibits, verdicts_of
 from workbench.runs.resolve import key_of
@@ -52,7 +53,7 @@ def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path)
     assert list(session.stages()) == []
     assert not (tmp_path / "new").exists()
     rows = session.run()
-    assert table.pick(rows, source=table.MEASURED, variant="")["value"].isna().all()
+    assert tidy.pick(rows, source=tidy.MEASURED, variant="")["value"].isna().all()
     assert (rows["figure"] == name).all()
     paths = session.figure(rows).paths
     assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
@@ -96,13 +97,13 @@ def test_the_time_of_a_run_is_that_of_earlier_ones(tmp_path: Path) -> None:
 def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
     session = open_exhibit("harmony_17", "paper", tmp_path)
     rows = session.rows()
-    kept = rows[(rows["source"] == table.REFERENCE) & (rows["ranks"] <= 2)]
+    kept = rows[(rows["source"] == tidy.REFERENCE) & (rows["ranks"] <= 2)]
     kept = kept.assign(source="measured", variant="", hardware="NVIDIA H200", device="cuda")
     folder = tmp_path / "published-here" / "nvidia-h200"
     folder.mkdir(parents=True)
     kept.to_csv(folder / "harmony_17.csv", index=False)
     again = open_exhibit("harmony_17", "paper", tmp_path).run()
-    own = again[again["source"] == table.MEASURED]
+    own = again[again["source"] == tidy.MEASURED]
     assert len(own) == len(kept)
     assert own["value"].notna().all()
     assert "measured" in set(session.verdict(again)["judged"])
@@ -123,13 +124,13 @@ def test_force_plans_again_where_the_profiles_are(
     session = open_exhibit("harmony_table1", "smoke", tmp_path)
     before = len(harmony_plans.kept("stored"))
     session.run(force=True)
-    assert len(table.pick(base.plans_of(session.store), figure="stored")) == 2 < before
-    assert len(table.pick(base.plans_of(session.store), figure="10")) == len(
+    assert len(tidy.pick(base.plans_of(session.store), figure="stored")) == 2 < before
+    assert len(tidy.pick(base.plans_of(session.store), figure="10")) == len(
         harmony_plans.kept("10")
     )
     monkeypatch.setattr(base, "profiles_folder", lambda results: None)
     session.run(force=True)  # nothing is planned, and what there is stays
-    assert len(table.pick(base.plans_of(session.store), figure="stored")) == 2
+    assert len(tidy.pick(base.plans_of(session.store), figure="stored")) == 2
 
 
 def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import offload
 from workbench.exhibits.hardware.offload_goals import as_table, goals
 from workbench.exhibits.hardware.offload_table import table
-from workbench.figures.style import HERE_LOOKS
+from workbench.figures.style import LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
 from workbench.report.sections import sections
@@ -64,9 +64,9 @@ def test_plain_training_on_another_machine_or_type_is_not_compared_with(tmp_path
 
 
 def test_every_method_of_the_benchmark_has_a_look() -> None:
-    assert set(HERE_LOOKS) == set(LABELS)
-    assert len({look.marker for look in HERE_LOOKS.values()}) == len(LABELS)
-    assert len({(look.color, look.pale) for look in HERE_LOOKS.values()}) == len(LABELS)
+    assert set(LOOKS) == set(LABELS)
+    assert len({look.marker for look in LOOKS.values()}) == len(LABELS)
+    assert len({(look.color, look.pale) for look in LOOKS.values()}) == len(LABELS)
 
 
 def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from workbench.exhibits.hardware import server_panels, servers
 from workbench.exhibits.hardware.offload_goals import as_table
 from workbench.exhibits.hardware.server_goals import goals
 from workbench.exhibits.hardware.server_table import table
-from workbench.exhibits.harmony.looks import LOOKS
-from workbench.figures.style import PAGE_IN
+from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
 from workbench.report.sections import sections

@@ -110,8 +110,7 @@ class LaneByLane(HardwareExhibit):
             _draw_traffic(below, row, traffic(of_case[row.case]))
             kinds |= {event.kind for event in of_case[row.case].events}
         _legend(figure, kinds)
-        told = shown.assign(sound=None, calibrated=None)
-        drawing.small_print(figure, told, *notes(shown))
+        drawing.small_print(figure, *notes(shown))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """As people read it: what every step reached, what bounds it, and what the goal is."""

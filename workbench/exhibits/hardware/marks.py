@@ -88,13 +88,6 @@ def name(axes: Any, words: str, x: float) -> None:
     axes.annotate(words, (x, 0), xytext=(0, -18), **place, **look)
 
 
-def nothing(figure: Any, words: str) -> None:
-    """A figure without any row, which says why."""
-    axes = figure.subplots()
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, words, ha="center", va="center", color=GREY, wrap=True)
-
-
 def point(look: Look, size: float) -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for a method's marker, in points."""
     face = lighter(look.color) if look.pale else look.color
@@ -185,27 +178,13 @@ def _set_ticks(axes: Any, values: pd.Series) -> None:
 
 def legend(figure: Any, looks: Mapping[str, Look], more: Iterable[tuple[Any, str]] = ()) -> None:
     """Above it all: every method (label to look) once, with its marker; then `more` (handle,
-    name). The figure grows by it."""
-    from matplotlib.legend_handler import HandlerTuple
+    name)."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = []
-    for look in looks.values():
+    entries: list[tuple[Any, str]] = []
+    for name, look in looks.items():
         face = lighter(look.color) if look.pale else look.color
         patch = Patch(facecolor=face, edgecolor=look.color)
-        handles.append((patch, Line2D([], [], **point(look, 4))))
-    added = list(more)
-    columns = 5
-    names = [*looks, *(words for _, words in added)]
-    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(names) // columns))
-    figure.legend(
-        [*handles, *(handle for handle, _ in added)],
-        names,
-        loc="outside upper center",
-        ncols=columns,
-        columnspacing=1.2,
-        handler_map={tuple: HandlerTuple(ndivide=None)},
-        handlelength=2.2,
-        borderpad=0.1,
-    )
+        entries.append(((patch, Line2D([], [], **point(look, 4))), name))
+    drawing.place_legend(figure, [*entries, *more])

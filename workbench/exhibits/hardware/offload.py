@@ -18,7 +18,7 @@ from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.offload_goals import Goal, goals, of_setting
 from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
-from workbench.figures.style import GREY, HERE_LOOKS, PAGE_IN
+from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import LABELS, offload_runs
 
 BATCHES = (4, 16)
@@ -76,7 +76,7 @@ class Offload(GoalsExhibit):
         """Shares by batch above, predictions below. `rows`: `here_table.table`, of one device."""
         figure.set_size_inches(PAGE_IN, HEIGHT_IN if len(rows) else 1.2)
         if rows.empty:
-            marks.nothing(figure, self.absent)
+            drawing.empty(figure.subplots(), self.absent)
             return
         places = figure.subplot_mosaic(
             [[batch] * 2 for batch in BATCHES] + [["step", "peak"]], height_ratios=[1.1, 1.1, 1]
@@ -85,15 +85,15 @@ class Offload(GoalsExhibit):
         for batch in BATCHES:
             _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
         judged = {
-            "looks": HERE_LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
+            "looks": LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
         }  # fmt: skip
         step, peak = places["step"], places["peak"]
         columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
         marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
         marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
-        marks.legend(figure, {LABELS[name]: HERE_LOOKS[name] for name in LABELS if name in there})
-        drawing.small_print(figure, rows.assign(sound=None, calibrated=None), *notes(rows))
+        marks.legend(figure, {LABELS[name]: LOOKS[name] for name in LABELS if name in there})
+        drawing.small_print(figure, *notes(rows))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         return goals(rows, repeated)
@@ -209,7 +209,7 @@ def _name_of(model: pd.DataFrame) -> str:
 
 
 def _bar(axes: Any, run: Any, x: float) -> None:
-    look = HERE_LOOKS[run.method]
+    look = LOOKS[run.method]
     if pd.isna(run.share):
         marks.bar(axes, look, x, run.share, marks.why_missing(run.status, "no plain run"))
         return

@@ -19,8 +19,7 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.offload_table import preferred
 from workbench.exhibits.hardware.server_goals import XL
 from workbench.exhibits.hardware.server_table import HARMONY, MODEL, ROOF
-from workbench.exhibits.harmony.looks import LOOKS
-from workbench.figures.style import GREY
+from workbench.figures.style import GREY, LOOKS
 from workbench.published.servers import LABELS
 
 SETTING = ["ranks", "batch"]

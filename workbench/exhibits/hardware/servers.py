@@ -20,9 +20,8 @@ from workbench.exhibits.hardware.offload_goals import Goal
 from workbench.exhibits.hardware.plan_goals import PEAK_WITHIN, STEP_WITHIN
 from workbench.exhibits.hardware.server_goals import goals, missing
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
-from workbench.exhibits.harmony.looks import LOOKS
 from workbench.figures import draw as drawing
-from workbench.figures.style import PAGE_IN
+from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.published.servers import LABELS, server_runs
 
 LINE_IN, LOW_IN = 1.75, 1.55
@@ -77,7 +76,7 @@ class Servers(GoalsExhibit):
         bars = panels.shown(rows)
         if bars.empty:
             figure.set_size_inches(PAGE_IN, 1.2)
-            marks.nothing(figure, UNFINISHED if len(rows) else self.absent)
+            drawing.empty(figure.subplots(), UNFINISHED if len(rows) else self.absent)
             return
         lines, moved = panels.lines_of(bars), panels.moving(bars)
         series = panels.series_of(bars)
@@ -95,7 +94,7 @@ class Servers(GoalsExhibit):
         if _predicted(rows):
             _draw_predictions(*_side_by_side(figure, next(places), [1.0, 1.0], 2), rows)
         _legend(figure, rows, moved=len(moved) > 0, scaling=bool(scaling))
-        drawing.small_print(figure, rows.assign(sound=None, calibrated=None), *notes(rows))
+        drawing.small_print(figure, *notes(rows))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         return goals(rows, repeated)
@@ -162,7 +161,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "on as many GPUs (on one: of plain training too) at the same minibatch, where that was "
         "measured. A bar is the last run of its settings, with the lowest clipping limit that was "
         "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
-        "kept, laid evenly about the median.",
+        "kept, laid evenly about the median."
     ]
     if len(moved):
         out.append(

@@ -11,7 +11,7 @@ are kept in the results folder and shown instead.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -22,10 +22,12 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.harmony import looks, sizes
+from workbench.exhibits.harmony import sizes
 from workbench.exhibits.harmony.sizes import HarmonySize
-from workbench.exhibits.harmony.table import COLUMNS, MEASURED, join, table
+from workbench.exhibits.harmony.table import COLUMNS, table
 from workbench.exhibits.preview import UNKNOWN, cached, total
+from workbench.figures import draw
+from workbench.figures.rows import MEASURED, join, pick
 from workbench.figures.verdict import RATIOS, Verdict, as_table
 from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
@@ -34,6 +36,12 @@ from workbench.runs.planning import answer
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 
+ESTIMATES = (
+    "Reference estimates: what the authors' own scheduler says of these settings, recomputed from "
+    "their published profiles. They are not measurements; the paper's values are not known."
+)
+OTHER_END = "Thin bars: the same estimate without overlap of transfers and compute."
+"""Sentences that several figures have in their small print."""
 NO_GPU = "no GPU can be used here, so the published sizes are estimated and simulated"
 PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "host", "note"]
 """Columns; `device`: memory of each device."""
@@ -55,7 +63,7 @@ class HarmonyExhibit(Exhibit):
     introduction = (
         "Harmony (VLDB'22): models beyond all devices of a server",
         "Exhibits of the second system. The values of its paper are not known to this project. "
-        f"{looks.ESTIMATES} Dotted edges are reference estimates, hatched (in lines: half filled) "
+        f"{ESTIMATES} Dotted edges are reference estimates, hatched (in lines: half filled) "
         "is simulated, filled is measured.",
     )
     stored = "Shown from stored results and kept plans."
@@ -87,7 +95,8 @@ class HarmonyExhibit(Exhibit):
         if not lines:
             note = "estimates and plans of the published settings are kept"
             return pd.DataFrame([{"run": "nothing runs", "state": "kept", "note": note}])
-        lines.append({"run": "all", **total(seconds)[1]})
+        blank = dict.fromkeys(("model", "ranks", "minibatch"), "")
+        lines.append({"run": "all", **blank, **total(seconds)[1]})
         return pd.DataFrame(lines, columns=PREVIEW).fillna("")
 
     def plan_again(self, at: Opened) -> Iterator[str]:
@@ -142,7 +151,7 @@ class HarmonyExhibit(Exhibit):
 
     @abstractmethod
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
-        """Judge the claim, each part by the series that can tell."""
+        """Judge the claim, each part by the series_of that can tell."""
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         return as_table(self.verdicts(rows)).rename(columns=TITLES)
@@ -225,3 +234,19 @@ def _kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
         frame[["figure", "size", "source"]].astype(str).eq([figure, size, MEASURED]).all(axis=1)
     )
     return table(frame[wanted].reindex(columns=list(COLUMNS)).to_dict("records"))
+
+
+def nothing_reduced(axes: Any, rows: pd.DataFrame, letters: int = 34) -> None:
+    """The panel of reduced models where none ran: why, or where the published ones are."""
+    own = rows[rows["source"] == MEASURED]
+    words = next(iter(own["note"]), "nothing was run at this size")
+    if own["value"].notna().any():
+        words = "the published models, in the panels beside"
+    draw.empty(axes, f"measured here: {words}", letters)
+
+
+def not_run(rows: pd.DataFrame, lacking: Iterable[str]) -> str:
+    """A sentence on what a size leaves out of a figure; empty where that is nothing."""
+    told = "; ".join(lacking)
+    size = next(iter(pick(rows, source=MEASURED)["size"]), "")
+    return f"Not run at {size} size, which is to take little time: {told}." if told else ""

@@ -8,21 +8,20 @@ import pandas as pd
 
 from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
-from workbench.exhibits.harmony.judge import within
 from workbench.exhibits.harmony.sizes import DP, DP_SWAP, HARMONY, ONE, PP, PP_SWAP, SWAPPED
-from workbench.exhibits.harmony.table import (
+from workbench.figures.rows import (
+    BEFORE,
     FORMULA,
-    HERE,
     MEASURED,
-    OURS,
+    OUR_PLAN,
     REFERENCE,
     SIMULATED,
     label_of,
     one,
     pick,
+    quotient,
 )
-from workbench.figures.rows import quotient
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, within
 
 MODEL, GPUS = "gpt2_xl", 4
 """Of the published schedules."""
@@ -40,7 +39,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     place = {"model": MODEL, "ranks": GPUS, "minibatch": 64, "quantity": LINK}
     told, ours = (
         {method: sum(pick(rows, method=method, **place, **whose)["value"]) for method in HARMONY}
-        for whose in ({"source": REFERENCE}, {"variant": OURS})
+        for whose in ({"source": REFERENCE}, {"variant": OUR_PLAN})
     )
     found = [
         at_least(
@@ -49,7 +48,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
             quotient(told[DP], told[PP]),
             quotient(ours[DP], ours[PP]),
             1.0,
-            (SIMULATED, OURS),
+            (SIMULATED, OUR_PLAN),
         )
     ]
     own = {
@@ -60,7 +59,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     several = sorted(ranks for (method, ranks), total in own.items() if method == PP and total)
     most = several[-1] if several else None
     both = max((ranks for ranks in several if own.get((DP, ranks))), default=None)
-    series = (MEASURED, "")
+    series_of = (MEASURED, "")
     found.append(
         at_least(
             "Harmony-PP moves fewer bytes than Harmony-DP on the most devices that both ran on (DP "
@@ -68,7 +67,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
             quotient(told[DP], told[PP]) if both == GPUS else None,
             quotient(own.get((DP, both)), own.get((PP, both))),
             1.0,
-            series,
+            series_of,
         )
     )
     found.append(
@@ -78,7 +77,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
             None,
             quotient(own.get((ONE, 1)), own.get((PP, most))),
             1 - EQUAL,
-            series,
+            series_of,
         )
     )
     for method, swapped in ((PP, PP_SWAP), (DP, DP_SWAP)):
@@ -92,7 +91,7 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
                 None,
                 quotient(own.get((swapped, ranks)), own.get((method, ranks))),
                 1.0,
-                series,
+                series_of,
             )
         )
     return [*found, *_bounds(rows), *_equalities(rows)]
@@ -139,7 +138,7 @@ def _equalities(rows: pd.DataFrame) -> list[Verdict]:
     across = "weights, gradients, activations, sums and messages that every run counted are each"
     for words, source, variant, what, parts in (
         ("the formula of its packs", FORMULA, "", link, PARTS),
-        ("its plan", SIMULATED, HERE, across, PARTS + BETWEEN),
+        ("its plan", SIMULATED, BEFORE, across, PARTS + BETWEEN),
     ):
         for told, quantities in (("all bytes that every run counted are", OWN), (what, parts)):
             if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:

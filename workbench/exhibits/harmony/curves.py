@@ -10,20 +10,14 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.harmony import looks, own_text
+from workbench.exhibits.harmony import own_text
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
-from workbench.exhibits.harmony.table import (
-    MEASURED,
-    PLAIN,
-    label_of,
-    measured,
-    missing,
-    pick,
-    table,
-)
-from workbench.figures.style import GREY
+from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
+from workbench.figures import draw
+from workbench.figures.rows import MEASURED, label_of, pick
+from workbench.figures.style import GREY, LOOKS
 from workbench.figures.verdict import Verdict, at_least
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import Store
@@ -94,16 +88,16 @@ class Curves(HarmonyExhibit):
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """The curves over each other, and beside them how far each is from one device."""
         shown = rows.dropna(subset=["value"])
-        looks.prepare(figure, 0.4 if shown.empty else 1.1)
+        draw.prepare(figure, 0.4 if shown.empty else 1.1)
         left, right = figure.subplots(1, 2)
         if shown.empty:
             note = next(iter(rows["note"]), "nothing was run at this size")
-            looks.empty(left, f"losses measured here: {note}")
-            looks.empty(right, "the paper's curves are not known; they are said to coincide")
-            looks.small_print(figure, "No number of the original is known for this figure.")
+            draw.empty(left, f"losses measured here: {note}")
+            draw.empty(right, "the paper's curves are not known; they are said to coincide")
+            draw.small_print(figure, "No number of the original is known for this figure.")
             return
         for place, method in enumerate(m for m in METHODS if m in set(shown["method"])):
-            look, curve = looks.LOOKS[method], _curve(shown, method)
+            look, curve = LOOKS[method], _curve(shown, method)
             # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
             every = max(1, len(curve) // 12)
             left.plot(
@@ -117,13 +111,13 @@ class Curves(HarmonyExhibit):
                     markevery=every, ms=4, lw=0.9,
                 )  # fmt: skip
         left.set(xlabel="step", ylabel="loss (nats)")
-        looks.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
+        draw.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
         _difference_axes(right)
         for axes in (left, right):
             axes.xaxis.get_major_locator().set_params(integer=True)
-        looks.legend(figure, shown, as_lines=True)
+        draw.legend(figure, shown, as_lines=True)
         ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
-        looks.small_print(
+        draw.small_print(
             figure,
             f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
             "weights, samples, clipping and schedule. Measured; no number of the original is known "
@@ -186,12 +180,12 @@ def _difference_axes(axes: Any) -> None:
     for level, words in ((TOLERANCE, "counts\nas equal"), (HALF_UNIT, "half a unit\nof fp32")):
         axes.annotate(  # beside the axes, where no point is
             words, (1.01, level), xycoords=axes.get_yaxis_transform(), va="center",
-            fontsize=looks.NOTE_PT, color=GREY, annotation_clip=False,
+            fontsize=draw.NOTE_PT, color=GREY, annotation_clip=False,
         )  # fmt: skip
     axes.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-3))
     axes.set_yticks([EQUAL, 1e-7, 1e-5, 1e-3], ["equal", "1e-7", "1e-5", "1e-3"])
     axes.minorticks_off()
-    looks.title(axes, f"difference from {label_of(PLAIN)}")
+    draw.title(axes, f"difference from {label_of(PLAIN)}")
 
 
 def _curve(rows: pd.DataFrame, method: str) -> pd.Series:

@@ -8,31 +8,38 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony import looks
-from workbench.exhibits.harmony.base import HarmonyExhibit
-from workbench.exhibits.harmony.judge import cannot_tell
+from workbench.exhibits.harmony.base import (
+    ESTIMATES,
+    OTHER_END,
+    HarmonyExhibit,
+    not_run,
+    nothing_reduced,
+)
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
-    MEASURED,
-    OURS,
-    REFERENCE,
-    SIMULATED,
     as_speed,
     estimated,
-    join,
-    label_of,
     measured,
     missing,
     model_label,
-    one,
-    pick,
     planned,
     predicted,
     recomputed,
     table,
 )
-from workbench.figures.rows import quotient
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures import draw
+from workbench.figures.rows import (
+    MEASURED,
+    OUR_PLAN,
+    REFERENCE,
+    SIMULATED,
+    join,
+    label_of,
+    one,
+    pick,
+    quotient,
+)
+from workbench.figures.verdict import Verdict, at_least, cannot_tell
 from workbench.published.harmony import FOUR, MODELS
 from workbench.runs.store import Store
 
@@ -99,30 +106,31 @@ class FourModels(HarmonyExhibit):
         """A panel a published model, and what ran here."""
         other = rows[~rows["model"].isin(MODELS)]
         ran = other["value"].notna().any()
-        looks.prepare(figure, 2 if ran else 1.2)
+        draw.prepare(figure, 2 if ran else 1.2)
         axes = figure.subplot_mosaic(
             [list(FOUR), ["here"] * len(FOUR)], height_ratios=(1, 1 if ran else 0.12)
         )
         drawn = []
         for place, model in enumerate(FOUR):
-            part = pick(rows, model=model, variant=("", OURS))
+            part = pick(rows, model=model, variant=("", OUR_PLAN))
             drawn.append(part.dropna(subset=["value"]))
             words = "throughput (samples/s)" if place == 0 else ""
-            looks.lines(axes[model], part, "minibatch (samples)", words, log="x")
-            looks.title(axes[model], f"{model_label(model)}, {GPUS} GPUs")
+            batches = sorted(set(part["x"].dropna()))
+            draw.lines(axes[model], part, "minibatch (samples)", words, log="x", ticks=batches)
+            draw.title(axes[model], f"{model_label(model)}, {GPUS} GPUs")
         names = {name: name for name in dict.fromkeys(other["model"])}
         if ran:
-            looks.bars(axes["here"], other, names, "throughput (samples/s)", column="model")
+            draw.bars(axes["here"], other, names, "throughput (samples/s)", column="model")
             ranks = ", ".join(f"{n:g}" for n in sorted(set(other["ranks"].dropna())))
-            looks.title(axes["here"], f"here, reduced models, {ranks} devices")
+            draw.title(axes["here"], f"here, reduced models, {ranks} devices")
         else:
-            looks.nothing_reduced(axes["here"], rows, letters=110)
+            nothing_reduced(axes["here"], rows, letters=110)
         shown = join(*drawn, other.dropna(subset=["value"]))
-        looks.legend(figure, shown, as_lines=True)
-        looks.small_print(
+        draw.legend(figure, shown, as_lines=True)
+        draw.small_print(
             figure,
-            looks.ESTIMATES,
-            f"{looks.OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates "
+            ESTIMATES,
+            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates "
             "are of "
             f"what the published search chooses.{_lone(rows)}",
             "Bars: hatched as the schedule was simulated before it ran, filled as measured."
@@ -134,7 +142,7 @@ class FourModels(HarmonyExhibit):
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
         """PP against DP at the smallest minibatch of each model, and whether its lead shrinks."""
         found = []
-        series = (SIMULATED, OURS)
+        series_of = (SIMULATED, OUR_PLAN)
         for model in FOUR:
             least, most = MODELS[model].minibatches[0], MODELS[model].minibatches[-1]
             label = model_label(model)
@@ -143,15 +151,15 @@ class FourModels(HarmonyExhibit):
                 at_least(
                     f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP",
                     told,
-                    lead(rows, model, least, *series),
+                    lead(rows, model, least, *series_of),
                     1.0,
-                    series,
+                    series_of,
                     why_not=why_slower(rows, model, least, told),
                 )
             )
             if model in ("bert_96_seq512", "gpt2_xl"):  # the others have no stored schedules
                 small, large = (
-                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), series))
+                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), series_of))
                     for n in (least, most)
                 )
                 found.append(
@@ -161,7 +169,7 @@ class FourModels(HarmonyExhibit):
                         quotient(small[0], large[0]),
                         quotient(small[1], large[1]),
                         1.0,
-                        series,
+                        series_of,
                         why_not=WHY_DP,
                     )
                 )
@@ -193,7 +201,7 @@ def _not_run(rows: pd.DataFrame) -> list[str]:
     }
     few = [f"{label_of(m)} of {', '.join(lacking[m])}" for m in HARMONY + SWAPPED if lacking.get(m)]
     libraries = [label_of(m) for m in PEERS if lacking.get(m)]
-    out = [looks.not_run(rows, few)]
+    out = [not_run(rows, few)]
     if libraries:
         out.append(f"{', '.join(libraries)}: decoders only, which is what these libraries train.")
     return out

@@ -8,35 +8,25 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.exhibits.harmony import claims12, looks, volumes
-from workbench.exhibits.harmony.base import HarmonyExhibit
+from workbench.exhibits.harmony import claims12, volumes
+from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit, not_run
 from workbench.exhibits.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
-from workbench.exhibits.harmony.sizes import (
-    DP,
-    HARMONY,
-    PP,
-    SWAPPED,
-    HarmonySize,
-)
-from workbench.exhibits.harmony.table import (
+from workbench.exhibits.harmony.sizes import DP, HARMONY, PP, SWAPPED, HarmonySize
+from workbench.exhibits.harmony.table import estimated, measured, missing, of_plan, predicted, table
+from workbench.figures import draw
+from workbench.figures.rows import (
+    BEFORE,
     FORMULA,
-    HERE,
     MEASURED,
-    OURS,
+    OUR_PLAN,
     REFERENCE,
     SIMULATED,
-    estimated,
     join,
     label_of,
-    measured,
-    missing,
-    of_plan,
     one,
     pick,
-    predicted,
-    table,
 )
-from workbench.figures.style import GREY, lighter
+from workbench.figures.style import GREY, LOOKS, bar_look, lighter
 from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
@@ -109,7 +99,7 @@ class SwapVolume(HarmonyExhibit):
                 "value": getattr(row, part) / GIB,
                 "unit": "GiB",
                 "source": SIMULATED,
-                "variant": OURS,
+                "variant": OUR_PLAN,
                 "how": f"counted in the schedule of our plan, planned {row.planned}",
             }
             for row in plans.itertuples()
@@ -123,18 +113,18 @@ class SwapVolume(HarmonyExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Parts of the volume by minibatch, and all of it over the number of devices."""
-        looks.prepare(figure, 1.25)
+        draw.prepare(figure, 1.25)
         left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
         there = pick(rows, model=MODEL, ranks=GPUS, quantity=tuple(PARTS))
         there = there[there["source"] != MEASURED]
         _stacks(left, there)
-        looks.title(left, "GPT2-XL, 4 GPUs: by minibatch")
+        draw.title(left, "GPT2-XL, 4 GPUs: by minibatch")
         _over_ranks(right, rows)
-        looks.title(right, "over the host's link, by devices")
+        draw.title(right, "over the host's link, by devices")
         _legends(figure, left, right, rows)
-        looks.small_print(
+        draw.small_print(
             figure,
-            looks.ESTIMATES,
+            ESTIMATES,
             "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
             "without activations; hollow and half-filled marks at 4 GPUs are those of the left at "
             "a "
@@ -171,12 +161,12 @@ def absences(rows: pd.DataFrame) -> list[str]:
         for method in HARMONY
         for ranks in sorted(set.union(*ran.values()) - ran[method] - {1})
     ]
-    return [one_device, looks.not_run(rows, lacking)]
+    return [one_device, not_run(rows, lacking)]
 
 
 def _stacks(axes: Any, rows: pd.DataFrame) -> None:
     batches = sorted(set(rows["minibatch"]))
-    kinds = [(m, s, v) for m in (DP, PP) for s, v in ((REFERENCE, ""), (SIMULATED, OURS))]
+    kinds = [(m, s, v) for m in (DP, PP) for s, v in ((REFERENCE, ""), (SIMULATED, OUR_PLAN))]
     width = 0.86 / len(kinds)
     top = 0.0
     for place, batch in enumerate(batches):
@@ -187,7 +177,7 @@ def _stacks(axes: Any, rows: pd.DataFrame) -> None:
             x, base = place + (i - (len(kinds) - 1) / 2) * width, 0.0
             for name, (_, color) in PARTS.items():
                 value = one(part, quantity=name) or 0.0
-                look = looks.bar_look(color, source, variant)
+                look = bar_look(color, source, variant)
                 if source == REFERENCE:
                     look["facecolor"] = lighter(color)
                 axes.bar(x, value, width * 0.84, bottom=base, **look)
@@ -196,7 +186,7 @@ def _stacks(axes: Any, rows: pd.DataFrame) -> None:
             words = label_of(method).removeprefix("Harmony-")
             axes.annotate(
                 words, (x, base), xytext=(0, 2), textcoords="offset points", ha="center",
-                fontsize=looks.NOTE_PT,
+                fontsize=draw.NOTE_PT,
             )  # fmt: skip
     axes.set_xticks(range(len(batches)), [f"minibatch {int(batch)}" for batch in batches])
     axes.tick_params(axis="x", length=0)
@@ -212,17 +202,17 @@ def _over_ranks(axes: Any, rows: pd.DataFrame) -> None:
         values = [volumes.bound(method, n) for n in ticks]
         axes.plot(ticks, values, zorder=0.5, **FORMULA_LINE)
     if shown.empty:
-        looks.empty(axes, "no bytes are known")
+        draw.empty(axes, "no bytes are known")
         return
-    looks.lines(axes, shown, "devices", "host bytes / bytes of weights", ticks=ticks)
+    draw.lines(axes, shown, "devices", "host bytes / bytes of weights", ticks=ticks)
     for row in weights_alone(rows).itertuples():
-        axes.plot(row.x, row.value, **ALONE | {"color": looks.LOOKS[row.method].color})
+        axes.plot(row.x, row.value, **ALONE | {"color": LOOKS[row.method].color})
 
 
 def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
     """Bytes in and out together, in sizes of the model's weights, over the number of devices."""
     out = []
-    for source, variant in ((REFERENCE, ""), (SIMULATED, OURS)):
+    for source, variant in ((REFERENCE, ""), (SIMULATED, OUR_PLAN)):
         for method in HARMONY:
             part = pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method)
             part = pick(part, source=source, variant=variant, quantity=LINK)
@@ -233,7 +223,7 @@ def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
                 out.append(row | {"x": GPUS, "value": part["value"].sum() / weights})
     for key in dict.fromkeys(pick(rows, source=MEASURED, quantity=OWN)["key"]):
         part = pick(rows, key=key)
-        for source, variant in ((MEASURED, ""), (SIMULATED, HERE)):
+        for source, variant in ((MEASURED, ""), (SIMULATED, BEFORE)):
             own = pick(part, source=source, variant=variant, quantity=OWN).dropna(subset=["value"])
             weights = one(part, quantity="weights")
             if len(own) == len(OWN) and weights:
@@ -258,7 +248,7 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    small = {"fontsize": looks.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
+    small = {"fontsize": draw.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
     parts = [
         Patch(facecolor=lighter(color), edgecolor=color, label=words)
         for words, color in PARTS.values()
@@ -267,7 +257,7 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     lines = set(per_weights(rows)["method"])
     marks = [
         Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
-        for method, look in looks.LOOKS.items()
+        for method, look in LOOKS.items()
         if method in lines
     ]
     if len(weights_alone(rows)):
@@ -276,7 +266,7 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     right.legend(handles=marks, loc="upper left", **small)
     right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
     drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
-    looks.legend(figure, drawn, methods=False)
+    draw.legend(figure, drawn, methods=False)
 
 
 EXHIBIT = SwapVolume()

@@ -6,21 +6,22 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.harmony import looks, scaling
-from workbench.exhibits.harmony.judge import cannot_tell
+from workbench.exhibits.harmony import scaling
+from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, not_run, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
-from workbench.exhibits.harmony.table import (
+from workbench.exhibits.harmony.table import model_label
+from workbench.figures import draw
+from workbench.figures.rows import (
     MEASURED,
-    OURS,
+    OUR_PLAN,
     REFERENCE,
     SIMULATED,
-    THEIRS,
+    THEIR_PLAN,
     label_of,
-    model_label,
     pick,
+    quotient,
 )
-from workbench.figures.rows import quotient
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, cannot_tell
 
 NOT_SLOWER = 1.0
 SECONDS = (25, 50, 100, 200, 400, 800, 1600)
@@ -46,27 +47,28 @@ class TimePerIteration(scaling.Scaling):
         own = scaling.here(rows)
         own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
         axes = _places(figure, ran=len(own) > 0)
-        theirs = rows[rows["variant"].isin(("", OURS))]
+        theirs = rows[rows["variant"].isin(("", OUR_PLAN))]
         for model in scaling.MODELS:
             words = "" if own.empty and model != scaling.MODELS[0] else "time per iteration (s)"
-            looks.lines(
+            draw.lines(
                 axes[model], pick(theirs, model=model), "devices", words,
                 log="xy", ticks=scaling.DEVICES,
             )  # fmt: skip
-            looks.title(axes[model], model_label(model))
+            draw.title(axes[model], model_label(model))
             _plain_ticks(axes[model], pick(theirs, model=model))
         if len(own):
-            looks.lines(axes["here"], own, "devices", "time per iteration (s)")
-            looks.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
+            ticks = sorted(set(own["x"]))
+            draw.lines(axes["here"], own, "devices", "time per iteration (s)", ticks=ticks)
+            draw.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
         else:
-            looks.nothing_reduced(axes["here"], rows, letters=110)
+            nothing_reduced(axes["here"], rows, letters=110)
         shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
-        looks.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
-        looks.small_print(
+        draw.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
+        draw.small_print(
             figure,
-            looks.ESTIMATES,
-            f"{looks.OTHER_END} On one device both are the same.",
-            looks.not_run(rows, scaling.not_run(rows)),
+            ESTIMATES,
+            f"{OTHER_END} On one device both are the same.",
+            not_run(rows, scaling.not_run_by(rows)),
         )
 
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
@@ -75,7 +77,7 @@ class TimePerIteration(scaling.Scaling):
         for model in scaling.MODELS:
             told, ours = (
                 _worst(rows, model, source=source, variant=variant)
-                for source, variant in ((REFERENCE, ""), (SIMULATED, OURS))
+                for source, variant in ((REFERENCE, ""), (SIMULATED, OUR_PLAN))
             )
             found.append(
                 at_least(
@@ -85,7 +87,7 @@ class TimePerIteration(scaling.Scaling):
                     told,
                     ours,
                     NOT_SLOWER,
-                    (SIMULATED, OURS),
+                    (SIMULATED, OUR_PLAN),
                     why_not=WHY_DP,
                 )
             )
@@ -97,7 +99,7 @@ class TimePerIteration(scaling.Scaling):
                     None,
                     _against_published(rows, model),
                     NOT_SLOWER,
-                    (SIMULATED, OURS),
+                    (SIMULATED, OUR_PLAN),
                 )
             )
         own = pick(scaling.here(rows), source=MEASURED)
@@ -123,9 +125,9 @@ def _places(figure: Any, *, ran: bool) -> dict[str, Any]:
     """Axes of the models, and of what ran or of the words why nothing did."""
     first, last = scaling.MODELS[:3], scaling.MODELS[3]
     if ran:
-        looks.prepare(figure, 2)
+        draw.prepare(figure, 2)
         return figure.subplot_mosaic([list(first), [last, "here", "here"]])
-    looks.prepare(figure, 1.2)
+    draw.prepare(figure, 1.2)
     return figure.subplot_mosaic([[*first, last], ["here"] * 4], height_ratios=(1, 0.12))
 
 
@@ -162,8 +164,8 @@ def _worst(rows: pd.DataFrame, model: str, **of: Any) -> float | None:
 def _against_published(rows: pd.DataFrame, model: str) -> float | None:
     ratios = [
         quotient(
-            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=THEIRS),
-            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=OURS),
+            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=THEIR_PLAN),
+            scaling.seconds(rows, model, method, ranks, source=SIMULATED, variant=OUR_PLAN),
         )
         for method in (PP, DP)
         for ranks in scaling.DEVICES

@@ -6,20 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.harmony import looks, scaling
-from workbench.exhibits.harmony.judge import cannot_tell
+from workbench.exhibits.harmony import scaling
+from workbench.exhibits.harmony.base import ESTIMATES, not_run, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
-from workbench.exhibits.harmony.table import (
-    MEASURED,
-    OURS,
-    REFERENCE,
-    SIMULATED,
-    model_label,
-    one,
-    pick,
-)
-from workbench.figures.rows import quotient
-from workbench.figures.verdict import Verdict, at_least
+from workbench.exhibits.harmony.table import model_label
+from workbench.figures import draw
+from workbench.figures.rows import MEASURED, OUR_PLAN, REFERENCE, SIMULATED, one, pick, quotient
+from workbench.figures.verdict import Verdict, at_least, cannot_tell
 
 LEAST = 5.0
 """Times the speed of one device that 8 should reach; estimated: 6.0 to 6.8."""
@@ -44,38 +37,40 @@ class SpeedUp(scaling.Scaling):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Speed over that of one device: the smallest and the largest model, and what ran here."""
-        looks.prepare(figure)
+        draw.prepare(figure)
         axes = figure.subplots(1, 3)
         shown = scaling.speedups(rows)
-        theirs = shown[shown["variant"].isin(("", OURS))]
+        theirs = shown[shown["variant"].isin(("", OUR_PLAN))]
         for place, model in zip(axes, (scaling.MODELS[0], scaling.MODELS[-1]), strict=False):
             _panel(place, pick(theirs, model=model), scaling.DEVICES)
-            looks.title(place, model_label(model))
+            draw.title(place, model_label(model))
         own = shown[~shown["model"].isin(scaling.MODELS)].dropna(subset=["value"])
         if len(own):
             _panel(axes[2], own, tuple(sorted(set(own["x"]))))
-            looks.title(axes[2], f"here: {own['model'].iloc[0]}, reduced size")
+            draw.title(axes[2], f"here: {own['model'].iloc[0]}, reduced size")
         else:
-            looks.nothing_reduced(axes[2], rows)
+            nothing_reduced(axes[2], rows)
         drawn = pd.concat([pick(theirs, model=scaling.MODELS), own])
-        looks.legend(figure, drawn.dropna(subset=["value"]), as_lines=True)
-        looks.small_print(figure, looks.ESTIMATES, "Grey: as many times as devices.",
-                          looks.not_run(rows, scaling.not_run(rows)))  # fmt: skip
+        draw.legend(figure, drawn.dropna(subset=["value"]), as_lines=True)
+        draw.small_print(figure, ESTIMATES, "Grey: as many times as devices.",
+                          not_run(rows, scaling.not_run_by(rows)))  # fmt: skip
 
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
         """PP from 1 to 8 devices, both from 4 to 8, of every model; what ran from 1 to its most."""
         found = []
-        series = (SIMULATED, OURS)
+        series_of = (SIMULATED, OUR_PLAN)
         for model in scaling.MODELS:
             label = model_label(model)
-            told, ours = (_gain(rows, model, PP, 1, 8, *each) for each in ((REFERENCE, ""), series))
+            told, ours = (
+                _gain(rows, model, PP, 1, 8, *each) for each in ((REFERENCE, ""), series_of)
+            )
             words = (
                 f"{label}: Harmony-PP on 8 devices has at least {LEAST:g} times the speed of one"
             )
-            found.append(at_least(words, told, ours, LEAST, series))
+            found.append(at_least(words, told, ours, LEAST, series_of))
             gains = {
                 method: [
-                    _gain(rows, model, method, 4, 8, *each) for each in ((REFERENCE, ""), series)
+                    _gain(rows, model, method, 4, 8, *each) for each in ((REFERENCE, ""), series_of)
                 ]
                 for method in (PP, DP)
             }
@@ -85,7 +80,7 @@ class SpeedUp(scaling.Scaling):
                     "over Harmony-DP's)",
                     *map(quotient, gains[PP], gains[DP]),
                     1.0,
-                    series,
+                    series_of,
                 )
             )
             told, ours = gains[DP]
@@ -100,7 +95,7 @@ class SpeedUp(scaling.Scaling):
                     quotient(SATURATED, told),
                     quotient(SATURATED, ours),
                     1.0,
-                    series,
+                    series_of,
                     why=both,
                     why_not=f"{both}: {WHY_DP}",
                 )
@@ -127,7 +122,7 @@ class SpeedUp(scaling.Scaling):
 
 def _panel(axes: Any, rows: pd.DataFrame, devices: tuple[float, ...]) -> None:
     axes.plot(devices, devices, color="#888888", lw=0.8, ls=(0, (4, 2)), zorder=0.5)
-    looks.lines(axes, rows, "devices", "speed (one device = 1)", ticks=devices)
+    draw.lines(axes, rows, "devices", "speed (one device = 1)", ticks=devices)
 
 
 def _gain(

@@ -9,34 +9,30 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony import looks
-from workbench.exhibits.harmony.base import HarmonyExhibit
-from workbench.exhibits.harmony.judge import cannot_tell
+from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, HarmonyExhibit
 from workbench.exhibits.harmony.sizes import PP, HarmonySize
-from workbench.exhibits.harmony.table import (
+from workbench.exhibits.harmony.table import estimated, measured, missing, planned, table
+from workbench.figures import draw
+from workbench.figures.rows import (
     MEASURED,
-    OURS,
+    OUR_PLAN,
     REFERENCE,
     SIMULATED,
-    THEIRS,
-    estimated,
+    THEIR_PLAN,
     join,
-    measured,
-    missing,
     one,
     pick,
-    planned,
-    table,
+    quotient,
 )
-from workbench.figures.rows import quotient
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.style import LOOKS, bar_look
+from workbench.figures.verdict import Verdict, at_least, cannot_tell
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE
 
 GPUS = 4
 EVEN, UNEVEN = "50/25, packs of 2", "10/5, packs of 14"
-SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": looks.NOTE_PT}
+SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": draw.NOTE_PT}
 CLEARLY = 1.3
 """Time of the uneven setting over the even one from which there is an effect; estimated: 1.7."""
 UNEVEN_ON_CORES = (
@@ -100,29 +96,29 @@ class Balance(HarmonyExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Seconds a setting, how busy each device is, and the same of runs here."""
-        looks.prepare(figure, 2)
+        draw.prepare(figure, 2)
         axes = figure.subplot_mosaic([["time", "time"], ["busy", "here"]], width_ratios=(1.5, 1))
         there = pick(rows, ranks=GPUS, model="bert_large_seq512")
         names = {name: _short(name) for name in _settings(there)}
-        looks.bars(
+        draw.bars(
             axes["time"], pick(there, quantity="iteration_s"), names, "time per iteration (s)",
             column="setting", number="{:.1f}",
         )  # fmt: skip
-        looks.title(axes["time"], "BERT-Large, minibatch 600, 4 GPUs: time by setting")
+        draw.title(axes["time"], "BERT-Large, minibatch 600, 4 GPUs: time by setting")
         _busy(axes["busy"], there, names)
-        looks.title(axes["busy"], "the same: how busy each GPU is, from GPU 0 to 3")
+        draw.title(axes["busy"], "the same: how busy each GPU is, from GPU 0 to 3")
         here = pick(rows, source=MEASURED)
         if here["value"].notna().any():
             _busy(axes["here"], here, {name: _short(name) for name in _settings(here)})
-            looks.title(axes["here"], f"{here['model'].iloc[0]}, measured here, by rank")
+            draw.title(axes["here"], f"{here['model'].iloc[0]}, measured here, by rank")
         else:
             note = here["note"].iloc[0] if len(here) else "nothing was run at this size"
-            looks.empty(axes["here"], f"measured here: {note}")
-        looks.legend(figure, rows.dropna(subset=["value"]), methods=False)
-        looks.small_print(
+            draw.empty(axes["here"], f"measured here: {note}")
+        draw.legend(figure, rows.dropna(subset=["value"]), methods=False)
+        draw.small_print(
             figure,
-            looks.ESTIMATES,
-            f"{looks.OTHER_END} Dotted line across a group: the estimate's mean of all GPUs. "
+            ESTIMATES,
+            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs. "
             "Settings "
             "are micro-batches forward/backward and layers of a pack, or numbers of packs; the "
             "last "
@@ -132,8 +128,8 @@ class Balance(HarmonyExhibit):
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
         """Evenness pays, and our search finds a setting that is no slower than any of these."""
         four = pick(rows, ranks=GPUS, model="bert_large_seq512", quantity="iteration_s")
-        mine = one(four, source=SIMULATED, variant=OURS)
-        best = pick(four, source=SIMULATED, variant=THEIRS)["value"].min()
+        mine = one(four, source=SIMULATED, variant=OUR_PLAN)
+        best = pick(four, source=SIMULATED, variant=THEIR_PLAN)["value"].min()
         told = pick(four, source=REFERENCE)
         judged = [
             at_least(
@@ -141,16 +137,16 @@ class Balance(HarmonyExhibit):
                 "even "
                 f"one ({EVEN})",
                 _ratio(told),
-                _ratio(pick(four, variant=THEIRS)),
+                _ratio(pick(four, variant=THEIR_PLAN)),
                 CLEARLY,
-                (SIMULATED, THEIRS),
+                (SIMULATED, THEIR_PLAN),
             ),
             at_least(
                 "our search's plan is no slower than the fastest published setting",
                 None,
                 quotient(None if pd.isna(best) else float(best), mine),
                 1.0,
-                (SIMULATED, OURS),
+                (SIMULATED, OUR_PLAN),
             ),
         ]
         here = pick(rows, source=MEASURED, quantity="iteration_s").dropna(subset=["value"])
@@ -193,7 +189,7 @@ def busy_shares(record: RunRecord, store: Store) -> dict[int, float]:
 
 def _settings(rows: pd.DataFrame) -> list[str]:
     """In the order of the paper; our own last."""
-    ours = set(rows[rows["variant"] == OURS]["setting"])
+    ours = set(rows[rows["variant"] == OUR_PLAN]["setting"])
     return sorted(dict.fromkeys(rows["setting"]), key=lambda name: name in ours)
 
 
@@ -205,18 +201,18 @@ def _short(name: str) -> str:
 def _busy(axes: Any, rows: pd.DataFrame, names: dict[str, str]) -> None:
     shares = pick(rows, quantity="busy")
     single = shares.dropna(subset=["x"])
-    width = 0.8 / max(1, int(single.groupby("setting")["x"].nunique().max() or 1))
+    width = 0.8 / max([1, *single.groupby("setting")["x"].nunique()])
     for place, name in enumerate(names):
         part = pick(single, setting=name).sort_values("x")
         for i, row in enumerate(part.itertuples()):
-            look = looks.bar_look(looks.LOOKS[row.method].color, row.source, row.variant)
+            look = bar_look(LOOKS[row.method].color, row.source, row.variant)
             x = place + (i - (len(part) - 1) / 2) * width
             axes.bar(x, row.value, width * 0.86, **look)
             if row.value == 0:  # there is no bar to see
                 axes.annotate("0", (x, 0), xytext=(0, 1.5), ha="center", **SMALL)
         mean = one(shares, setting=name, source=REFERENCE)
         if mean is not None:
-            color = looks.LOOKS[PP].color
+            color = LOOKS[PP].color
             axes.plot([place - 0.44, place + 0.44], [mean] * 2, color=color, lw=1.3, ls=":")
     axes.set_xticks(
         range(len(names)), [name.replace(" packs", "\npacks") for name in names.values()]

@@ -11,19 +11,8 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
-from workbench.exhibits.harmony.table import (
-    MEASURED,
-    estimated,
-    join,
-    label_of,
-    measured,
-    missing,
-    one,
-    pick,
-    planned,
-    predicted,
-    table,
-)
+from workbench.exhibits.harmony.table import estimated, measured, missing, planned, predicted, table
+from workbench.figures.rows import MEASURED, join, label_of, one, pick
 from workbench.runs.store import Store
 
 MODELS = ("gpt2_10b", "gpt2_20b", "gpt2_30b", "gpt2_40b")
@@ -105,7 +94,7 @@ def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) 
     return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
 
 
-def not_run(rows: pd.DataFrame) -> list[str]:
+def not_run_by(rows: pd.DataFrame) -> list[str]:
     """Methods that stop at fewer devices than another of the same model."""
     own = pick(rows, source=MEASURED)
     own = own[own["key"] != ""]
@@ -115,7 +104,8 @@ def not_run(rows: pd.DataFrame) -> list[str]:
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every series as how many times one device's speed it has; without its one device, nothing."""
+    """Every series_of as how many times one device's speed it has; without its one device,
+    nothing."""
     out = []
     place = ["model", "method", "source", "variant"]
     for _, part in pick(rows, quantity="iteration_s").groupby(place, sort=False):

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.record import BETWEEN, PARTS, RunRecord, steady_quartiles
+from workbench.core.record import BETWEEN, PARTS, RunRecord
 from workbench.figures import rows as tidy
+from workbench.figures.rows import (
+    BEFORE,
+    MEASURED,
+    OUR_PLAN,
+    REFERENCE,
+    SIMULATED,
+    THEIR_PLAN,
+    label_of,
+)
 from workbench.published import harmony, harmony_plans
 from workbench.published.harmony import MODELS
-from workbench.runs.methods import known
 
 COLUMNS = (
     "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",
@@ -27,48 +34,17 @@ COLUMNS = (
 """`x`: what a line is drawn over. `low`, `high`: a spread, or the other end of an estimate. `text`:
 what was trained on, where that matters."""
 
-REFERENCE, FORMULA, SIMULATED, MEASURED = SOURCES = (
-    "reference estimate", "formula", "simulated", "measured",
-)  # fmt: skip
-OURS, THEIRS = "our plan", "published plan"
-"""Variants of a simulation on the published profiles: whose packs."""
-OUR_SEARCH, THEIR_SEARCH = "our search", "published search, done again"
-"""Variants of a measurement: whose search was timed."""
-HERE = "before the run"
-"""The variant of what was predicted of a run here."""
 SERVER = "GTX 1080Ti server, as published"
 UNITS = {
     "iteration_s": "s", "search_s": "s", "busy": "share", "load": "bytes", "store": "bytes",
     "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS + BETWEEN, "bytes"),
 }  # fmt: skip
-NUMBERS = ("ranks", "minibatch", "x", "value", "low", "high")
 PLAIN = "plain"
-ONE_DEVICE = "one device"
-"""What plain training is called in these figures."""
 
 
 def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
     """A table with all columns, in order; `same` is said of every row."""
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    for name, value in same.items():
-        frame[name] = value
-    for name in COLUMNS:
-        if name in NUMBERS:
-            frame[name] = pd.to_numeric(frame[name])
-        else:
-            frame[name] = frame[name].astype(object).fillna("").astype(str)
-    return frame
-
-
-def join(*parts: pd.DataFrame) -> pd.DataFrame:
-    """Tables under each other, empty ones left out."""
-    full = [part for part in parts if len(part)]
-    return pd.concat(full, ignore_index=True) if full else table([])
-
-
-def label_of(method: str) -> str:
-    """A method as figures write it."""
-    return ONE_DEVICE if method == PLAIN else known()[method].label
+    return tidy.table(rows, COLUMNS, **same)
 
 
 def model_label(model: str) -> str:
@@ -127,7 +103,7 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
     beside ours."""
     rows = []
     for row in plans.itertuples():
-        variant = OURS if row.planner == harmony_plans.OURS else THEIRS
+        variant = OUR_PLAN if row.planner == harmony_plans.OURS else THEIR_PLAN
         note = row.note
         if not note:
             fits = "fits" if row.fits else "does not fit"
@@ -157,19 +133,11 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
 def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[str, Any]:
     """A record's value: ``iteration_s`` or ``samples_per_s`` with quartiles, or bytes it counted
     (``load``, ``store``, `PARTS`, `BETWEEN`). A run that gave none keeps its reason."""
-    unit = UNITS[quantity]
-    value = low = high = None
-    how = "no value"
-    if record.status == "ok":
-        if UNITS[quantity] == "bytes":
-            value = _moved(vars(record), quantity)
-            how = "bytes per step counted by the runtime, all ranks together"
-        else:
-            low, value, high = steady_quartiles(record.step_seconds)
-            if quantity == "samples_per_s":
-                value, low, high = (record.spec["batch"] / x for x in (value, high, low))
-            steady = max(1, len(record.step_seconds) - 1)
-            how = f"median of {steady} steady steps, spread: quartiles; {record.engine}"
+    unit, how = UNITS[quantity], tidy.how_measured(record)
+    value, low, high = tidy.amounts(record, unit)
+    if unit == "bytes" and record.status == "ok":
+        value, low, high = _moved(vars(record), quantity), None, None
+        how = "bytes per step counted by the runtime, all ranks together"
     return _of_run(record, model) | {
         "quantity": quantity, "value": value, "low": low, "high": high, "unit": unit,
         "source": MEASURED, "how": how, **more,
@@ -188,7 +156,7 @@ def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list
         return []
     row = _of_run(record, model) | {
         "quantity": quantity, "value": value, "unit": UNITS[quantity], "source": SIMULATED,
-        "variant": HERE, "how": plan.get("how", "the schedule that ran, before it ran"), **more,
+        "variant": BEFORE, "how": plan.get("how", "the schedule that ran, before it ran"), **more,
     }  # fmt: skip
     return [row]
 
@@ -250,7 +218,7 @@ def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
         "hardware": tidy.hardware_of(record),
         "device": spec["device"],
         "status": record.status,
-        "note": "; ".join([record.message] if record.message else record.notes),
+        "note": tidy.note_of(record),
         "key": record.key,
     }
 
@@ -261,32 +229,3 @@ def _setting(spec: dict[str, Any]) -> str:
         return ""
     counts = [len(spec[name].split()) for name in ("forward_packs", "backward_packs")]
     return f"{spec['forward_size']}/{spec['backward_size']}, {counts[0]} and {counts[1]} packs"
-
-
-# -- reading -------------------------------------------------------------------------------------
-
-
-def pick(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """The rows with these values; a tuple means any of them."""
-    return rows[_have(rows, where)]
-
-
-def one(rows: pd.DataFrame, **where: Any) -> float | None:
-    """The value of the first such row that has one."""
-    found = rows["value"][_have(rows, where)].dropna()
-    return float(found.iloc[0]) if len(found) else None
-
-
-def _have(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
-    """Which rows have these values. Columns are asked before a row is copied."""
-    have = np.ones(len(rows), dtype=bool)
-    for name, wanted in where.items():
-        options = wanted if isinstance(wanted, tuple) else (wanted,)
-        have &= rows[name].isin(options).to_numpy(dtype=bool)
-    return have
-
-
-def series(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """(source, variant) pairs that occur: estimates first, measurements last."""
-    pairs = dict.fromkeys(zip(rows["source"], rows["variant"], strict=True))
-    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))

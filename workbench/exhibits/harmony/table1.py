@@ -14,28 +14,24 @@ import pandas as pd
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony import looks
-from workbench.exhibits.harmony.base import HarmonyExhibit
+from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
 from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
-from workbench.exhibits.harmony.table import (
+from workbench.exhibits.harmony.table import estimated, model_label, planned, recomputed, table
+from workbench.figures import draw
+from workbench.figures.rows import (
     MEASURED,
+    OUR_PLAN,
     OUR_SEARCH,
-    OURS,
     REFERENCE,
     SIMULATED,
+    THEIR_PLAN,
     THEIR_SEARCH,
-    THEIRS,
-    estimated,
     join,
     label_of,
-    model_label,
     one,
     pick,
-    planned,
-    recomputed,
-    table,
+    quotient,
 )
-from workbench.figures.rows import quotient
 from workbench.figures.style import GREY
 from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, GIB
@@ -48,7 +44,7 @@ MOST_S = 20.0
 BETTER = 1.05
 SHARE = 0.5
 """Of all settings in which ours should be that much faster."""
-SEARCHES = {OURS: OUR_SEARCH, THEIRS: THEIR_SEARCH}
+SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
 """By whose plan was found."""
 OVERLAPPED = "overlapped_estimate_s"
 NOT_STORED = "no stored search"
@@ -109,32 +105,32 @@ class Searches(HarmonyExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """The seconds as bars, and the table."""
-        looks.prepare(figure, 2)
+        draw.prepare(figure, 2)
         axes = figure.subplot_mosaic(
             [["search", "step"], ["table", "table"]], height_ratios=(1, 1.05)
         )
         part = pick(rows, model=FOUR, method=PP, ranks=GPUS, minibatch=MINIBATCH)
         names = {model: model_label(model) for model in FOUR}
         searches = pick(part, quantity="search_s")
-        looks.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
+        draw.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
         axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
-        looks.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
+        draw.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
         steps = pick(part, quantity="iteration_s")
-        used = pick(part, quantity="gpus", variant=THEIRS)
+        used = pick(part, quantity="gpus", variant=THEIR_PLAN)
         alone = [model for model in FOUR if one(used, model=model) == 1]
-        looks.bars(
+        draw.bars(
             axes["step"],
             without_lone(steps, alone),
             names,
             "time per iteration (s)",
             column="model",
         )
-        looks.title(axes["step"], "step of the plan that was found")
+        draw.title(axes["step"], "step of the plan that was found")
         _table(axes["table"], part)
-        looks.legend(figure, join(searches, steps), methods=False)
-        looks.small_print(
+        draw.legend(figure, join(searches, steps), methods=False)
+        draw.small_print(
             figure,
-            looks.ESTIMATES,
+            ESTIMATES,
             "Search: processor time, measured by this project; thin bars are the range of the "
             "estimates. The authors keep no search of "
             f"{_listed(searches[searches['status'] == NOT_STORED]['model'])}.",
@@ -155,7 +151,7 @@ class Searches(HarmonyExhibit):
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
         """How long searches take, and whether ours finds faster plans: here, and in all
         settings."""
-        found, series = [], (SIMULATED, OURS)
+        found, series_of = [], (SIMULATED, OUR_PLAN)
         place = {"method": PP, "ranks": GPUS, "minibatch": MINIBATCH}
         for model in FOUR:
             label = model_label(model)
@@ -174,9 +170,9 @@ class Searches(HarmonyExhibit):
                 at_least(
                     f"{label}: our plan is no slower than the published one (published over ours)",
                     None,
-                    quotient(one(steps, variant=THEIRS), one(steps, variant=OURS)),
+                    quotient(one(steps, variant=THEIR_PLAN), one(steps, variant=OUR_PLAN)),
                     1.0,
-                    series,
+                    series_of,
                 )
             )
         ratios = [ratio for _, ratio, _ in compared(rows)]
@@ -190,7 +186,7 @@ class Searches(HarmonyExhibit):
                 None,
                 min(fair, default=None),
                 1.0,
-                series,
+                series_of,
             )
         )
         for against, found_ratios in (
@@ -208,7 +204,7 @@ class Searches(HarmonyExhibit):
                     None,
                     quotient(share, SHARE),
                     1.0,
-                    series,
+                    series_of,
                 )
             )
         return found
@@ -242,7 +238,7 @@ def _not_stored(searched: pd.DataFrame) -> pd.DataFrame:
 def without_lone(steps: pd.DataFrame, alone: list[str]) -> pd.DataFrame:
     """Steps to draw: of a published plan for one GPU the words instead of a bar, which would make
     all others flat."""
-    lone = steps["model"].isin(alone) & (steps["variant"] != OURS)
+    lone = steps["model"].isin(alone) & (steps["variant"] != OUR_PLAN)
     words = steps["value"].map("{:.0f} s, on one GPU".format)
     return steps.assign(
         status=steps["status"].where(~lone, words),
@@ -265,7 +261,7 @@ def _listed(models: Iterable[str]) -> str:
 
 
 def _table(axes: Any, rows: pd.DataFrame) -> None:
-    cells = [_cells(rows, model, variant) for model in FOUR for variant in (THEIRS, OURS)]
+    cells = [_cells(rows, model, variant) for model in FOUR for variant in (THEIR_PLAN, OUR_PLAN)]
     axes.set_axis_off()
     drawn = axes.table(
         cellText=cells, colLabels=HEAD, loc="center", cellLoc="left", colLoc="left",
@@ -293,7 +289,7 @@ def _cells(rows: pd.DataFrame, model: str, variant: str) -> tuple[str, ...]:
     memory = one(plan, quantity="device_gib")
     too_much = memory is not None and memory * GIB > CARD_BYTES
     return (
-        model_label(model) if variant == THEIRS else "",
+        model_label(model) if variant == THEIR_PLAN else "",
         variant.removesuffix(" plan"),
         setting,
         _seconds(one(pick(rows, model=model, variant=SEARCHES[variant]), quantity="search_s")),
@@ -301,7 +297,7 @@ def _cells(rows: pd.DataFrame, model: str, variant: str) -> tuple[str, ...]:
         told("device_gib", "{:.2f} GiB") + (" (too much)" if too_much else ""),
         told("iteration_s", "{:.2f} s"),
         _seconds(one(pick(rows, model=model, variant=""), quantity=OVERLAPPED), "{:.2f} s")
-        if variant == THEIRS
+        if variant == THEIR_PLAN
         else "",
     )
 
@@ -315,13 +311,13 @@ def compared(rows: pd.DataFrame, seconds: str = "iteration_s") -> list[tuple[str
     over our step (0 where ours found none), and whether the published one fits the card."""
     out = []
     place = ["model", "method", "ranks", "minibatch"]
-    whose = {"source": SIMULATED, "variant": THEIRS}
+    whose = {"source": SIMULATED, "variant": THEIR_PLAN}
     if seconds == OVERLAPPED:
         whose = {"source": REFERENCE, "variant": ""}
     told = pick(rows, source=(SIMULATED, REFERENCE), method=(PP, DP))
     for key, part in told.groupby(place, sort=False):
         theirs = pick(part, **whose, quantity=seconds).dropna(subset=["value"])
-        ours = pick(part, variant=OURS, quantity="iteration_s")
+        ours = pick(part, variant=OUR_PLAN, quantity="iteration_s")
         if len(theirs) and len(ours):
             fastest = theirs.loc[theirs["value"].idxmin()]
             fits = "does not fit" not in fastest["note"]

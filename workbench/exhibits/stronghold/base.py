@@ -143,11 +143,11 @@ class StrongholdExhibit(Exhibit):
         else:
             self._panels(figure, rows, same_scale=same_scale)
         self.legend(figure, rows)
-        drawing.small_print(figure, rows, *notes_of_measured(rows))
+        drawing.small_print(figure, *notes_of_measured(rows), *drawing.daggers(rows))
 
     def legend(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Say above the axes what the marks are."""
-        drawing.legend_of_bars(figure, rows)
+        drawing.legend(figure, rows, methods=False)
 
     def _panels(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool) -> None:
         if not same_scale:

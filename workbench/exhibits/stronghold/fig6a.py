@@ -99,9 +99,9 @@ class LargestModel(StrongholdExhibit):
             drawing.bars(figure.subplots(), in_billions(rows), names, words, bound=True)
         else:
             self._panels(figure, rows, same_scale=False)
-        drawing.legend_of_bars(figure, rows)
+        self.legend(figure, rows)
         note = "At a bar: the size and, where known, the tier that was full."
-        drawing.small_print(figure, rows, note, *notes_of_measured(rows))
+        drawing.small_print(figure, note, *notes_of_measured(rows), *drawing.daggers(rows))
 
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """STRONGHOLD against each baseline, in parameters."""

@@ -17,6 +17,7 @@ from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import part_of, quotient, series_of, value
+from workbench.figures.style import LOOKS
 from workbench.figures.verdict import Verdict, at_least, no_speed_of
 from workbench.runs.methods import METHODS
 from workbench.runs.sweep import Sweep
@@ -87,7 +88,13 @@ class ThroughputAtLargest(StrongholdExhibit):
         axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
 
     def legend(self, figure: Any, rows: pd.DataFrame) -> None:
-        drawing.legend_of_bars(figure, rows, pairs=True)
+        from matplotlib.patches import Patch
+
+        pairs = [
+            (Patch(color="#bbbbbb"), "the baseline named below"),
+            (Patch(color=LOOKS["stronghold"].color), METHODS["stronghold"].label),
+        ]
+        drawing.legend(figure, rows, methods=False, more=pairs)
 
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """STRONGHOLD over each baseline."""

@@ -31,4 +31,4 @@ class Line(StrongholdExhibit):
         drawing.lines(axes, self.relative(rows), *self.over_first)
 
     def legend(self, figure: Any, rows: pd.DataFrame) -> None:
-        drawing.legend_of_lines(figure)
+        drawing.legend(figure, rows, as_lines=True, methods=False)
