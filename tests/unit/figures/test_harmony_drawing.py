@@ -57,10 +57,9 @@ def test_no_two_sources_share_a_mark() -> None:
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    shown = {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS}
-    assert set(style.LOOKS) == {*shown, "zero-offload"}, "which the benchmark of servers has"
-    assert len({look.color for look in style.LOOKS.values()}) == len(style.LOOKS)
-    assert len({look.marker for look in style.LOOKS.values()}) == len(style.LOOKS)
+    shown = {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS, "zero-offload"}
+    looks = [style.LOOKS[method] for method in shown]
+    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == len(shown)
 
 
 @pytest.mark.parametrize("name", EXHIBITS)

@@ -14,7 +14,7 @@ from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import server_panels, servers
-from workbench.exhibits.hardware.offload_goals import as_table
+from workbench.exhibits.hardware.judge import as_table
 from workbench.exhibits.hardware.server_goals import goals
 from workbench.exhibits.hardware.server_table import table
 from workbench.figures.style import LOOKS, PAGE_IN

@@ -12,7 +12,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.hardware import offload_goals as goals
+from workbench.exhibits.hardware.judge import Goal, as_table
 from workbench.exhibits.stronghold import sizes
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import Store
@@ -119,7 +119,7 @@ class GoalsExhibit(HardwareExhibit):
     """An exhibit whose rows are runs, one for each setting, judged by this project's goals."""
 
     @abstractmethod
-    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[goals.Goal]:
+    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """All goals against the rows of one device; `repeated`: the same with every repeated
         run."""
 
@@ -127,4 +127,4 @@ class GoalsExhibit(HardwareExhibit):
         """Goal, what was measured, whether it holds and why."""
         every = self.all_rows(at, repeated=True)
         every = every[every["device"].isin(rows["device"])]
-        return goals.as_table(self.goals(rows, every))
+        return as_table(self.goals(rows, every))

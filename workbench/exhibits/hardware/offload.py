@@ -15,7 +15,8 @@ import pandas as pd
 from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.offload_goals import Goal, goals, of_setting
+from workbench.exhibits.hardware.judge import Goal
+from workbench.exhibits.hardware.offload_goals import goals, of_setting
 from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN

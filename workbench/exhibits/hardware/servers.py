@@ -16,9 +16,8 @@ from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.offload_goals import Goal
-from workbench.exhibits.hardware.plan_goals import PEAK_WITHIN, STEP_WITHIN
-from workbench.exhibits.hardware.server_goals import goals, missing
+from workbench.exhibits.hardware.judge import Goal
+from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
