@@ -62,8 +62,7 @@ class LaneByLane(HardwareExhibit):
     title = "Where the time of a step goes"
     claim = (
         "With a small batch, clipped steps wait for the host's memory, which copies and host "
-        "updates "
-        "fill together; with a large one the GPU computes nearly all the time."
+        "updates fill together; with a large one the GPU computes nearly all the time."
     )
     file, counted = "lanes/*.csv", "steps"
     about, judgement = "Single steps of this project's benchmark", "Bounds"

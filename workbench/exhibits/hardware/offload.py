@@ -45,8 +45,7 @@ class Offload(GoalsExhibit):
     title = "Offloaded training on named hardware"
     claim = (
         "With 32 GiB of a GPU's memory STRONGHOLD keeps most of the speed that plain training has "
-        "with "
-        "all of it, and its planner says beforehand how fast and how large a run will be."
+        "with all of it, and its planner says beforehand how fast and how large a run will be."
     )
     file = "offload.csv"
     link = "measured on named hardware"
@@ -158,9 +157,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "of the same sitting where it has one. "
         "A bar is the last run of its settings, with the lowest clipping limit that was run.",
         "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
-        "those on this project's runtime, of the setting above, which the goals are about. Methods "
-        "without points have no plan here. "
-        f"The band is {WITHIN:.0%}.",
+        "those on this project's runtime, of the setting above, which the goals are about. "
+        f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
     ]
     absent = missing_cases(rows)
     if absent:

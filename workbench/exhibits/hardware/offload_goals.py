@@ -102,7 +102,7 @@ def _host_bytes(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
         raise Undecided("no run of stronghold tells its host memory")
     worst = own.loc[values.idxmax()]
     why = (
-        f"the most of {len(values)} planned judge.runs: {worst['host_gib']:.4g} GiB with "
+        f"the most of {len(values)} planned runs: {worst['host_gib']:.4g} GiB with "
         f"{worst['layers']} layers at batch {worst['batch']}{judge.variant_of(worst)}"
     )
     if len(others) and others.max() > values.max():
@@ -151,7 +151,8 @@ def _flat(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     why = (
         f"{planned.max():.4g} GiB planned and {peaks.min():.4g} to {peaks.max():.4g} GiB measured "
     )
-    why += f"from {deep['layers'].min()} to {deep['layers'].max()} layers{judge.variant_of(deep.iloc[0])}"
+    why += f"from {deep['layers'].min()} to {deep['layers'].max()} layers"
+    why += judge.variant_of(deep.iloc[0])
     return Found(grown, why, fair=above <= PREDICTED_WITHIN)
 
 

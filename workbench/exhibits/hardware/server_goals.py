@@ -131,7 +131,8 @@ def _counted(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     }
     worst = known.loc[max(off, key=off.__getitem__)]
     why = (
-        f"{judge.runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} |W| "
+        f"{judge.runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} "
+        "|W| "
         f"counted, {worst['planned_moved']:.4g} |W| planned{judge.variant_of(worst)}"
     )
     without = len(own) - len(known)
@@ -153,7 +154,8 @@ def _peaks(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     far = (ratios - 1).abs()
     worst = ratios.loc[far.idxmax()] - 1
     why = (
-        f"{judge.runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the worst "
+        f"{judge.runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the "
+        "worst "
         f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
         f"{_without_peak(planned)}"
     )
@@ -167,7 +169,8 @@ def _caps(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
         raise Undecided("no run on our own runtime under a cap tells its peak")
     worst = own.loc[used.idxmax()]
     why = (
-        f"{judge.runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} of "
+        f"{judge.runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} "
+        "of "
         f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
         f"{_without_peak(own[own['device_cap_gib'].notna()])}"
     )

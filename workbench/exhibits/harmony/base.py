@@ -150,8 +150,12 @@ class HarmonyExhibit(Exhibit):
         return rows.reindex(columns=list(LISTED)).rename(columns=LISTED)
 
     @abstractmethod
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Judge the claim, each part by the series that can tell."""
+
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
-        """Judge the claim, each part by the series_of that can tell."""
+        """The judged parts of the claim."""
+        return list(self.claims(rows))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         return as_table(self.verdicts(rows)).rename(columns=TITLES)

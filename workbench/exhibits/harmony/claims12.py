@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pandas as pd
 from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
 from workbench.exhibits.harmony.sizes import DP, DP_SWAP, HARMONY, ONE, PP, PP_SWAP, SWAPPED
+from workbench.exhibits.harmony.table import PLANNED, RAN
 from workbench.figures.rows import (
     BEFORE,
     FORMULA,
@@ -33,7 +35,7 @@ OWN = ("load", "store")
 EQUAL = 0.01
 
 
-def verdicts(rows: pd.DataFrame) -> list[Verdict]:
+def claims(rows: pd.DataFrame) -> Iterator[Verdict]:
     """Fewer bytes than DP and than swapping, as many on any number of devices, weights within their
     bounds, and all of it as the formula and the plan say."""
     place = {"model": MODEL, "ranks": GPUS, "minibatch": 64, "quantity": LINK}
@@ -41,16 +43,12 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
         {method: sum(pick(rows, method=method, **place, **whose)["value"]) for method in HARMONY}
         for whose in ({"source": REFERENCE}, {"variant": OUR_PLAN})
     )
-    found = [
-        at_least(
-            "GPT2-XL on 4 GPUs, minibatch 64: Harmony-PP moves fewer bytes over the host's link "
-            "than Harmony-DP (DP over PP)",
-            quotient(told[DP], told[PP]),
-            quotient(ours[DP], ours[PP]),
-            1.0,
-            (SIMULATED, OUR_PLAN),
-        )
-    ]
+    words = (
+        "GPT2-XL on 4 GPUs, minibatch 64: Harmony-PP moves fewer bytes over the host's link than "
+        "Harmony-DP (DP over PP)"
+    )
+    ratios = (quotient(each[DP], each[PP]) for each in (told, ours))
+    yield at_least(words, *ratios, 1.0, PLANNED)
     own = {
         (method, ranks): _total(rows, method=method, ranks=ranks)
         for method in HARMONY + SWAPPED
@@ -59,42 +57,30 @@ def verdicts(rows: pd.DataFrame) -> list[Verdict]:
     several = sorted(ranks for (method, ranks), total in own.items() if method == PP and total)
     most = several[-1] if several else None
     both = max((ranks for ranks in several if own.get((DP, ranks))), default=None)
-    series_of = (MEASURED, "")
-    found.append(
-        at_least(
-            "Harmony-PP moves fewer bytes than Harmony-DP on the most devices that both ran on (DP "
-            f"over PP{_by_formula(both)})",
-            quotient(told[DP], told[PP]) if both == GPUS else None,
-            quotient(own.get((DP, both)), own.get((PP, both))),
-            1.0,
-            series_of,
-        )
+    words = (
+        "Harmony-PP moves fewer bytes than Harmony-DP on the most devices that both ran on (DP "
+        f"over PP{_by_formula(both)})"
     )
-    found.append(
-        at_least(
-            "Harmony-PP moves no more bytes on the most devices that ran than one device does (one "
-            "over most, within 1 %)",
-            None,
-            quotient(own.get((ONE, 1)), own.get((PP, most))),
-            1 - EQUAL,
-            series_of,
-        )
+    there = quotient(told[DP], told[PP]) if both == GPUS else None
+    ratio = quotient(own.get((DP, both)), own.get((PP, both)))
+    yield at_least(words, there, ratio, 1.0, RAN)
+    words = (
+        "Harmony-PP moves no more bytes on the most devices that ran than one device does (one "
+        "over most, within 1 %)"
     )
+    yield at_least(words, None, quotient(own.get((ONE, 1)), own.get((PP, most))), 1 - EQUAL, RAN)
     for method, swapped in ((PP, PP_SWAP), (DP, DP_SWAP)):
         ranks = max(
             (ranks for name, ranks in own if name == swapped and own[name, ranks]), default=0
         )
-        found.append(
-            at_least(
-                f"{label_of(method)} moves fewer bytes than {label_of(swapped)}, on as many "
-                "devices of as much memory (the latter over the former)",
-                None,
-                quotient(own.get((swapped, ranks)), own.get((method, ranks))),
-                1.0,
-                series_of,
-            )
+        words = (
+            f"{label_of(method)} moves fewer bytes than {label_of(swapped)}, on as many "
+            "devices of as much memory (the latter over the former)"
         )
-    return [*found, *_bounds(rows), *_equalities(rows)]
+        ratio = quotient(own.get((swapped, ranks)), own.get((method, ranks)))
+        yield at_least(words, None, ratio, 1.0, RAN)
+    yield from _bounds(rows)
+    yield from _equalities(rows)
 
 
 def _by_formula(ranks: float | None) -> str:
@@ -114,15 +100,14 @@ def _bounds(rows: pd.DataFrame) -> list[Verdict]:
             None,
             min(_shares_of_bound(rows, method), default=None),
             1.0,
-            (MEASURED, ""),
+            RAN,
         )
         for method, words in ((PP, "three times"), (DP, "2 N + 1 times"))
     ]
 
 
 def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
-    part = pick(rows, method=method)
-    found = []
+    part, found = pick(rows, method=method), []
     for ranks in sorted(set(pick(part, source=MEASURED)["ranks"].dropna())):
         moved = _total(part, WEIGHTS, ranks=ranks)
         weights = one(part, quantity="weights", ranks=ranks)
@@ -131,9 +116,8 @@ def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
     return found
 
 
-def _equalities(rows: pd.DataFrame) -> list[Verdict]:
+def _equalities(rows: pd.DataFrame) -> Iterator[Verdict]:
     """What was counted, all of it and by what it is, against what was expected."""
-    found = []
     link = "weights, gradients, activations and sums that every run counted are each"
     across = "weights, gradients, activations, sums and messages that every run counted are each"
     for words, source, variant, what, parts in (
@@ -144,16 +128,8 @@ def _equalities(rows: pd.DataFrame) -> list[Verdict]:
             if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:
                 continue
             worst = _worst(rows, quantities, source, variant)
-            found.append(
-                within(
-                    f"{told} what {words} says, within 1 % (the worst one)",
-                    worst,
-                    None if worst is None else 1.0,
-                    EQUAL,
-                    (MEASURED, ""),
-                )
-            )
-    return found
+            words = f"{told} what {words} says, within 1 % (the worst one)"
+            yield within(words, worst, None if worst is None else 1.0, EQUAL, RAN)
 
 
 def _total(rows: pd.DataFrame, quantities: tuple[str, ...] = OWN, **where: Any) -> float | None:

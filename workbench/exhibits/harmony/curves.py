@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +15,10 @@ from workbench.exhibits.harmony import own_text
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
-from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
+from workbench.exhibits.harmony.table import PLAIN, RAN, measured, missing, table
 from workbench.figures import draw
-from workbench.figures.rows import MEASURED, label_of, pick
-from workbench.figures.style import GREY, LOOKS
+from workbench.figures.curves import differences, draw_curves
+from workbench.figures.rows import label_of, pick
 from workbench.figures.verdict import Verdict, at_least
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import Store
@@ -26,9 +27,8 @@ METHODS = (PLAIN, *HARMONY)
 TOLERANCE = 1e-5
 """Largest relative difference of losses in fp32 that counts as equal: sums are taken in another
 order."""
-EQUAL = 1e-9
-"""Where the drawing puts a difference of nothing, which a logarithm has no place for."""
-HALF_UNIT = 2**-24
+LEAST = 1e-9
+"""Smaller differences count as this one."""
 LEARNT = 0.02
 """By how much losses fall at least where something is learnt."""
 NO_LOSSES = (
@@ -96,33 +96,19 @@ class Curves(HarmonyExhibit):
             draw.empty(right, "the paper's curves are not known; they are said to coincide")
             draw.small_print(figure, "No number of the original is known for this figure.")
             return
-        for place, method in enumerate(m for m in METHODS if m in set(shown["method"])):
-            look, curve = LOOKS[method], _curve(shown, method)
-            # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
-            every = max(1, len(curve) // 12)
-            left.plot(
-                curve.index, curve, color=look.color, marker=look.marker, markevery=every,
-                markersize=4 + 2.4 * place, markerfacecolor="none", lw=max(0.7, 3 - 1.1 * place),
-            )  # fmt: skip
-            off = differences(shown, method)
-            if method != PLAIN and len(off):
-                right.semilogy(
-                    off.index, off.clip(lower=EQUAL), color=look.color, marker=look.marker,
-                    markevery=every, ms=4, lw=0.9,
-                )  # fmt: skip
-        left.set(xlabel="step", ylabel="loss (nats)")
+        losses = {m: _curve(shown, m).to_list() for m in METHODS if m in set(shown["method"])}
+        draw_curves(left, right, losses, PLAIN, most=1e-3)
         draw.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
-        _difference_axes(right)
-        for axes in (left, right):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+        draw.title(right, f"difference from {label_of(PLAIN)}")
+        right.axhline(TOLERANCE, color="#888888", lw=0.8, ls="--")
+        note(right, TOLERANCE, "counts\nas equal")
         draw.legend(figure, shown, as_lines=True)
         ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
         draw.small_print(
             figure,
             f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
-            "weights, samples, clipping and schedule. Measured; no number of the original is known "
-            "for "
-            "this figure.",
+            "weights, samples, clipping and schedule. Measured; no number of the original is "
+            "known for this figure.",
             f"Trained on {', '.join(map(_named, sorted(set(shown['text']))))}.",
             "Losses hardly fall here: in so few steps so small a model learns little of this task. "
             "What is claimed is that the curves coincide."
@@ -130,26 +116,21 @@ class Curves(HarmonyExhibit):
             else "",
         )
 
-    def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """The worst difference of each mode; steps that one of them lacks count as not run."""
         shown = rows.dropna(subset=["value"])
-        found = []
+        plain = _curve(shown, PLAIN)
         for method in HARMONY:
-            off = differences(shown, method)
-            whole = len(off) and len(off) == len(_curve(shown, PLAIN)) == len(_curve(shown, method))
-            worst = float(off.max()) if whole else None
-            found.append(
-                at_least(
-                    f"losses of {label_of(method)} equal those of {label_of(PLAIN)} (tolerance "
-                    f"{TOLERANCE:g} over the worst relative difference"
-                    + (f", {worst:.1e})" if worst is not None else ")"),
-                    None,
-                    None if worst is None else TOLERANCE / max(worst, EQUAL),
-                    1.0,
-                    (MEASURED, ""),
-                )
+            own = _curve(shown, method)
+            off = differences(own.to_list(), plain.to_list())
+            worst = max(off) if off and len(off) == len(own) == len(plain) else None
+            words = (
+                f"losses of {label_of(method)} equal those of {label_of(PLAIN)} (tolerance "
+                f"{TOLERANCE:g} over the worst relative difference"
+                + (f", {worst:.1e})" if worst is not None else ")")
             )
-        return found
+            ratio = None if worst is None else TOLERANCE / max(worst, LEAST)
+            yield at_least(words, None, ratio, 1.0, RAN)
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """No estimate and no plan, but the text."""
@@ -174,26 +155,6 @@ def _named(text: str) -> str:
     return DEFAULT_TEXT if text in ("", STDLIB) else f"{Path(text).name!r}, a text of the user's"
 
 
-def _difference_axes(axes: Any) -> None:
-    axes.axhline(TOLERANCE, color="#888888", lw=0.8, ls="--")
-    axes.axhline(HALF_UNIT, color="#888888", lw=0.8, ls=":")
-    for level, words in ((TOLERANCE, "counts\nas equal"), (HALF_UNIT, "half a unit\nof fp32")):
-        axes.annotate(  # beside the axes, where no point is
-            words, (1.01, level), xycoords=axes.get_yaxis_transform(), va="center",
-            fontsize=draw.NOTE_PT, color=GREY, annotation_clip=False,
-        )  # fmt: skip
-    axes.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-3))
-    axes.set_yticks([EQUAL, 1e-7, 1e-5, 1e-3], ["equal", "1e-7", "1e-5", "1e-3"])
-    axes.minorticks_off()
-    draw.title(axes, f"difference from {label_of(PLAIN)}")
-
-
 def _curve(rows: pd.DataFrame, method: str) -> pd.Series:
     part = pick(rows, method=method)
     return pd.Series(part["value"].to_numpy(), index=part["x"].astype(int).to_numpy())
-
-
-def differences(rows: pd.DataFrame, method: str) -> pd.Series:
-    """Relative difference of a method's losses from those of one device, by step."""
-    plain, own = (_curve(rows.dropna(subset=["value"]), name) for name in (PLAIN, method))
-    return ((own - plain).abs() / plain.abs()).dropna()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -17,6 +18,8 @@ from workbench.exhibits.harmony.base import (
 )
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
+    PLANNED,
+    RAN,
     as_speed,
     estimated,
     measured,
@@ -32,7 +35,6 @@ from workbench.figures.rows import (
     MEASURED,
     OUR_PLAN,
     REFERENCE,
-    SIMULATED,
     join,
     label_of,
     one,
@@ -130,8 +132,7 @@ class FourModels(HarmonyExhibit):
         draw.small_print(
             figure,
             ESTIMATES,
-            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates "
-            "are of "
+            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates are of "
             f"what the published search chooses.{_lone(rows)}",
             "Bars: hatched as the schedule was simulated before it ran, filled as measured."
             if ran
@@ -139,41 +140,39 @@ class FourModels(HarmonyExhibit):
             *_not_run(rows),
         )
 
-    def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """PP against DP at the smallest minibatch of each model, and whether its lead shrinks."""
-        found = []
-        series_of = (SIMULATED, OUR_PLAN)
         for model in FOUR:
             least, most = MODELS[model].minibatches[0], MODELS[model].minibatches[-1]
             label = model_label(model)
             told = lead(rows, model, least, REFERENCE, "")
-            found.append(
-                at_least(
-                    f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP",
-                    told,
-                    lead(rows, model, least, *series_of),
-                    1.0,
-                    series_of,
-                    why_not=why_slower(rows, model, least, told),
-                )
+            words = f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP"
+            yield at_least(
+                words,
+                told,
+                lead(rows, model, least, *PLANNED),
+                1.0,
+                PLANNED,
+                why_not=why_slower(rows, model, least, told),
             )
             if model in ("bert_96_seq512", "gpt2_xl"):  # the others have no stored schedules
                 small, large = (
-                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), series_of))
+                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), PLANNED))
                     for n in (least, most)
                 )
-                found.append(
-                    at_least(
-                        f"{label}: Harmony-PP's lead over Harmony-DP is larger at {least} than at "
-                        f"{most}",
-                        quotient(small[0], large[0]),
-                        quotient(small[1], large[1]),
-                        1.0,
-                        series_of,
-                        why_not=WHY_DP,
-                    )
+                words = (
+                    f"{label}: Harmony-PP's lead over Harmony-DP is larger at {least} than at "
+                    f"{most}"
                 )
-        return found + _of_runs(rows)
+                yield at_least(
+                    words,
+                    quotient(small[0], large[0]),
+                    quotient(small[1], large[1]),
+                    1.0,
+                    PLANNED,
+                    why_not=WHY_DP,
+                )
+        yield from _of_runs(rows)
 
 
 def _lone(rows: pd.DataFrame) -> str:
@@ -221,27 +220,27 @@ def why_slower(rows: pd.DataFrame, model: str, batch: int, told: float | None) -
     )
 
 
-def _of_runs(rows: pd.DataFrame) -> list[Verdict]:
+def _of_runs(rows: pd.DataFrame) -> Iterator[Verdict]:
     """PP against DP and the baselines, of every model that ran."""
-    found, here = [], pick(rows, source=MEASURED)
+    here = pick(rows, source=MEASURED)
     for model, batch in dict.fromkeys(zip(here["model"], here["minibatch"], strict=True)):
         part = pick(here, model=model, minibatch=batch)
         mine = one(part, method=PP)
         for method in [name for name in dict.fromkeys(part["method"]) if name != PP]:
             other = one(part, method=method)
             label = pick(part, method=method)["label"].iloc[0]
-            found.append(
-                at_least(
-                    f"{model_label(model)}, minibatch {batch:g}: Harmony-PP is at least as fast "
-                    f"as {label}",
-                    None,
-                    quotient(mine, other),
-                    1.0,
-                    (MEASURED, ""),
-                    cannot=cannot_tell(part),
-                )
+            words = (
+                f"{model_label(model)}, minibatch {batch:g}: Harmony-PP is at least as fast "
+                f"as {label}"
             )
-    return found
+            yield at_least(
+                words,
+                None,
+                quotient(mine, other),
+                1.0,
+                RAN,
+                cannot=cannot_tell(part),
+            )
 
 
 def lead(rows: pd.DataFrame, model: str, batch: int, source: str, variant: str) -> float | None:

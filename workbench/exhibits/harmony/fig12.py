@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -127,18 +128,16 @@ class SwapVolume(HarmonyExhibit):
             ESTIMATES,
             "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
             "without activations; hollow and half-filled marks at 4 GPUs are those of the left at "
-            "a "
-            "minibatch of 64. Swap: data parallel and pipeline without packs, on as much memory. "
-            "Measured: bytes counted by the runtime, activations included, and as a stroke weights "
-            "and "
-            "gradients alone; what was simulated before the run lies under it.",
+            "a minibatch of 64. Swap: data parallel and pipeline without packs, on as much "
+            "memory. Measured: bytes counted by the runtime, activations included, and as a "
+            "stroke weights and gradients alone; what was simulated before the run lies under it.",
             *absences(rows),
         )
 
-    def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """Fewer bytes than DP and than swapping, weights within their bounds, and all as
         planned."""
-        return claims12.verdicts(rows)
+        return claims12.claims(rows)
 
 
 def _by_formula(nbytes: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,15 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, HarmonyExhibit
 from workbench.exhibits.harmony.sizes import PP, HarmonySize
-from workbench.exhibits.harmony.table import estimated, measured, missing, planned, table
+from workbench.exhibits.harmony.table import (
+    PLANNED,
+    RAN,
+    estimated,
+    measured,
+    missing,
+    planned,
+    table,
+)
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -118,52 +127,40 @@ class Balance(HarmonyExhibit):
         draw.small_print(
             figure,
             ESTIMATES,
-            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs. "
-            "Settings "
+            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs. Settings "
             "are micro-batches forward/backward and layers of a pack, or numbers of packs; the "
-            "last "
-            "group is what our search finds.",
+            "last group is what our search finds.",
         )
 
-    def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """Evenness pays, and our search finds a setting that is no slower than any of these."""
         four = pick(rows, ranks=GPUS, model="bert_large_seq512", quantity="iteration_s")
         mine = one(four, source=SIMULATED, variant=OUR_PLAN)
         best = pick(four, source=SIMULATED, variant=THEIR_PLAN)["value"].min()
         told = pick(four, source=REFERENCE)
-        judged = [
-            at_least(
-                f"the uneven setting ({UNEVEN}) takes at least {CLEARLY:g} times as long as the "
-                "even "
-                f"one ({EVEN})",
-                _ratio(told),
-                _ratio(pick(four, variant=THEIR_PLAN)),
-                CLEARLY,
-                (SIMULATED, THEIR_PLAN),
-            ),
-            at_least(
-                "our search's plan is no slower than the fastest published setting",
-                None,
-                quotient(None if pd.isna(best) else float(best), mine),
-                1.0,
-                (SIMULATED, OUR_PLAN),
-            ),
-        ]
+        words = (
+            f"the uneven setting ({UNEVEN}) takes at least {CLEARLY:g} times as long as the even "
+            f"one ({EVEN})"
+        )
+        ours = _ratio(pick(four, variant=THEIR_PLAN))
+        yield at_least(words, _ratio(told), ours, CLEARLY, (SIMULATED, THEIR_PLAN))
+        words = "our search's plan is no slower than the fastest published setting"
+        ratio = quotient(None if pd.isna(best) else float(best), mine)
+        yield at_least(words, None, ratio, 1.0, PLANNED)
         here = pick(rows, source=MEASURED, quantity="iteration_s").dropna(subset=["value"])
         if len(here) > 1:
             first, last = float(here["value"].iloc[0]), float(here["value"].iloc[-1])
-            judged.append(
-                at_least(
-                    f"{here['setting'].iloc[0]} takes at least as long as "
-                    f"{here['setting'].iloc[-1]}",
-                    None,
-                    first / last,
-                    1.0,
-                    (MEASURED, ""),
-                    cannot=UNEVEN_ON_CORES if cannot_tell(here) else "",
-                )
+            words = (
+                f"{here['setting'].iloc[0]} takes at least as long as {here['setting'].iloc[-1]}"
             )
-        return judged
+            yield at_least(
+                words,
+                None,
+                first / last,
+                1.0,
+                RAN,
+                cannot=UNEVEN_ON_CORES if cannot_tell(here) else "",
+            )
 
 
 def _spec(size: HarmonySize, setting: Any, ranks: int) -> RunSpec:

@@ -40,6 +40,8 @@ UNITS = {
     "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS + BETWEEN, "bytes"),
 }  # fmt: skip
 PLAIN = "plain"
+PLANNED, RAN = (SIMULATED, OUR_PLAN), (MEASURED, "")
+"""Series by which claims are judged: our plans of the published settings, and runs here."""
 
 
 def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:

@@ -112,9 +112,10 @@ class LargestModel(StrongholdExhibit):
             part = rows[(rows["source"] == source) & (rows["method"] == method)]
             emulated = method in DEEPSPEED and source == "measured" and "cpu" in set(part["device"])
             device_bound = emulated and "device" in set(part["bound"])
+            words = f"STRONGHOLD trains a larger model than {METHODS[method].label}"
             result.append(
                 at_least(
-                    f"STRONGHOLD trains a larger model than {METHODS[method].label}",
+                    words,
                     advantage(rows, "published", over=method),
                     advantage(rows, source, variant, over=method),
                     1.0,
