@@ -15,7 +15,6 @@ from typing import Any
 
 from workbench.core.paths import user_path
 from workbench.exhibits import EXHIBITS, find
-from workbench.exhibits.stronghold.sizes import named
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -56,7 +55,7 @@ class Evaluation:
 
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Starts nothing but the process beside this one. Raises ValueError for an unknown size."""
-        self.size = named(size).name
+        self.size = find(next(iter(EXHIBITS))).sized(size).name
         self.store = Store(REPOSITORY_RESULTS.parent / user_path(results))
         self.aside = Aside()
         self.claims = [

@@ -15,7 +15,7 @@ import pandas as pd
 
 from workbench.exhibits.stronghold.measured_here import how
 from workbench.figures.rows import quotient
-from workbench.published.here import LABELS, OffloadRun, latest
+from workbench.published.here import FILE, LABELS, OffloadRun, latest
 from workbench.published.sheet import Run
 
 PLAIN = "plain"
@@ -46,21 +46,40 @@ def table(runs: Iterable[OffloadRun], *, repeated: bool = False) -> pd.DataFrame
     made beside it.
     """
     known = list(runs)
-    shown = sorted(
-        known if repeated else latest(known), key=lambda run: list(LABELS).index(run.method)
-    )
-    frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
-    for name in _NUMBERS:
-        frame[name] = pd.to_numeric(frame[name])
-    return frame.astype({"pinned": bool})
+    shown = known if repeated else latest(known)
+    return framed([_row(run, known) for run in shown], COLUMNS, LABELS).astype({"pinned": bool})
 
 
-_NUMBERS = (
-    "clip", "device_cap_gib", "host_cap_gib", "parameters", "samples_per_second", "plain", "share",
-    "step_seconds", "spread_seconds", "predicted_step_seconds", "step_ratio", "peak_device_gib",
-    "predicted_peak_device_gib", "peak_ratio", "host_gib", "host_bytes_per_parameter", "disk_gib",
-    "disk_step_gb", "final_loss",
+def framed(rows: list[dict[str, Any]], columns: tuple[str, ...], labels: Iterable[str]) -> Any:
+    """Rows as a table in the order of the methods; what is no text is a number, or a gap."""
+    order = list(labels)
+    found = sorted(rows, key=lambda row: order.index(row["method"]))
+    frame = pd.DataFrame(found, columns=list(columns))
+    for name in columns:
+        if name not in _TEXTS:
+            frame[name] = pd.to_numeric(frame[name])
+    return frame
+
+
+_TEXTS = (
+    "method", "variant", "label", "dtype", "status", "plain_label", "plain_round", "roof_label",
+    "roof_round", "round", "pinned", "source", "hardware", "device", "date", "commit", "how",
 )  # fmt: skip
+
+
+def of_run(run: Run, file: str) -> dict[str, Any]:
+    """A run's own columns: all fields, and its plan over what was measured."""
+    return {
+        **asdict(run),
+        "label": run.label,
+        "round": round_of(run),
+        "step_seconds": run.step_seconds_median,
+        "spread_seconds": run.step_seconds_spread,
+        "step_ratio": quotient(run.predicted_step_seconds, run.step_seconds_median),
+        "peak_ratio": quotient(run.predicted_peak_device_gib, run.peak_device_gib),
+        "source": "measured",
+        "how": how(run, file),
+    }
 
 
 def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
@@ -68,22 +87,14 @@ def _row(run: OffloadRun, runs: Sequence[OffloadRun]) -> dict[str, Any]:
     base = plain.samples_per_second if plain else None
     host = run.host_gib * GIB if run.host_gib is not None else None
     return {
-        **asdict(run),
-        "label": run.label,
+        **of_run(run, FILE),
         "plain": base,
         "plain_label": plain.label if plain else "",
         "plain_round": round_of(plain) if plain else "",
-        "round": round_of(run),
         "share": quotient(run.samples_per_second, base),
-        "step_seconds": run.step_seconds_median,
-        "spread_seconds": run.step_seconds_spread,
-        "step_ratio": quotient(run.predicted_step_seconds, run.step_seconds_median),
-        "peak_ratio": quotient(run.predicted_peak_device_gib, run.peak_device_gib),
         "host_bytes_per_parameter": quotient(host, run.parameters),
         "disk_step_gb": None if run.disk_step_bytes is None else run.disk_step_bytes / 1e9,
         "pinned": run.pinned,
-        "source": "measured",
-        "how": how(run),
     }
 
 

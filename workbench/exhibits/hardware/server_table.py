@@ -10,15 +10,20 @@ for every micro-batch, harmony-pp at most 3 a step and stashes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.spec import VALUE_BYTES
-from workbench.exhibits.hardware.offload_table import GIB, PLAIN, best_uncapped, round_of
+from workbench.exhibits.hardware.offload_table import (
+    GIB,
+    PLAIN,
+    best_uncapped,
+    framed,
+    of_run,
+    round_of,
+)
 from workbench.exhibits.hardware.offload_table import MODEL as SAME
-from workbench.exhibits.stronghold.measured_here import how
 from workbench.figures.rows import quotient
 from workbench.published.servers import FILE, LABELS, ServerRun, latest
 
@@ -49,22 +54,13 @@ same model and minibatch on as many GPUs. `share`: this run's over it. `round`, 
 which round of measurements either was made. `step_ratio`, `peak_ratio`:
 predicted over measured. `moved`, `planned_moved`: loads and stores of a step in multiples of
 `weights_gib`. `device`: the machine's folder."""
-_TEXTS = (
-    "method", "variant", "label", "dtype", "status", "roof_label", "roof_round", "round", "source",
-    "hardware", "device", "date", "commit", "how",
-)  # fmt: skip
 
 
 def table(runs: Iterable[ServerRun], *, repeated: bool = False) -> pd.DataFrame:
     """One row a run in the order of the methods: the last of equal ones, or (`repeated`) each."""
     known = list(runs)
-    some = known if repeated else latest(known)
-    shown = sorted(some, key=lambda run: list(LABELS).index(run.method))
-    frame = pd.DataFrame([_row(run, known) for run in shown], columns=list(COLUMNS))
-    for name in COLUMNS:
-        if name not in _TEXTS:
-            frame[name] = pd.to_numeric(frame[name])
-    return frame
+    shown = known if repeated else latest(known)
+    return framed([_row(run, known) for run in shown], COLUMNS, LABELS)
 
 
 def _row(run: ServerRun, runs: Sequence[ServerRun]) -> dict[str, Any]:
@@ -77,23 +73,15 @@ def _row(run: ServerRun, runs: Sequence[ServerRun]) -> dict[str, Any]:
         for each in (WEIGHT_BYTES, STATE_BYTES)
     )
     return {
-        **asdict(run),
-        "label": run.label,
+        **of_run(run, FILE),
         "roof": base,
         "roof_label": roof.label if roof else "",
         "roof_round": round_of(roof) if roof else "",
-        "round": round_of(run),
         "share": quotient(run.samples_per_second, base),
-        "step_seconds": run.step_seconds_median,
-        "spread_seconds": run.step_seconds_spread,
-        "step_ratio": quotient(run.predicted_step_seconds, run.step_seconds_median),
-        "peak_ratio": quotient(run.predicted_peak_device_gib, run.peak_device_gib),
         "moved": quotient(_both(run.load_gib, run.store_gib), weights),
         "planned_moved": quotient(_both(run.planned_load_gib, run.planned_store_gib), weights),
         "weights_gib": weights,
         "states_gib": states,
-        "source": "measured",
-        "how": how(run, FILE),
     }
 
 

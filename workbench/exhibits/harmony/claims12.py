@@ -120,7 +120,7 @@ def _equalities(rows: pd.DataFrame) -> Iterator[Verdict]:
     """What was counted, all of it and by what it is, against what was expected."""
     link = "weights, gradients, activations and sums that every run counted are each"
     across = "weights, gradients, activations, sums and messages that every run counted are each"
-    for words, source, variant, what, parts in (
+    for whose, source, variant, what, parts in (
         ("the formula of its packs", FORMULA, "", link, PARTS),
         ("its plan", SIMULATED, BEFORE, across, PARTS + BETWEEN),
     ):
@@ -128,7 +128,7 @@ def _equalities(rows: pd.DataFrame) -> Iterator[Verdict]:
             if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:
                 continue
             worst = _worst(rows, quantities, source, variant)
-            words = f"{told} what {words} says, within 1 % (the worst one)"
+            words = f"{told} what {whose} says, within 1 % (the worst one)"
             yield within(words, worst, None if worst is None else 1.0, EQUAL, RAN)
 
 

@@ -91,8 +91,8 @@ class Curves(HarmonyExhibit):
         draw.prepare(figure, 0.4 if shown.empty else 1.1)
         left, right = figure.subplots(1, 2)
         if shown.empty:
-            note = next(iter(rows["note"]), "nothing was run at this size")
-            draw.empty(left, f"losses measured here: {note}")
+            why = next(iter(rows["note"]), "nothing was run at this size")
+            draw.empty(left, f"losses measured here: {why}")
             draw.empty(right, "the paper's curves are not known; they are said to coincide")
             draw.small_print(figure, "No number of the original is known for this figure.")
             return
