@@ -17,7 +17,7 @@ from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
 from workbench.exhibits.harmony.table import PLAIN, RAN, measured, missing, table
 from workbench.figures import draw
-from workbench.figures.curves import differences, draw_curves
+from workbench.figures.curves import differences, draw_curves, note
 from workbench.figures.rows import label_of, pick
 from workbench.figures.verdict import Verdict, at_least
 from workbench.model.corpus import STDLIB
