@@ -90,27 +90,34 @@ class Exhibit(ABC):
     counted: ClassVar[str] = "values"
     """Name of rows in the plural."""
 
-    # -- names ----------------------------------------------------------------------------------
+    # -- names: forms that a system's exhibits fill with their own fields ------------------------
+
+    name_form: ClassVar[str] = "{figure}"
+    notebook_form: ClassVar[str] = "{figure}"
+    words_form: ClassVar[str] = "exhibit {figure}"
+    heading_form: ClassVar[str] = "{words}: {title}"
+    place_form: ClassVar[str] = "{section}"
 
     @property
     def name(self) -> str:
         """On the command line and of files: ``fig8a``, ``harmony_8``."""
-        return self.figure
+        return self.name_form.format(figure=self.figure)
 
     @property
     def notebook(self) -> str:
         """The stem of the notebook: ``stronghold_8a``, ``harmony_8``, ``here_offload``."""
-        return self.figure
+        return self.notebook_form.format(figure=self.figure)
 
     @property
     def words(self) -> str:
         """In a sentence: ``figure 8a``, ``Harmony, table 1``, ``exhibit here_offload``."""
-        return f"exhibit {self.figure}"
+        return self.words_form.format(figure=self.figure)
 
     @property
     def heading(self) -> str:
-        """Of the report's section."""
-        return f"{self.words}: {self.title}"
+        """Heading of the report's section."""
+        told = {"figure": self.figure, "words": self.words, "title": self.title}
+        return self.heading_form.format(**told)
 
     @property
     def link(self) -> str:
@@ -120,7 +127,7 @@ class Exhibit(ABC):
     @property
     def place(self) -> str:
         """Where the claim is made, as the report says it; empty where no paper makes it."""
-        return self.section
+        return self.place_form.format(section=self.section)
 
     # -- opening --------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_HEIGHT_IN = 2.1
-"""Of the axes, where an exhibit does not say; legend and small print come on top."""
+"""Height of the axes, where an exhibit does not say; legend and small print come on top."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Session:
     # -- runs -----------------------------------------------------------------------------------
 
     def preview(self) -> pd.DataFrame:
-        """What `run` would do: one row a run, with its expected time and memory."""
+        """The runs that `run` would make: one row each, with its expected time and memory."""
         return Shown(self.exhibit.preview(self.at))
 
     def run(
@@ -116,7 +116,8 @@ class Session:
     # -- what they show -------------------------------------------------------------------------
 
     def rows(self, records: list[RunRecord] | None = None) -> pd.DataFrame:
-        """What the exhibit shows. `records` are by default those that the store has; nothing is
+        """The rows that the exhibit shows. `records` are by default those that the store has;
+        nothing is
         run."""
         return self.exhibit.table(self.at, self.records() if records is None else records)
 

@@ -11,7 +11,7 @@ from workbench.figures.style import GREY, LOOKS
 EQUAL = 1e-10
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""
 HALF_UNIT = 2**-24
-"""Of fp32, relative."""
+"""Relative rounding error of fp32."""
 
 
 def differences(losses: Sequence[float], plain: Sequence[float]) -> list[float]:

@@ -321,5 +321,6 @@ def relative_to_first(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """What a panel of ratios compares: everything but predictions of the runs shown beside it."""
+    """Rows that a panel of ratios compares: everything but predictions of the runs shown beside
+    it."""
     return rows[rows["variant"] != HERE]

@@ -44,7 +44,7 @@ EXACT = "ours, exact"
 HERE = "from this machine's profile"
 """The variant of what was predicted of a run on the machine that then ran it."""
 BEFORE = "before the run"
-"""The same where several ranks ran."""
+"""The variant of what was predicted where several ranks ran."""
 OUR_PLAN, THEIR_PLAN = "our plan", "published plan"
 """Variants of a simulation on published profiles: whose packs."""
 OUR_SEARCH, THEIR_SEARCH = "our search", "published search, done again"
@@ -117,7 +117,7 @@ def measured(
 
 
 def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] | None:
-    """What the planner said of the same run before it ran; None where it said nothing."""
+    """Time that the planner said of the same run before it ran; None where it said nothing."""
     seconds = record.predicted.get("step_seconds")
     if not seconds:
         return None

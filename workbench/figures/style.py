@@ -34,7 +34,7 @@ COLUMN_IN, PAGE_IN = 3.3, 7.0
 """Widths of a figure, in inches."""
 
 GREY = "#444444"
-"""Of legends and text that belong to no method."""
+"""Colour of legends and text that belong to no method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ LOOKS = {
     "stronghold": Look("#D55E00", "o"),
     "stronghold-disk": Look("#D55E00", "h", pale=True),
 }
-"""Of every method, in the order in which figures draw and name them. Methods that share a colour
+"""Look of every method, in the order in which figures draw and name them. Methods that share a
+colour
 (of systems that no figure shows together) differ in their markers; one that keeps state on a disk
 is a paler one of itself."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
@@ -78,11 +79,11 @@ class Simulated:
     """How one variant of a simulation is told from the others."""
 
     hatch: str
-    """Of bars."""
+    """Hatch of bars."""
     dash: Any
-    """Of lines."""
+    """Style of lines."""
     half: str = "left"
-    """Of a marker: the half that is filled."""
+    """Half of a marker that is filled."""
     marker: str = ""
     """In place of the method's; empty where lines are of several methods."""
 
@@ -97,7 +98,7 @@ SIMULATED = {
 """By variant; `AS_PUBLISHED` of any other."""
 AS_PUBLISHED = Simulated("/////", "--", marker="D")
 PALE = ("fp32", THEIR_SEARCH)
-"""Of two variants of a measurement the one that is filled in a lighter tone."""
+"""Variants of a measurement that are filled in a lighter tone than the other one."""
 
 RC = {
     "figure.dpi": 110,

@@ -56,7 +56,8 @@ def sections(exhibits: Iterable[Shown], outcomes: dict[str, Outcome], cell: Cell
 def _section(
     session: Session, rows: pd.DataFrame, outcome: Outcome | None, cell: Cell
 ) -> list[Html]:
-    """Of an exhibit for which nothing runs also its facts, since no notebook's run tells them."""
+    """Claim, figure, verdicts, rows; and facts of an exhibit for which nothing runs, since no run
+    tells them."""
     exhibit, verdicts, shown = session.exhibit, session.verdict(rows), session.exhibit.listed(rows)
     counted = f"Data: {len(rows)} {exhibit.counted}"
     if exhibit.runs:

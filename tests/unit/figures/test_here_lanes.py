@@ -13,8 +13,7 @@ from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, printed
 from workbench.exhibits import open_exhibit
-from workbench.exhibits.hardware import lanes
-from workbench.exhibits.hardware import offload_table as here_table
+from workbench.exhibits.hardware import lanes, offload_table
 from workbench.exhibits.hardware.lanes_table import (
     Span,
     best_stretch,
@@ -40,7 +39,7 @@ def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
     """The table of all steps in a folder, beside runs that say what plain training reaches."""
     if plain is not None:
         write(folder, [line("plain", 78, cap=None, speed=plain), line("stronghold", 78, speed=40)])
-    return table(measured_steps([folder]), here_table.table(offload_runs([folder])))
+    return table(measured_steps([folder]), offload_table.table(offload_runs([folder])))
 
 
 def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
@@ -193,7 +192,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
 
 def test_nothing_leaves_the_paper(root: Path) -> None:
     steps = measured_steps([root / "results"])
-    paper = drawn(table(steps, here_table.table(offload_runs([root / "results"]))), steps)
+    paper = drawn(table(steps, offload_table.table(offload_runs([root / "results"]))), steps)
     assert len(paper.axes) == 8
     for axes in paper.axes:
         labels = [*axes.get_yticklabels(), axes.yaxis.label, axes.xaxis.label]

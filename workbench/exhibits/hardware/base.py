@@ -1,11 +1,10 @@
-"""What exhibits of committed measurements share: their rows lie in
+"""Base of the exhibits of committed measurements: their rows lie in
 ``results/published-here/<device>/``, so nothing runs, and they are the same on every machine and at
 every size."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import ClassVar
 
 import pandas as pd
@@ -23,9 +22,9 @@ class HardwareExhibit(Exhibit):
     lies."""
 
     section = "this project's goals"
-    runs = False
+    runs, heading_form, place_form = False, "{title}", ""
     file: ClassVar[str]
-    """Of a machine's folder."""
+    """Name of the sheet in a machine's folder."""
     counted, judgement = "settings", "Goals"
     link: ClassVar[str]
     about: ClassVar[str] = "Rows of this project's benchmark"
@@ -34,19 +33,11 @@ class HardwareExhibit(Exhibit):
 
     @property
     def absent(self) -> str:
-        """What stands where there is no row."""
+        """Words where there is no row."""
         return (
             f"nothing to show: no results/published-here/<device>/{self.file} has been measured "
             "and committed yet"
         )
-
-    @property
-    def heading(self) -> str:
-        return self.title
-
-    @property
-    def place(self) -> str:
-        return ""
 
     def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
         return sizes.named(size)
@@ -54,7 +45,7 @@ class HardwareExhibit(Exhibit):
     def opened(self, size: str, store: Store, text: str, machine: str) -> Opened:
         """These choices. `machine`: one that was measured, else the one with most rows. Raises
         ValueError for one that was not."""
-        at = replace(super().opened(size, store, text, machine), simulated=False)
+        at = super().opened(size, store, text, machine)
         if machine and machine not in (known := sorted(set(self.all_rows(at)["device"]))):
             raise ValueError(
                 f"machine {machine!r} has no {self.file}; those that have are "

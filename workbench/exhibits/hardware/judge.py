@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 Metric = Callable[[pd.DataFrame, pd.DataFrame], Found]
-"""Of the rows, one a setting, and of all rows with repeated runs. Raises `Undecided`."""
+"""Takes the rows, one a setting, and of all rows with repeated runs. Raises `Undecided`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Wanted:
     least: float = float("-inf")
     most: float = float("inf")
     form: str = "{:.1%}"
-    """Of the value, with its unit."""
+    """Format of the value, with its unit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,7 @@ def best_stretch(values: Sequence[float]) -> tuple[int, int]:
 
 
 def table(steps: Iterable[Lanes], offload: pd.DataFrame) -> pd.DataFrame:
-    """One row a step. `offload` (`here_table.table`) tells what plain training reaches."""
+    """One row a step. `offload` (`offload_table.table`) tells what plain training reaches."""
     rows = pd.DataFrame([_row(step, offload) for step in steps], columns=list(COLUMNS))
     for name in _MAY_LACK:
         rows[name] = pd.to_numeric(rows[name])

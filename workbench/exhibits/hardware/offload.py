@@ -73,7 +73,8 @@ class Offload(GoalsExhibit):
         return table(offload_runs(at.roots()), repeated=repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """Shares by batch above, predictions below. `rows`: `here_table.table`, of one device."""
+        """Shares by batch above, predictions below. `rows`: `offload_table.table`, of one
+        device."""
         figure.set_size_inches(PAGE_IN, HEIGHT_IN if len(rows) else 1.2)
         if rows.empty:
             drawing.empty(figure.subplots(), self.absent)

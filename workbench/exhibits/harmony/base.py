@@ -1,4 +1,4 @@
-"""What Harmony's exhibits share: beside runs stand estimates and plans, since nobody has the
+"""Base of Harmony's exhibits: beside runs stand estimates and plans, since nobody has the
 paper's values.
 
 Reference estimates of the authors' own model take the place of published values
@@ -47,7 +47,7 @@ PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "hos
 """Columns; `device`: memory of each device."""
 NOT_RUN = "nothing has been run at this size yet"
 TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"), strict=True))
-"""Of the columns of verdicts: the reference is an estimate, nothing that was published."""
+"""Names of the columns of verdicts: the reference is an estimate, nothing that was published."""
 LISTED = {
     "model": "model", "label": "method", "ranks": "devices", "minibatch": "minibatch",
     "setting": "setting", "quantity": "quantity", "value": "value", "unit": "unit",
@@ -68,7 +68,8 @@ class HarmonyExhibit(Exhibit):
     )
     stored = "Shown from stored results and kept plans."
     plans: ClassVar[tuple[str, ...]] = ()
-    """Of the kept plans (`harmony_plans.questions`), by their figure: what can be planned again."""
+    """Keys of the kept plans (`harmony_plans.questions`), by their figure: what can be planned
+    again."""
     without_gpu: ClassVar[tuple[str, str]] = (NO_GPU, "estimated")
     """Why nothing runs where there is no GPU, and what becomes of the exhibit then."""
 

@@ -1,4 +1,4 @@
-"""What STRONGHOLD's exhibits share: published values beside simulations and runs, claims as
+"""Base of STRONGHOLD's exhibits: published values beside simulations and runs, claims as
 ratios.
 
 Values of one machine share axes; those of another have axes of their own, since a GPU of 2023 would
@@ -39,33 +39,16 @@ class StrongholdExhibit(Exhibit):
 
     system = "STRONGHOLD"
     quantity: ClassVar[str] = "samples/s"
-    """What its rows are values of (`tidy.UNITS`)."""
+    """Quantity of its rows (`tidy.UNITS`)."""
     unknown_size: ClassVar[str] = "reduced size"
-    """What sizes other than the paper's are called."""
+    """Words for sizes other than the paper's."""
     rowwise: ClassVar[bool] = False
     """Whether three panels stand side by side, instead of the ratios below the others."""
     wide: ClassVar[bool] = False
     """Whether it takes a page's width also at the paper's size."""
 
-    @property
-    def name(self) -> str:
-        return f"fig{self.figure}"
-
-    @property
-    def notebook(self) -> str:
-        return f"stronghold_{self.figure}"
-
-    @property
-    def words(self) -> str:
-        return f"figure {self.figure}"
-
-    @property
-    def heading(self) -> str:
-        return f"Figure {self.figure}: {self.title}"
-
-    @property
-    def place(self) -> str:
-        return f"section {self.section}"
+    name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
+    heading_form, place_form = "Figure {figure}: {title}", "section {section}"
 
     def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
         return sizes.named(size)
