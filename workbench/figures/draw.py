@@ -36,7 +36,6 @@ SHORT = {
     "diverged": "diverged",
     "error": "failed",
     "": "not run",
-    "ok": "no value",
 }
 """Words in place of a value that is missing."""
 
@@ -52,7 +51,7 @@ DEFECTS = {
 
 def missing_words(status: str) -> str:
     """Why there is no value: by the status of a run, or in words that stand in its place."""
-    return SHORT.get(status, status)
+    return "no value" if status == "ok" else SHORT.get(status, status)
 
 
 def names_of(methods: Mapping[str, Method]) -> dict[str, str]:
