@@ -76,7 +76,9 @@ def table(
 def join(*parts: pd.DataFrame) -> pd.DataFrame:
     """Tables under each other, empty ones left out; the first where all are empty."""
     full = [part for part in parts if len(part)]
-    return pd.concat(full, ignore_index=True) if full else parts[0]
+    if full:
+        return pd.concat(full, ignore_index=True)
+    return parts[0] if parts else table([])
 
 
 def label_of(method: str) -> str:

@@ -176,7 +176,7 @@ def test_what_did_not_run_says_why(name: str, tmp_path: Path) -> None:
 def test_no_row_is_of_two_sources(name: str, tmp_path: Path) -> None:
     rows = rows_of(name, runs(name), nowhere(tmp_path))
     assert list(rows.columns) == list(table.COLUMNS)
-    assert set(rows["source"]) <= set(table.SOURCES)
+    assert set(rows["source"]) <= set(tidy.SOURCES) - {tidy.PUBLISHED}
     simulated = rows["source"] == tidy.SIMULATED
     assert rows[simulated]["variant"].isin((tidy.OUR_PLAN, tidy.THEIR_PLAN, tidy.BEFORE)).all()
     searched = rows["variant"].isin((tidy.OUR_SEARCH, tidy.THEIR_SEARCH))  # timed, and no run
@@ -213,7 +213,7 @@ def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
     text = json.dumps({"events": [same | event for event in events]})
     (folder / "timeline.json").write_text(text)
     assert fig8.busy_shares(made, store) == {0: 1.0, 1: 0.25}
-    rows = tidy.pick(fig8.rows([made], store, SMOKE), quantity="busy")
+    rows = tidy.pick(fig8.EXHIBIT.rows([made], store, SMOKE), quantity="busy")
     assert rows["value"].tolist() == [1.0, 0.25]
     assert rows["setting"].tolist() == ["2/2, packs of 4"] * 2
     (folder / "timeline.json").write_text("{")
