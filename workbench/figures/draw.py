@@ -191,7 +191,7 @@ def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any]) -> None:
     if len(spread):
         low = spread["low"].fillna(spread["value"])
         error = [spread["value"] - low, spread["high"] - spread["value"]]
-        thin = {"fmt": "none", "ecolor": look["color"], "capsize": 1.5, "lw": 0.7}
+        thin = {"fmt": "none", "color": look["color"], "capsize": 1.5, "lw": 0.7}
         axes.errorbar(spread["x"], spread["value"], yerr=error, **thin)
     for row in part.itertuples():
         if CALIBRATED in marks(row):
