@@ -264,9 +264,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     file = SweepFile.load(arguments.file)
     if file.exhibit:
-        from workbench.figures.exhibit import find, name_of
+        from workbench.exhibits import find
 
-        name = name_of(find(file.exhibit).FIGURE)
+        name = find(file.exhibit).name
         raise ValueError(
             f"the sweep {arguments.file} is the exhibit {name}, which is run by "
             f"workbench figure {name} --size {file.size}"

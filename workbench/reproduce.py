@@ -19,9 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from workbench.exhibits import open_exhibit
-from workbench.figures.exhibit import EXHIBITS, find, notebook_of, words_of
-from workbench.figures.harmony import own_text
+from workbench.exhibits import EXHIBITS, find, open_exhibit, text_for
 from workbench.model.corpus import STDLIB
 from workbench.report import write_report
 from workbench.report.outcomes import OUTCOMES, Outcome, folder_of, load_outcomes, save_outcomes
@@ -69,21 +67,21 @@ def reproduce(
     Raises ValueError for an unknown exhibit, size, parameter or text, StoreError for a results
     folder that cannot be written, all before anything runs.
     """
-    figures = [find(name).FIGURE for name in only or EXHIBITS]
+    figures = [find(name).figure for name in only or EXHIBITS]
     store = Store(results)
     values = {"size": size, "results": str(store.root), **(parameters or {})}
     notebooks = {figure: read_notebook(figure) for figure in figures}
     for figure, notebook in notebooks.items():
         check_parameters(notebook, values, figure)
         if "text" in values:
-            values["text"] = own_text.found(figure, values["size"], values["text"], Path.cwd())
+            values["text"] = text_for(find(figure), values["size"], values["text"], Path.cwd())
         open_exhibit(figure, values["size"], store.root, machine=values.get("machine", ""))
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     ran = {}
     for place, (figure, notebook) in enumerate(notebooks.items(), start=1):
-        head = f"[{place}/{len(figures)}] {words_of(figure)}"
-        echo(f"{head}: {find(figure).TITLE}")
+        head = f"[{place}/{len(figures)}] {find(figure).words}"
+        echo(f"{head}: {find(figure).title}")
         folder = folder_of(store, values["size"])
         ran[figure] = outcomes[figure] = run_notebook(notebook, figure, folder, values, echo)
         save_outcomes(store, values["size"], outcomes)
@@ -114,7 +112,7 @@ def read_notebook(figure: str) -> Any:
     """The notebook of an exhibit, from its reviewed source."""
     import jupytext
 
-    notebook = jupytext.read(NOTEBOOKS / f"{notebook_of(figure)}.py")
+    notebook = jupytext.read(NOTEBOOKS / f"{find(figure).notebook}.py")
     notebook.metadata.setdefault(
         "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
     )
@@ -129,7 +127,7 @@ def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None
     for name, value in values.items():
         if name not in known:
             raise ValueError(
-                f"unknown parameter {name!r} of {words_of(figure)}; known: {', '.join(known)}"
+                f"unknown parameter {name!r} of {find(figure).words}; known: {', '.join(known)}"
             )
         kind = known[name]["inferred_type_name"]
         if not isinstance(value, TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
@@ -143,7 +141,7 @@ def run_notebook(
 
     papermill runs in a thread, because in the main one its client takes over the signal handlers.
     """
-    name = f"{notebook_of(figure)}.ipynb"
+    name = f"{find(figure).notebook}.ipynb"
     started, begun_s = datetime.now(UTC).isoformat(), time.monotonic()
     before = _children()
     errors: list[BaseException] = []

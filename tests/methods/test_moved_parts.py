@@ -12,7 +12,7 @@ from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from workbench.core.record import BETWEEN, PARTS
-from workbench.figures.harmony import volumes
+from workbench.exhibits.harmony import volumes
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train_ranks import outcome
 from workbench.runtime.traffic import planned_parts

@@ -16,8 +16,7 @@ import pytest
 
 from tests.notebooks.offline import outside_addresses
 from workbench import reproduce as module
-from workbench.exhibits import open_exhibit
-from workbench.figures.exhibit import EXHIBITS, FIGURES, find, name_of, notebook_of
+from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.reproduce import Reproduced, report, reproduce
 
 pytestmark = pytest.mark.slow
@@ -56,20 +55,20 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
     folder = results / "reports" / "paper"
     for figure in figures:
         for suffix in (".pdf", ".png", ".csv"):
-            assert (folder / f"{name_of(figure)}{suffix}").stat().st_size > 300
-        ran = nbformat.read(folder / f"{notebook_of(figure)}.ipynb", as_version=4)
+            assert (folder / f"{find(figure).name}{suffix}").stat().st_size > 300
+        ran = nbformat.read(folder / f"{find(figure).notebook}.ipynb", as_version=4)
         assert all(c.execution_count for c in ran.cells if c.cell_type == "code")
         assert not [o for c in ran.cells for o in c.get("outputs", ()) if o.output_type == "error"]
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
-    assert starts[0] == f"[1/{len(figures)}] figure 6a: {find('6a').TITLE}"
+    assert starts[0] == f"[1/{len(figures)}] figure 6a: {find('6a').title}"
     assert len(starts) == 2 * len(figures)
 
 
 def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> None:
     text = html.unescape(done[0].report.read_text())
-    for figure in FIGURES:
-        assert f"Figure {figure}: {find(figure).TITLE}" in text
+    for figure in STRONGHOLD:
+        assert f"Figure {figure}: {find(figure).title}" in text
     for words in (
         "simulated with constants of the published machine",
         "updates only as many elements",

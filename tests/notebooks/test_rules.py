@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.figures.exhibit import EXHIBITS, HARMONY, HERE, find, notebook_of
-from workbench.figures.harmony.own_text import READS
-from workbench.figures.sizes import SIZES
+from workbench.exhibits import EXHIBITS, HARDWARE, HARMONY, find
+from workbench.exhibits.stronghold.sizes import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
 LONGEST_CELL = 10
@@ -19,12 +18,16 @@ notebook = cache(read_notebook)
 
 
 def parameters_of(figure: str) -> dict[str, str]:
-    own = {"text": "str"} if figure in READS else {"machine": "str"} if figure in HERE else {}
+    own = (
+        {"text": "str"} if find(figure).reads else {"machine": "str"} if figure in HARDWARE else {}
+    )
     return {"size": "str", "results": "str", "force": "bool"} | own
 
 
 def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
-    assert {path.stem for path in NOTEBOOKS.glob("*.py")} == {*map(notebook_of, EXHIBITS)}
+    assert {path.stem for path in NOTEBOOKS.glob("*.py")} == {
+        find(name).notebook for name in EXHIBITS
+    }
 
 
 @pytest.mark.parametrize("figure", EXHIBITS)
@@ -32,14 +35,14 @@ def test_six_cells(figure: str) -> None:
     title, parameters, plan, run, drawing, verdict = notebook(figure).cells
     exhibit, told = find(figure), " ".join(title.source.split())
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
-    heads = dict.fromkeys(HERE, exhibit.TITLE) | dict.fromkeys(HARMONY, "Harmony, ")
+    heads = dict.fromkeys(HARDWARE, exhibit.title) | dict.fromkeys(HARMONY, "Harmony, ")
     assert told.startswith(f"# {heads.get(figure, f'STRONGHOLD, figure {figure}')}")
-    assert "**Claim**" in told or " ".join(exhibit.CLAIM.split()) in told
-    assert exhibit.SECTION in told
+    assert "**Claim**" in told or " ".join(exhibit.claim.split()) in told
+    assert exhibit.section in told
     if figure in HARMONY:
-        told_of = "all that is drawn is measured" if figure in READS else "no measurements"
+        told_of = "all that is drawn is measured" if find(figure).reads else "no measurements"
         assert told_of in told
-    if figure not in HERE:
+    if figure not in HARDWARE:
         assert all(f"| {size} |" in told for size in SIZES)
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):

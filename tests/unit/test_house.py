@@ -145,7 +145,7 @@ MAY_IMPORT = {
     "methods": FLOOR | {"ranks", "partition"},
     "baselines": FLOOR | {"ranks", "partition", "methods"},
     "published": {"schedule", "model", "profile", "methods", "baselines"},
-    "figures": {"schedule", "model", "profile", "methods", "baselines", "published", "runs"},
+    "figures": {"published", "runs"},
     "runs": FLOOR | {"published"},
     "ui": {
         "runs", "figures", "schedule", "published", "profile", "methods",
@@ -231,6 +231,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while free := [name for name, names in left.items() if not names]:
         left = {name: names.difference(free) for name, names in left.items() if name not in free}
     assert not left, "these import each other, or stand on modules that do"
+
+
+@pytest.mark.parametrize("path", sources("workbench/report", "workbench/ui"), ids=module_name)
+def test_nobody_but_exhibits_knows_one_by_its_module(path: Path) -> None:
+    """Sessions, reports and panels ask an exhibit; what they need of it is in `exhibits.base`."""
+    shared = {"workbench.exhibits"} | {f"workbench.exhibits.{name}" for name in ("base", "session")}
+    found = {name for name in imported(path) if name.startswith("workbench.exhibits")}
+    assert found <= shared
 
 
 def test_only_panels_know_widgets() -> None:

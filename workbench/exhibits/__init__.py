@@ -1,18 +1,58 @@
-"""Exhibits: what each shows, and the session that runs, draws and judges it."""
+"""Exhibits: the figures and tables of the papers and of this project, by name.
+
+An exhibit is one class in one file (`base.Exhibit`); here is one line for each.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from workbench.core.paths import user_path
-from workbench.exhibits.harmony import HarmonySession
-from workbench.exhibits.here import SESSIONS
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.session import Session
-from workbench.figures import sizes
-from workbench.figures.exhibit import HARMONY, HERE, find
-from workbench.figures.harmony import own_text
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+
+STRONGHOLD = {
+    "6a": "stronghold.fig6a",
+    "7a": "stronghold.fig7a",
+    "8a": "stronghold.fig8a",
+    "8b": "stronghold.fig8b",
+    "9": "stronghold.fig9",
+}
+"""Exhibits of STRONGHOLD (SC'22), by their keys, and the module of each: it has an `EXHIBIT`."""
+HARDWARE = {
+    "here_offload": "hardware.offload",
+    "here_lanes": "hardware.lanes",
+    "here_servers": "hardware.servers",
+}
+"""This project's own: what it measured on named hardware, steps of it lane by lane, and what it
+measured on servers of several GPUs."""
+HARMONY = {
+    "harmony_8": "harmony.fig8",
+    "harmony_10": "harmony.fig10",
+    "harmony_12": "harmony.fig12",
+    "harmony_13": "harmony.fig13",
+    "harmony_17": "harmony.fig17",
+    "harmony_18": "harmony.fig18",
+    "harmony_21": "harmony.fig21",
+    "harmony_table1": "harmony.table1",
+}
+"""Exhibits of Harmony (VLDB'22)."""
+EXHIBITS = STRONGHOLD | HARDWARE | HARMONY
+
+
+def find(figure: str) -> Exhibit:
+    """The exhibit by its number, ``8a`` or ``fig8a``, or by its name, ``harmony_8``.
+
+    Raises ValueError naming the known ones.
+    """
+    name = figure.lower().removeprefix("fig")
+    if name not in EXHIBITS:
+        known = ", ".join(find(each).name for each in EXHIBITS)
+        raise ValueError(f"unknown exhibit {figure!r}; known: {known}")
+    return import_module(f"{__name__}.{EXHIBITS[name]}").EXHIBIT
 
 
 def open_exhibit(
@@ -26,17 +66,24 @@ def open_exhibit(
 
     This project's own (``here_offload``) are the same at every size: they show what is committed.
     `results` is the folder of the run records, `text` one that Harmony's figures 13 and 21 train on
-    (`own_text`); a relative one lies in the repository. `machine` is a folder in
+    (`text_for`); a relative one lies in the repository. `machine` is a folder in
     ``published-here`` for this project's own exhibits, else the one with most rows. Raises
     ValueError for an unknown exhibit, size, text or machine, and for ``small`` without a GPU.
     """
     repository = REPOSITORY_RESULTS.parent
-    folder = repository / user_path(results)
     exhibit = find(figure)
-    if text != STDLIB:
-        text = own_text.found(exhibit.FIGURE, size, text, repository)
-    if exhibit.FIGURE in HERE:
-        return SESSIONS[exhibit.FIGURE](exhibit, sizes.named(size), Store(folder), machine)
-    if exhibit.FIGURE in HARMONY:
-        return HarmonySession(exhibit, size, Store(folder), text)
-    return Session(exhibit, sizes.named(size), Store(folder))
+    store = Store(repository / user_path(results))
+    return Session(exhibit, size, store, text_for(exhibit, size, text, repository), machine)
+
+
+def text_for(exhibit: Exhibit, size: str, text: str, base: Path) -> str:
+    """Where the text lies, a relative path from `base` on. Raises ValueError, one sentence, for an
+    exhibit that reads none, and for a folder that is missing or not of the exhibit's format."""
+    if text == STDLIB:
+        return text
+    if not exhibit.reads:
+        able = " and ".join(name for name in EXHIBITS if find(name).reads)
+        raise ValueError(f"{exhibit.words} trains on no text of your own; {able} do")
+    folder = (base / user_path(text)).resolve()
+    exhibit.text_in(folder, size)
+    return str(folder)

@@ -7,22 +7,20 @@ method needed. What is not known yet is said to be unknown rather than guessed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Stage
 from workbench.runs.planning import Answer, answer
 from workbench.runs.progress import format_seconds
-from workbench.runs.provenance import gather
 from workbench.runs.search import Search, at_layers
 from workbench.runs.store import Store
-
-if TYPE_CHECKING:
-    from workbench.exhibits.session import Session
 
 COLUMNS = ["run", "layers", "state", "time", "device", "host", "disk", "note"]
 RECORD_BYTES = 100_000
@@ -30,34 +28,29 @@ RECORD_BYTES = 100_000
 UNKNOWN = "?"
 
 
-def preview(session: Session) -> pd.DataFrame:
-    """One row a run, and one for all of them together."""
-    if session.simulated:
+def preview(stages: Iterable[Stage], store: Store) -> pd.DataFrame:
+    """One row a run, and one for all of them together; of no stages, that nothing runs here."""
+    found: list[tuple[dict[str, Any], float | None]] = []
+    for stage in stages:
+        if isinstance(stage, Search):
+            found.append(_of_search(stage, store))
+        else:
+            found += [_of_run(point.spec, point.record, store) for point in stage.points]
+    if not found:
         words = (
             "nothing runs: no GPU can be used here, so the published sizes are simulated with "
             "constants of the published machine, in a few seconds"
         )
         return pd.DataFrame([_row("simulation", note=words, state="simulated")], columns=COLUMNS)
-    lines, seconds = [], []
-    largest: dict[str, int] = {}
-    for search in session.searches():
-        row, took = _of_search(search, session.store)
-        lines.append(row)
-        seconds.append(took)
-        largest[search.spec.method] = search.layers or search.guess
-    if session.exhibit.FIGURE != "6a":
-        for point in session.sweep(largest).points:
-            row, took = _of_run(point.spec, point.record, session.store)
-            lines.append(row)
-            seconds.append(took)
-    lines.append(_total(seconds))
-    return pd.DataFrame(lines, columns=COLUMNS)
+    run, told = total([seconds for _, seconds in found])
+    every = _row("all", disk=format_bytes(run * RECORD_BYTES), **told)
+    return pd.DataFrame([*(row for row, _ in found), every], columns=COLUMNS)
 
 
 def _of_run(spec: RunSpec, record: RunRecord | None, store: Store) -> tuple[dict, float | None]:
     """A row, and its seconds; 0 for what is there already, None where unknown."""
     if record is not None:
-        return _row(spec.method, spec, state=_cached(record), note=record.message), 0.0
+        return _row(spec.method, spec, state=cached(record), note=record.message), 0.0
     planned = answer(spec, store)
     seconds = estimate(planned, store)
     return _planned_row(spec, planned, seconds), seconds
@@ -69,7 +62,7 @@ def _of_search(search: Search, store: Store) -> tuple[dict, float | None]:
     if search.complete:
         found = at_layers(search.spec, max(1, search.layers))
         note = f"{search.layers} layers trained, {search.layers + 1} did not"
-        return _row(method, found, state=_cached(search.points[-1].record), note=note), 0.0
+        return _row(method, found, state=cached(search.points[-1].record), note=note), 0.0
     spec = at_layers(search.spec, max(1, search.guess))
     planned = answer(spec, store)
     seconds = estimate(planned, store)
@@ -113,13 +106,8 @@ def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]
     return {**empty, "run": run, "layers": layers, **values}
 
 
-def _cached(record: RunRecord) -> str:
+def cached(record: RunRecord) -> str:
     return f"cached {record.started[:16].replace('T', ' ')}"
-
-
-def _total(seconds: list[float | None]) -> dict[str, Any]:
-    run, told = total(seconds)
-    return _row("all", disk=format_bytes(run * RECORD_BYTES), **told)
 
 
 def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
@@ -132,32 +120,3 @@ def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
     note = f"{rest} of unknown time: not measured here yet" if rest else ""
     state = f"{len(seconds) - run} cached, {run} to run"
     return run, {"state": state, "time": time, "note": note}
-
-
-def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
-    """Machine, code, packages and dates behind records; of this moment where there are none."""
-    sources = [record.provenance for record in records] or [gather()]
-    untold = dict.fromkeys(("cpu", "cores", "system", "python"), "unknown")
-    first = untold | {"gpus": [], "host_memory_bytes": 0} | sources[0]
-    packages = {" ".join(pair) for source in sources for pair in source.get("packages", {}).items()}
-    commits = {_commit(source) for source in sources}
-    started = sorted(record.started[:16].replace("T", " ") for record in records)
-    facts = {
-        "processor": f"{first['cpu']}, {first['cores']} cores",
-        "memory": format_bytes(first["host_memory_bytes"]),
-        "GPU": ", ".join(first["gpus"]) or "none",
-        "system": f"{first['system']}, Python {first['python']}",
-        "packages": ", ".join(sorted(packages)),
-        "commit": ", ".join(sorted(commits)),
-        "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
-    }
-    if simulated:
-        facts["numbers"] = (
-            "published values and simulations; nothing was measured for this size here"
-        )
-    return facts
-
-
-def _commit(provenance: dict[str, Any]) -> str:
-    commit = (provenance.get("commit") or "no commit")[:12]
-    return f"{commit} with changes" if provenance.get("dirty") else commit

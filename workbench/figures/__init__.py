@@ -1,1 +1,1 @@
-"""Figures read rows and draw them: no figure starts a run. One module per exhibit."""
+"""The kit of all exhibits: rows, looks, drawings, verdicts. It reads rows and starts no run."""

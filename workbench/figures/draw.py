@@ -1,4 +1,4 @@
-"""The two drawings all five exhibits need: bars in groups, and lines over a number.
+"""The drawing kit of all exhibits: bars in groups, lines over a number, legend and small print.
 
 Sources stand side by side, never stacked into one mark; spread is an error bar; a value that is
 missing says why in its place. Small marks at the numbers send the reader to the small print: a
@@ -9,15 +9,23 @@ published value calibrated the simulation.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from workbench.core.methods import METHODS
-from workbench.figures.rows import HERE
-from workbench.figures.style import GREY, LOOKS, SOURCES, bar_look, line_look, name_of
+from workbench.core.methods import METHODS, Method
+from workbench.figures.rows import HERE, label_of, part_of, series_of
+from workbench.figures.style import GREY, LOOKS, ORDER, PAGE_IN, bar_look, line_look, name_of
 
 UNSOUND, CALIBRATED = "\u2020", "\u2021"
+NOTE_PT = 6
+PLOT_IN = 2.0
+"""Height of a row of panels on a page; legend and small print come on top."""
+UPRIGHT_IN = 0.3
+"""Width of a bar below which the number at it stands upright."""
+UNDERNEATH = 6.5
+"""Size of the markers that are drawn first, where several methods may have equal values."""
 
 SHORT = {
     "oom_device": "out of device memory",
@@ -29,7 +37,7 @@ SHORT = {
     "error": "failed",
     "": "not run",
 }
-"""What stands where a value is missing."""
+"""Words in place of a value that is missing."""
 
 DEFECTS = {
     "row-adam": "updates 0.09 % of an offloaded layer",
@@ -41,202 +49,233 @@ DEFECTS = {
 """Why a published run is not sound, in the space a figure has."""
 
 
-def series_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """(source, variant) pairs that occur, published first and measured last."""
-    pairs = {(row.source, row.variant) for row in rows.itertuples()}
-    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))
-
-
-def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
-    """The rows of one series."""
-    return rows[(rows["source"] == source) & (rows["variant"] == variant)]
-
-
 def missing_words(status: str) -> str:
-    """Why there is no value."""
-    return SHORT.get(status, "no value")
+    """Why there is no value: by the status of a run, or in words that stand in its place."""
+    return "no value" if status == "ok" else SHORT.get(status, status)
+
+
+def names_of(methods: Mapping[str, Method]) -> dict[str, str]:
+    """Names below bars, in two lines where they are long."""
+    return {name: method.label.replace("-", "-\n", 1) for name, method in methods.items()}
+
+
+def prepare(figure: Any, rows: float = 1) -> None:
+    """Give an empty figure the size of so many rows of panels."""
+    figure.set_size_inches(PAGE_IN, PLOT_IN * rows)
+
+
+def title(axes: Any, words: str) -> None:
+    """Above a panel, left."""
+    axes.set_title(words, loc="left", fontsize=7.5)
+
+
+def empty(axes: Any, words: str, letters: int = 34) -> None:
+    """A panel without any value, which says why, in lines of so many letters."""
+    axes.set_axis_off()
+    place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+    axes.text(0.5, 0.5, textwrap.fill(words, letters), fontsize=7, color=GREY, **place)
 
 
 def bars(
     axes: Any,
     rows: pd.DataFrame,
-    groups: dict[str, str],
+    groups: dict[Any, str],
     ylabel: str,
     *,
     column: str = "method",
     number: str = "{:.3g}",
     bound: bool = False,
 ) -> None:
-    """One group of bars per key of `groups` (its value is the tick's label).
+    """One group of bars per key of `groups` (its value is the tick's label): the rows whose
+    `column` is that key, series by series, in each of them method by method.
 
-    A group holds the rows whose `column` is its key, the baseline before STRONGHOLD in each series.
     With `bound` the number at a bar is followed by the tier that decided it.
     """
-    series = series_of(rows)
-    parts = {key: _ordered(rows[rows[column] == key], key, series) for key in groups}
-    width = 0.86 / max(1, *(len(part) for part in parts.values()))
-    upright = width < (0.6 if bound else 0.3)
+    order = {key: place for place, key in enumerate(series_of(rows))}
+    parts = [
+        sorted(
+            rows[rows[column] == key].itertuples(),
+            key=lambda row: (order[row.source, row.variant], ORDER.index(row.method), row.Index),
+        )
+        for key in groups
+    ]
+    width = 0.86 / max(1, *(len(part) for part in parts))
+    panel_in = axes.figure.get_figwidth() / len(axes.figure.axes)
+    upright = width * panel_in / len(groups) < UPRIGHT_IN * (2 if bound else 1)
     tall = pd.concat([rows["value"], rows["high"]]).max()
     top = 1.0 if pd.isna(tall) else float(tall)
-    for place, part in enumerate(parts.values()):
+    for place, part in enumerate(parts):
         for i, row in enumerate(part):
             x = place + (i - (len(part) - 1) / 2) * width
             words = f"{number.format(row.value)}{marks(row)}"
             words = f"{words} {row.bound}" if bound else words
-            _bar(axes, row, x, width, top, words, upright=upright)
+            _bar(axes, row, x, width * 0.86, top, words, upright=upright)
     axes.set_xticks(range(len(groups)), list(groups.values()))
-    narrow = axes.figure.get_figwidth() / len(axes.figure.axes) < 4
-    axes.tick_params(axis="x", length=0, labelsize=6.3 if narrow else 7)
+    axes.tick_params(axis="x", length=0, labelsize=6.3 if panel_in < 4 else 7)
     axes.set_xlim(-0.55, len(groups) - 0.45)
-    axes.set_ylim(0, top * (1.55 if bound else 1.3 if upright else 1.16))
+    axes.set_ylim(0, top * (1.55 if bound else 1.32 if upright else 1.18))
     axes.set_ylabel(ylabel)
-
-
-def _ordered(part: pd.DataFrame, key: str, series: list[tuple[str, str]]) -> list[Any]:
-    def place(row: Any) -> tuple[int, bool]:
-        return series.index((row.source, row.variant)), row.method != key
-
-    return sorted(part.itertuples(), key=place)
 
 
 def _bar(
     axes: Any, row: Any, x: float, width: float, top: float, words: str, *, upright: bool
 ) -> None:
+    place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NOTE_PT}
     if pd.isna(row.value):
-        why = missing_words(row.status)
-        axes.text(x, top * 0.02, why, rotation=90, ha="center", va="bottom", fontsize=6, color=GREY)
+        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=GREY, **place)
         return
-    axes.bar(
-        x, row.value, width * 0.86, **bar_look(LOOKS[row.method].color, row.source, row.variant)
-    )
+    axes.bar(x, row.value, width, **bar_look(LOOKS[row.method].color, row.source, row.variant))
     end, above = row.value, 2.5
-    if not (pd.isna(row.low) or pd.isna(row.high)):
-        error = [[row.value - row.low], [row.high - row.value]]
+    if not pd.isna(row.high):
+        low = row.value if pd.isna(row.low) else row.low
+        error = [[row.value - low], [row.high - row.value]]
         axes.errorbar(x, row.value, yerr=error, color="black", capsize=1.5, lw=0.7, capthick=0.7)
-        end, above = row.high, 3.5
-    axes.annotate(
-        words,
-        (x, end),
-        xytext=(0, above),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=6,
-        rotation=90 if upright else 0,
-    )
+        end, above = max(end, row.high), 3.5
+    place |= {"rotation": 90 if upright else 0, "textcoords": "offset points"}
+    axes.annotate(words, (x, end), xytext=(0, above), **place)
 
 
 def marks(row: Any) -> str:
     """The daggers of a row."""
-    unsound = UNSOUND if row.source == "published" and row.sound is False else ""
-    return unsound + (CALIBRATED if row.calibrated is True else "")
+    unsound = row.source == "published" and row.sound is False
+    calibrated = getattr(row, "calibrated", None) is True
+    return (UNSOUND if unsound else "") + (CALIBRATED if calibrated else "")
 
 
-def lines(axes: Any, rows: pd.DataFrame, xlabel: str, ylabel: str) -> None:
-    """Value over x, one line per (source, variant), quartiles as error bars."""
+def lines(
+    axes: Any,
+    rows: pd.DataFrame,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log: str = "",
+    ticks: Iterable[float] = (),
+) -> None:
+    """Value over x, a line per method, source and variant, with its spread. `log` names axes that
+    are logarithmic: ``x``, ``y``, ``xy``. `ticks`: of x, else whole numbers."""
+    methods = [method for method in ORDER if method in set(rows["method"])]
     for source, variant in series_of(rows):
-        part = part_of(rows, source, variant).sort_values("x")
-        shown = part.dropna(subset=["value"])
-        if not shown.empty:
-            look = line_look(shown["method"].iloc[0], source, variant)
-            axes.plot(shown["x"], shown["value"], label=_series_name(shown), **look)
-            _spread(axes, shown, look["color"])
-            for row in shown.itertuples():
-                if row.calibrated is True:
-                    place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
-                    axes.annotate(CALIBRATED, (row.x, row.value), **place)
-        for row in part[part["value"].isna()].itertuples():
-            axes.annotate(
-                missing_words(row.status),
-                (row.x, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                fontsize=6,
-                ha="center",
-                va="bottom",
-                color=GREY,
-            )
-    if (rows["x"].dropna() % 1 == 0).all():
+        for method in methods:
+            part = part_of(rows, source, variant)
+            part = part[part["method"] == method].sort_values("x")
+            look = line_look(method, source, variant)
+            if len(methods) > 1 and method == ORDER[0]:  # others of equal value are drawn over it
+                look["markersize"] = UNDERNEATH
+            _line(axes, part.dropna(subset=["value"]), look)
+    absent = rows[rows["value"].isna() & rows["x"].notna()]
+    for x, status in dict.fromkeys(zip(absent["x"], absent["status"], strict=True)):
+        place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "fontsize": NOTE_PT}
+        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=GREY,
+                      **place)  # fmt: skip
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+    if "y" in log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    if ticks:
+        axes.set_xticks(list(ticks), [f"{x:g}" for x in ticks])
+        axes.minorticks_off()
+    elif (rows["x"].dropna() % 1 == 0).all():
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.04)
-    axes.margins(x=0.04)
+    axes.margins(x=0.08 if ticks else 0.04)
 
 
-def _spread(axes: Any, shown: pd.DataFrame, color: str) -> None:
-    spread = shown.dropna(subset=["low", "high"])
+def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any]) -> None:
+    if part.empty:
+        return
+    axes.plot(part["x"], part["value"], **look)
+    spread = part.dropna(subset=["high"])
     if len(spread):
-        error = [spread["value"] - spread["low"], spread["high"] - spread["value"]]
-        axes.errorbar(
-            spread["x"], spread["value"], yerr=error, fmt="none", color=color, capsize=1.5, lw=0.7
+        low = spread["low"].fillna(spread["value"])
+        error = [spread["value"] - low, spread["high"] - spread["value"]]
+        thin = {"fmt": "none", "color": look["color"], "capsize": 1.5, "lw": 0.7}
+        axes.errorbar(spread["x"], spread["value"], yerr=error, **thin)
+    for row in part.itertuples():
+        if CALIBRATED in marks(row):
+            place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
+            axes.annotate(CALIBRATED, (row.x, row.value), **place)
+
+
+def legend(
+    figure: Any,
+    rows: pd.DataFrame,
+    *,
+    as_lines: bool = False,
+    methods: bool = True,
+    more: Iterable[tuple[Any, str]] = (),
+) -> None:
+    """Above the axes: each method by its colour (where not every mark names it), then each source
+    by its fill, then `more` (handle, name). The figure grows by it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[tuple[Any, str]] = []
+    there = [method for method in ORDER if method in set(rows["method"])]
+    for method in there if methods else ():
+        look = LOOKS[method]
+        line = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
+        entries.append(
+            (Line2D([], [], **line) if as_lines else Patch(color=look.color), label_of(method))
         )
+    for source, variant in series_of(rows):
+        if as_lines:
+            color = {"color": GREY} if methods else {}
+            handle = Line2D([], [], **line_look(there[0], source, variant) | color)
+        else:
+            handle = Patch(**bar_look(GREY, source, variant))
+        entries.append((handle, _series_name(part_of(rows, source, variant))))
+    place_legend(figure, [*entries, *more])
+
+
+def place_legend(figure: Any, entries: list[tuple[Any, str]]) -> None:
+    """Above it all, in as few even rows as the width allows; the figure grows by them."""
+    from matplotlib.legend_handler import HandlerTuple
+
+    handles, names = zip(*entries, strict=True) if entries else ((), ())
+    letters = figure.get_figwidth() * 17  # of 7 point
+    longest = max((len(name) + 7 for name in names), default=1)
+    columns = max(1, min(len(names), int(letters // longest)))
+    rows = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows)
+    figure.legend(
+        handles, names, loc="outside upper center", ncols=-(-len(names) // max(1, rows)),
+        columnspacing=1.3, borderpad=0.1, handlelength=2.2,
+        handler_map={tuple: HandlerTuple(ndivide=None)},
+    )  # fmt: skip
 
 
 def _series_name(part: pd.DataFrame) -> str:
+    """A series in words, with its hardware where that is one, and a dagger where it is not
+    sound."""
     first = part.iloc[0]
-    name = name_of(first["source"], first["variant"], first["hardware"])
+    devices = [name for name in dict.fromkeys(part["hardware"]) if name]
+    name = name_of(first["source"], first["variant"], devices[0] if len(devices) == 1 else "")
     unsound = first["source"] == "published" and not part["sound"].any()
     return f"{name} {UNSOUND}" if unsound else name
 
 
-def legend_of_bars(figure: Any, rows: pd.DataFrame, *, pairs: bool = False) -> None:
-    """Above the axes: which mark is published, simulated, measured; in `pairs`, whose bar it is."""
-    from matplotlib.patches import Patch
-
-    handles, names = [], []
-    for source, variant in series_of(rows):
-        part = part_of(rows, source, variant)
-        handles.append(Patch(**bar_look(GREY, source, variant)))
-        names.append(_series_name(part))
-    if pairs:
-        handles += [
-            Patch(color="#bbbbbb"),
-            Patch(color=LOOKS["stronghold"].color),
-        ]
-        names += ["the baseline named below", METHODS["stronghold"].label]
-    _place_legend(figure, handles, names)
+def small_print(figure: Any, *sentences: str) -> None:
+    """Under the axes, the figure growing by it."""
+    width = int(figure.get_figwidth() * 22)  # characters of 6 point
+    found = [line for text in sentences if text for line in textwrap.wrap(text, width)]
+    if found:
+        figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
+        figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
 
 
-def legend_of_lines(figure: Any) -> None:
-    """Above the axes: every line once."""
-    known: dict[str, Any] = {}
-    for axes in figure.axes:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            known.setdefault(name, handle)
-    names = sorted(known, key=lambda name: SOURCES.index(name.split()[0].rstrip(":")))
-    _place_legend(figure, [known[name] for name in names], names)
-
-
-def _place_legend(figure: Any, handles: list[Any], names: list[str]) -> None:
-    """In as few even rows as the width allows; the figure grows by them."""
-    letters = figure.get_figwidth() * 17  # of 7 point
-    longest = max((len(name) + 6 for name in names), default=1)
-    columns = max(1, min(len(names), int(letters // longest)))
-    rows = -(-len(names) // columns)
-    columns = -(-len(names) // rows)
-    figure.set_figheight(figure.get_figheight() + 0.15 * rows)
-    figure.legend(
-        handles, names, loc="outside upper center", ncols=columns, columnspacing=1.4, borderpad=0.1
-    )
-
-
-def small_print(figure: Any, rows: pd.DataFrame, *more: str) -> None:
-    """Under the axes, the figure growing by it: what the marks mean, why a published value is not
-    sound, and `more`."""
-    sentences = [*more]
+def daggers(rows: pd.DataFrame) -> list[str]:
+    """Sentences on the marks of rows: why a published value is not sound, what calibrates."""
+    out = []
     unsound = rows[[UNSOUND in marks(row) for row in rows.itertuples()]]
     if len(unsound):
         told = [f"{METHODS[name].label}: {_defects(name)}" for name in unsound["method"].unique()]
-        sentences.append(f"{UNSOUND} published run not sound. " + ". ".join(told) + ".")
+        out.append(f"{UNSOUND} published run not sound. " + ". ".join(told) + ".")
     if any(CALIBRATED in marks(row) for row in rows.itertuples()):
-        sentences.append(f"{CALIBRATED} its published value calibrates the simulation.")
-    if not sentences:
-        return
-    width = int(figure.get_figwidth() * 22)  # characters of 6 point
-    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, width)]
-    figure.set_figheight(figure.get_figheight() + 0.1 * len(lines))
-    figure.supxlabel("\n".join(lines), fontsize=6, color=GREY, ha="left", x=0.01)
+        out.append(f"{CALIBRATED} its published value calibrates the simulation.")
+    return out
 
 
 def _defects(method: str) -> str:
@@ -280,11 +319,7 @@ def relative_to_first(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(out) if out else rows.iloc[:0]
 
 
-def without(rows: pd.DataFrame, source: str) -> pd.DataFrame:
-    """Rows of the other sources, and not the predictions that were made for this machine's runs."""
-    return rows[rows["source"] != source]
-
-
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """What a panel of ratios compares: everything but predictions of the runs shown beside it."""
+    """Rows that a panel of ratios compares: everything but predictions of the runs shown beside
+    it."""
     return rows[rows["variant"] != HERE]

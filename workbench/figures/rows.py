@@ -10,11 +10,13 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from workbench.core.methods import METHODS
+from workbench.core.methods import METHODS, known
 from workbench.core.record import RunRecord, steady_quartiles
 
 COLUMNS = (
@@ -27,30 +29,61 @@ COLUMNS = (
 not train what it names. `calibrated`: the published value of this point went into a constant of the
 simulation."""
 
+NUMBERS = {
+    "value", "low", "high", "x", "layers", "window", "parameters", "ranks", "minibatch",
+}  # fmt: skip
+"""Columns of numbers; `TRUTHS` are of truths and gaps, all others of texts."""
+TRUTHS = {"sound", "calibrated"}
+
+SOURCES = PUBLISHED, REFERENCE, FORMULA, SIMULATED, MEASURED = (
+    "published", "reference estimate", "formula", "simulated", "measured",
+)  # fmt: skip
+"""Kinds of numbers: no mark stands for two of them."""
+EXACT = "ours, exact"
+"""The second variant of a simulation of the published machine: our own runtime on it."""
 HERE = "from this machine's profile"
 """The variant of what was predicted of a run on the machine that then ran it."""
+BEFORE = "before the run"
+"""The variant of what was predicted where several ranks ran."""
+OUR_PLAN, THEIR_PLAN = "our plan", "published plan"
+"""Variants of a simulation on published profiles: whose packs."""
+OUR_SEARCH, THEIR_SEARCH = "our search", "published search, done again"
+"""Variants of a measurement: whose search was timed."""
 
+ONE_DEVICE = "one device"
+"""Name of plain training beside several ranks."""
 UNITS = {"samples/s": "samples/s", "ms": "ms", "parameters": "million parameters"}
 
 
-def table(rows: list[dict[str, Any]], **same: Any) -> pd.DataFrame:
+def table(
+    rows: list[dict[str, Any]], columns: Sequence[str] = COLUMNS, **same: Any
+) -> pd.DataFrame:
     """A table with all columns, in order; `same` is said of every row."""
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(columns))
     for name, value in same.items():
         frame[name] = value
-    for name in ("pair", "variant", "hardware", "device", "how", "status", "bound", "note", "key"):
-        frame[name] = frame[name].astype(object).fillna("").astype(str)
-    for name in ("value", "low", "high", "x", "layers", "window", "parameters"):
-        frame[name] = pd.to_numeric(frame[name])
-    for name in ("sound", "calibrated"):  # a column of truths and gaps, also when read from CSV
-        frame[name] = frame[name].astype(str).map({"True": True, "False": False}).astype(object)
+    for name in columns:
+        if name in NUMBERS:
+            frame[name] = pd.to_numeric(frame[name])
+        elif name in TRUTHS:  # also when read from CSV
+            truths = {"True": True, "False": False}
+            frame[name] = frame[name].astype(str).map(truths).astype(object)
+        else:
+            frame[name] = frame[name].astype(object).fillna("").astype(str)
     return frame
 
 
 def join(*parts: pd.DataFrame) -> pd.DataFrame:
-    """Tables under each other, empty ones left out."""
+    """Tables under each other, empty ones left out; the first where all are empty."""
     full = [part for part in parts if len(part)]
-    return pd.concat(full, ignore_index=True) if full else table([])
+    if full:
+        return pd.concat(full, ignore_index=True)
+    return parts[0] if parts else table([])
+
+
+def label_of(method: str) -> str:
+    """A method as figures of several ranks write it."""
+    return ONE_DEVICE if method == "plain" else known()[method].label
 
 
 def measured(
@@ -61,7 +94,7 @@ def measured(
     `quantity`: ``samples/s``, ``ms`` (per step), or ``parameters``. The spread is the quartiles of
     the steady steps.
     """
-    value, low, high = _quantity(record, quantity)
+    value, low, high = amounts(record, quantity)
     model = record.spec["model"]
     return {
         "method": record.method,
@@ -80,13 +113,13 @@ def measured(
         "device": record.spec["device"],
         "how": _how(record, quantity),
         "status": record.status,
-        "note": "; ".join([record.message] if record.message else record.notes),
+        "note": note_of(record),
         "key": record.key,
     }
 
 
 def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] | None:
-    """What the planner said of the same run before it ran; None where it said nothing."""
+    """Time that the planner said of the same run before it ran; None where it said nothing."""
     seconds = record.predicted.get("step_seconds")
     if not seconds:
         return None
@@ -183,21 +216,95 @@ def _foreign(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
 
 
 def _how(record: RunRecord, quantity: str) -> str:
+    if record.status == "ok" and quantity == "parameters":
+        return "the largest model that trained, one layer more did not"
+    return how_measured(record)
+
+
+def note_of(record: RunRecord) -> str:
+    """Why a run ended as it did, or what it noted."""
+    return "; ".join([record.message] if record.message else record.notes)
+
+
+def how_measured(record: RunRecord) -> str:
+    """How times of a record were obtained, in a line."""
     if record.status != "ok":
         return "no value"
-    if quantity == "parameters":
-        return "the largest model that trained, one layer more did not"
     steady = max(1, len(record.step_seconds) - 1)
     return f"median of {steady} steady steps, spread: quartiles; {record.engine}"
 
 
-def _quantity(record: RunRecord, quantity: str) -> tuple[float | None, float | None, float | None]:
+def amounts(record: RunRecord, quantity: str) -> tuple[float | None, float | None, float | None]:
+    """A record's value and the quartiles around it: ``samples/s``, ``ms`` or ``s`` of a step, or
+    ``parameters`` in millions; None of each where it gave none."""
     if record.status != "ok":
         return None, None, None
     if quantity == "parameters":
         return record.parameters and record.parameters / 1e6, None, None
     first, seconds, third = steady_quartiles(record.step_seconds)
-    if quantity == "ms":
-        return seconds * 1e3, first * 1e3, third * 1e3
-    batch = record.spec["batch"]
-    return batch / seconds, batch / third, batch / first
+    if quantity == "samples/s":
+        batch = record.spec["batch"]
+        return batch / seconds, batch / third, batch / first
+    scale = 1e3 if quantity == "ms" else 1.0
+    return seconds * scale, first * scale, third * scale
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def series_of(rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """(source, variant) pairs that occur, published first and measured last."""
+    pairs = {(row.source, row.variant) for row in rows.itertuples()}
+    return sorted(pairs, key=lambda pair: (SOURCES.index(pair[0]), pair[1]))
+
+
+def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
+    """The rows of one series."""
+    return rows[(rows["source"] == source) & (rows["variant"] == variant)]
+
+
+def value(
+    rows: pd.DataFrame, source: str, variant: str | None = None, **where: Any
+) -> float | None:
+    """The one value of a series with these columns; None when it is missing.
+
+    Where a simulated series has no such row at all, the other one answers: a simulation of our own
+    runtime is compared with the baselines as they were published.
+    """
+    part = pick(rows, source=source, **where)
+    if variant is not None and (source != SIMULATED or (part["variant"] == variant).any()):
+        part = pick(part, variant=variant)
+    return one(part)
+
+
+def advantage(
+    rows: pd.DataFrame, source: str, variant: str | None = None, *, over: str
+) -> float | None:
+    """STRONGHOLD's value of a series over that of a method."""
+    ours, theirs = (value(rows, source, variant, method=name) for name in ("stronghold", over))
+    return quotient(ours, theirs)
+
+
+def quotient(a: float | None, b: float | None) -> float | None:
+    """a / b where both are there."""
+    return a / b if a is not None and b else None
+
+
+def pick(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    """The rows with these values; a tuple means any of them."""
+    return rows[_have(rows, where)]
+
+
+def one(rows: pd.DataFrame, **where: Any) -> float | None:
+    """The value of the first such row that has one."""
+    found = rows["value"][_have(rows, where)].dropna()
+    return float(found.iloc[0]) if len(found) else None
+
+
+def _have(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
+    """Which rows have these values. Columns are asked before a row is copied."""
+    have = np.ones(len(rows), dtype=bool)
+    for name, wanted in where.items():
+        options = wanted if isinstance(wanted, tuple) else (wanted,)
+        have &= rows[name].isin(options).to_numpy(dtype=bool)
+    return have

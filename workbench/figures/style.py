@@ -1,9 +1,11 @@
-"""How figures look: one table of method colours, one rule for where a number comes from.
+"""How figures look: one table of colours and markers by method, one rule for where a number comes
+from.
 
-Published values are hollow, simulated ones hatched, measured ones filled, and no mark mixes two of
-them. Colours are Okabe and Ito's, safe for colour-blind readers; every method also has a marker of
-its own, so that a grey print still tells them apart. Widths are those of a column (3.3 in) and of a
-page (7 in) of the usual two-column papers, so a figure is printed at the size it was drawn for.
+Published values and reference estimates are hollow, simulated ones hatched (in lines: half filled),
+measured ones filled, and no mark mixes two of them. Colours are Okabe and Ito's and darker tones of
+them, safe for colour-blind readers; every method also has a marker of its own, so that a grey print
+still tells them apart. Widths are those of a column (3.3 in) and of a page (7 in) of the usual
+two-column papers, so a figure is printed at the size it was drawn for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.figures.rows import HERE
+from workbench.figures.rows import (
+    BEFORE,
+    EXACT,
+    HERE,
+    OUR_PLAN,
+    PUBLISHED,
+    REFERENCE,
+    THEIR_PLAN,
+    THEIR_SEARCH,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +34,7 @@ COLUMN_IN, PAGE_IN = 3.3, 7.0
 """Widths of a figure, in inches."""
 
 GREY = "#444444"
-"""Of legends and text that belong to no method."""
+"""Colour of legends and text that belong to no method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +48,62 @@ class Look:
 
 
 LOOKS = {
-    "megatron-lm": Look("#0072B2", "s"),
-    "l2l": Look("#E69F00", "^"),
-    "zero-offload": Look("#009E73", "D"),
-    "zero-infinity": Look("#CC79A7", "v"),
-    "stronghold": Look("#D55E00", "o"),
-}
-"""The methods of the paper, in the order in which its figures have them."""
-
-HERE_LOOKS = {
+    "harmony-pp": Look("#0072B2", "o"),
+    "harmony-dp": Look("#D55E00", "s"),
+    "pp-swap": Look("#003F63", ">"),
+    "dp-swap": Look("#7A3600", "<"),
     "plain": Look("#000000", "P"),
-    "megatron-core": LOOKS["megatron-lm"],
-    "l2l": LOOKS["l2l"],
-    "fsdp-offload": Look("#56B4E9", "X"),
-    "zero-offload": LOOKS["zero-offload"],
-    "zero-infinity": LOOKS["zero-infinity"],
-    "zero-infinity-disk": Look("#CC79A7", "<", pale=True),
-    "stronghold": LOOKS["stronghold"],
+    "megatron-lm": Look("#0072B2", "s"),
+    "data-parallel": Look("#E69F00", "p"),
+    "gpipe": Look("#009E73", "D"),
+    "1f1b": Look("#56B4E9", "v"),
+    "interleaved": Look("#E69F00", "h"),
+    "zb-h1": Look("#CC79A7", "P"),
+    "torch-gpipe": Look("#009E73", "d", pale=True),
+    "torch-1f1b": Look("#56B4E9", "^", pale=True),
+    "torch-interleaved": Look("#E69F00", "H", pale=True),
+    "torch-zero-bubble": Look("#CC79A7", "p", pale=True),
+    "l2l": Look("#E69F00", "^"),
+    "fsdp": Look("#56B4E9", "d"),
+    "zero-offload": Look("#6E2A50", "*"),
+    "zero-twin-flow": Look("#777777", "8"),
+    "zero-infinity": Look("#CC79A7", "X"),
+    "zero-infinity-disk": Look("#CC79A7", "x", pale=True),
+    "stronghold": Look("#D55E00", "o"),
     "stronghold-disk": Look("#D55E00", "h", pale=True),
 }
-"""The methods of the offload benchmark: one that keeps state on a disk is a paler one of itself."""
+"""Look of every method, in the order in which figures draw and name them. Methods that share a
+colour (of systems that no figure shows together) differ in their markers; one that keeps state on a
+disk, or is torch's own, is paler."""
+LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
+ORDER = tuple(LOOKS)
 
-SOURCES = ("published", "simulated", "measured")
-EXACT = "ours, exact"
-"""The second variant of a simulation: our own runtime on the published machine."""
-HATCHES = {EXACT: "xxxxx", HERE: "\\\\\\\\\\"}
-"""Of simulations; the published code's has the first hatch."""
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """How one variant of a simulation is told from the others."""
+
+    hatch: str
+    """Hatch of bars."""
+    dash: Any
+    """Style of lines."""
+    half: str = "left"
+    """Half of a marker that is filled."""
+    marker: str = ""
+    """In place of the method's; empty where lines are of several methods."""
+
+
+SIMULATED = {
+    EXACT: Simulated("xxxxx", "-.", marker="s"),
+    HERE: Simulated("\\\\\\\\\\", "--", marker="^"),
+    OUR_PLAN: Simulated("/////", "--"),
+    THEIR_PLAN: Simulated("xxxxx", "-.", "bottom"),
+    BEFORE: Simulated("\\\\\\\\\\", (0, (5, 1, 1, 1)), "top"),
+}
+"""By variant; `AS_PUBLISHED` of any other."""
+AS_PUBLISHED = Simulated("/////", "--", marker="D")
+PALE = ("fp32", THEIR_SEARCH)
+"""Variants of a measurement that are filled in a lighter tone than the other one."""
 
 RC = {
     "figure.dpi": 110,
@@ -110,40 +151,37 @@ def lighter(color: str) -> tuple[float, float, float]:
 def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
     """Keyword arguments of `Axes.bar` for a value of a source."""
     look: dict[str, Any] = {"facecolor": "white", "edgecolor": color, "linewidth": 0.9}
-    if source == "published":
+    if source == PUBLISHED:
         return {**look, "linewidth": 1.3}
+    if source == REFERENCE:
+        return {**look, "linewidth": 1.3, "linestyle": ":"}
     if source == "simulated":
-        return {**look, "hatch": HATCHES.get(variant, "/////")}
-    if not variant:
-        return {**look, "facecolor": color}
+        return {**look, "hatch": SIMULATED.get(variant, AS_PUBLISHED).hatch}
     # On named hardware, beside what the machine at hand measured: filled too, with a black edge.
-    return {**look, "facecolor": _tone(color, variant), "edgecolor": "black"}
+    edge = "black" if variant else color
+    return {**look, "facecolor": _tone(color, variant), "edgecolor": edge}
 
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a method's series of a source.
-
-    A marker cannot be hatched: simulated ones are half filled, in a shape of their own.
-    """
+    """Keyword arguments of `Axes.plot` for a method's series of a source."""
     look = LOOKS[method]
-    base = {"color": look.color, "marker": look.marker, "markersize": 4, "linewidth": 0.9}
-    if source == "published":
-        hollow = {"markerfacecolor": "white", "markersize": 5.5, "markeredgewidth": 1.2}
-        return {**base, **hollow, "linestyle": ":"}
+    base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
+    if source in (PUBLISHED, REFERENCE):
+        wide = {"markersize": 5.5} if source == PUBLISHED else {}
+        return {**base, **wide, "markerfacecolor": "white", "markeredgewidth": 1.1, "ls": ":"}
     if source == "simulated":
-        marker = {EXACT: "s", HERE: "^"}.get(variant, "D")
-        style = "-." if variant == EXACT else "--"
-        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.7}
-        return {**base, **half, "marker": marker, "linestyle": style}
+        own = SIMULATED.get(variant, AS_PUBLISHED)
+        half = {"fillstyle": own.half, "markerfacecoloralt": "white", "markeredgewidth": 0.7}
+        return {**base, **half, "marker": own.marker or look.marker, "ls": own.dash}
     if not variant:
-        return {**base, "linestyle": "-"}
+        return {**base, "ls": "-"}
     tone = {"markerfacecolor": _tone(look.color, variant), "markeredgecolor": "black"}
-    return {**base, **tone, "markeredgewidth": 0.7, "linestyle": "-"}
+    return {**base, **tone, "markeredgewidth": 0.7, "ls": "-"}
 
 
 def _tone(color: str, variant: str) -> Any:
     """Two types of numbers, measured on one machine, are told apart by how dark their fill is."""
-    return lighter(color) if variant == "fp32" else color
+    return lighter(color) if variant in PALE else color
 
 
 def name_of(source: str, variant: str, hardware: str = "") -> str:

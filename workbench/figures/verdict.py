@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workbench.figures.rows import HERE
+from workbench.figures.rows import HERE, MEASURED
 from workbench.figures.style import name_of
 
 HOLDS, FAILS = "holds", "does not hold"
@@ -19,6 +19,10 @@ UNTESTED, MISSING = "cannot be told here", "no value"
 NO_OVERLAP = (
     "without a GPU DeepSpeed copies and computes one after the other and its device is the same "
     "memory, so its speed here says nothing about its speed on one"
+)
+SHARED_CORES = (
+    "without GPUs the ranks share the processor and its memory, so bytes that are not moved save "
+    "no time here"
 )
 RATIOS = ("published ratio", "ratio here", "here / published")
 DEEPSPEED = ("zero-offload", "zero-infinity")
@@ -103,3 +107,20 @@ def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
     columns = ["claim", *RATIOS, "judged", "verdict", "why"]
     rows = [(v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts]
     return pd.DataFrame(rows, columns=columns)
+
+
+def cannot_tell(rows: pd.DataFrame) -> str:
+    """Why measured rows say nothing of speed; empty where they do."""
+    part = rows[(rows["source"] == MEASURED) & rows["value"].notna()]
+    return SHARED_CORES if "cpu" in set(part["device"]) else ""
+
+
+def within(
+    claim: str, here: float | None, expected: float | None, share: float, series_of: tuple[str, str]
+) -> Verdict:
+    """A claim that two numbers are equal up to a share. What is shown is the smaller one over the
+    larger one."""
+    ratio = None
+    if here is not None and expected:
+        ratio = min(here, expected) / max(here, expected)
+    return at_least(claim, None, ratio, 1 - share, series_of)

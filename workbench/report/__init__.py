@@ -17,28 +17,13 @@ import pandas as pd
 from workbench import __version__
 from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
-from workbench.exhibits import open_exhibit
-from workbench.exhibits.preview import origin
-from workbench.exhibits.session import Session
-from workbench.figures.exhibit import (
-    FIGURES,
-    HERE,
-    HERE_LANES,
-    HERE_OFFLOAD,
-    HERE_SERVERS,
-    words_of,
-)
+from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
+from workbench.exhibits.base import origin
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
-from workbench.report.harmony import (
-    ANCHOR,
-    harmony_exhibits,
-    harmony_sections,
-    harmony_verdicts,
-)
-from workbench.report.here import SERVERS_COLUMNS, here_section, lanes_section, measured_on
 from workbench.report.outcomes import Outcome, folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
-from workbench.report.stronghold import proof_sections, stronghold_sections, stronghold_verdicts
+from workbench.report.proofs import proof_sections
+from workbench.report.sections import Shown, measured_on, sections, shown_exhibits, verdicts_of
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
@@ -52,35 +37,25 @@ def write_report(
 
     Raises ValueError for an unknown size, StoreError where the report cannot be written.
     """
-    sessions = [open_exhibit(figure, size, results) for figure in FIGURES]
-    store = sessions[0].store
+    store = open_exhibit(next(iter(EXHIBITS)), size, results).store
     outcomes = load_outcomes(store, size)
-    stronghold = [(session, session.rows()) for session in sessions]
-    records = {session.name: session.records() for session in sessions}
-    harmony = harmony_exhibits(size, store.root, outcomes)
-    here, lanes, servers = (open_exhibit(name, size, results) for name in HERE)
+    exhibits = shown_exhibits(EXHIBITS, size, store, outcomes)
+    systems: dict[str, list[Shown]] = {}
+    for shown in exhibits:
+        systems.setdefault(shown[0].exhibit.system, []).append(shown)
+    judged = {system: verdicts_of(parts) for system, parts in systems.items() if system}
+    first = [shown for shown in exhibits if shown[0].exhibit.figure in STRONGHOLD]
+    records = {session.name: session.records() for session, _ in first}
+    simulated = first[0][0].simulated
     body = [
-        _head(size, sessions, records, measured_on(rows for _, rows in stronghold)),
-        _summary(
-            {
-                "STRONGHOLD": stronghold_verdicts(stronghold),
-                "Harmony": harmony_verdicts(harmony),
-            },
-            outcomes,
-        ),
-        stronghold_sections(stronghold, outcomes, _verdict_cell),
-        here_section(here, outcomes.get(HERE_OFFLOAD), _verdict_cell),
-        lanes_section(lanes, outcomes.get(HERE_LANES)),
-        here_section(servers, outcomes.get(HERE_SERVERS), _verdict_cell, SERVERS_COLUMNS),
-        harmony_sections(harmony, outcomes, _verdict_cell),
-        proof_sections(size, stronghold, records, store),
-        _provenance(sessions, records),
+        _head(size, systems, records, measured_on(rows for _, rows in first), simulated=simulated),
+        _summary(judged, outcomes),
+        sections(exhibits, outcomes, _verdict_cell),
+        proof_sections(size, records, store, simulated=simulated),
+        _provenance(records, simulated=simulated),
         _commands(size),
     ]
-    problems: dict[Path, str] = {}
-    for session in (*sessions, *(session for session, _ in harmony)):
-        problems |= session.store.problems
-    told = [f"{path} is not used: {why}" for path, why in sorted(problems.items())]
+    told = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
     for line in told:
         echo(line)
     if told:
@@ -95,19 +70,24 @@ def write_report(
 
 
 def _head(
-    size: str, sessions: list[Session], records: dict[str, list[RunRecord]], measured: str
+    size: str,
+    systems: dict[str, list[Shown]],
+    records: dict[str, list[RunRecord]],
+    measured: str,
+    *,
+    simulated: bool,
 ) -> list[Html]:
-    simulated = sessions[0].simulated
     where = "simulated with constants of the published machine" if simulated else "run here"
     where += f", beside rows that this project measured on {measured}" if measured else ""
     every = [record for group in records.values() for record in group]
     machine = origin(every, simulated=simulated)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    links = [tag("a", f"figure {s.exhibit.FIGURE}", href=f"#{s.name}") for s in sessions]
-    links.append(tag("a", "measured on named hardware", href=f"#{HERE_OFFLOAD}"))
-    links.append(tag("a", "lane by lane", href=f"#{HERE_LANES}"))
-    links.append(tag("a", "on several GPUs", href=f"#{HERE_SERVERS}"))
-    links.append(tag("a", "Harmony", href=f"#{ANCHOR}"))
+    links = []
+    for system, exhibits in systems.items():
+        if exhibits[0][0].exhibit.introduction:
+            links.append(tag("a", system, href=f"#{system.lower()}"))
+        else:
+            links += [tag("a", s.exhibit.link, href=f"#{s.name}") for s, _ in exhibits]
     others = ["training", "predictions", "timeline"] if not simulated else []
     others += ["explained"] if size == "paper" else []
     links += [tag("a", name, href=f"#{name}") for name in (*others, "provenance")]
@@ -126,7 +106,7 @@ def _summary(systems: dict[str, pd.DataFrame], outcomes: dict[str, Outcome]) -> 
     """How many claims of each system hold, and all verdicts."""
     out = [tag("h2", "Verdicts")]
     failed = [
-        tag("li", f"{words_of(figure)}: {outcome.message}")
+        tag("li", f"{find(figure).words}: {outcome.message}")
         for figure, outcome in outcomes.items()
         if not outcome.ok
     ]
@@ -145,13 +125,13 @@ def _verdict_cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
         return tag("span", SIGNS[value] + value, class_=CLASSES[value])
     if name == "exhibit":
-        return tag("a", words_of(value), href=f"#{value}")
-    return tag("a", value, href=f"#fig{value}") if name == "figure" else None
+        return tag("a", find(value).words, href=f"#{find(value).name}")
+    return None
 
 
-def _provenance(sessions: list[Session], records: dict[str, list[RunRecord]]) -> list[Html]:
+def _provenance(records: dict[str, list[RunRecord]], *, simulated: bool) -> list[Html]:
     every = {record.key: record for group in records.values() for record in group}
-    told = origin(list(every.values()), simulated=sessions[0].simulated)
+    told = origin(list(every.values()), simulated=simulated)
     runs = pd.DataFrame(
         [
             {

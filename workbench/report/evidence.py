@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord, steady_step_seconds
-from workbench.figures.style import LOOKS, PAGE_IN, styled
+from workbench.figures.curves import differences, draw_curves
+from workbench.figures.style import PAGE_IN, styled
 
-EQUAL = 1e-10
-"""Where the drawing puts a difference of nothing, which a logarithm has no place for."""
 PLAIN = "megatron-lm"
 """Everything on the device: plain training, which the others must equal."""
 
@@ -34,7 +33,7 @@ def loss_table(records: Iterable[RunRecord]) -> pd.DataFrame:
     plain = losses_of(records).get(PLAIN, [])
     rows = []
     for record in records:
-        off = [abs(a - b) / abs(b) for a, b in zip(record.losses, plain, strict=False) if b]
+        off = differences(record.losses, plain)
         rows.append(
             {
                 "method": METHODS[record.method].label,
@@ -53,34 +52,11 @@ def draw_losses(losses: dict[str, list[float]]) -> Figure:
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.3), layout="constrained")
         left, right = figure.subplots(1, 2)
-        plain = losses.get(PLAIN, [])
-        for place, (method, values) in enumerate(losses.items()):
-            look = LOOKS[method]
-            steps = range(1, len(values) + 1)
-            # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
-            left.plot(
-                steps,
-                values,
-                label=METHODS[method].label,
-                color=look.color,
-                marker=look.marker,
-                markersize=9 - 1.6 * place,
-                markerfacecolor="none",
-                linewidth=max(0.6, 3 - 0.6 * place),
-            )
-            if method != PLAIN and plain:
-                off = [abs(a - b) / abs(b) for a, b in zip(values, plain, strict=False) if b]
-                shown = [max(value, EQUAL) for value in off]
-                right.semilogy(steps, shown, color=look.color, marker=look.marker, ms=4, lw=1)
-        left.set(xlabel="step", ylabel="loss (nats per token)")
+        draw_curves(left, right, losses, PLAIN)
         left.set_title("loss of every method, same samples and seed")
-        right.axhline(2**-24, color="#888888", linewidth=0.8, linestyle="--")
-        right.annotate("half a unit of fp32", (1, 2**-24), fontsize=6, va="bottom")
-        right.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, 1e-2))
-        right.set_yticks([EQUAL, 1e-8, 1e-6, 1e-4, 1e-2], ["equal", "1e-8", "1e-6", "1e-4", "1e-2"])
-        right.minorticks_off()
         right.set_title(f"difference from plain training ({METHODS[PLAIN].label}'s place)")
-        figure.legend(loc="outside upper center", ncols=len(losses))
+        names = [METHODS[method].label for method in losses]
+        figure.legend(left.lines, names, loc="outside upper center", ncols=len(losses))
     return figure
 
 

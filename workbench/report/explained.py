@@ -10,8 +10,7 @@ from __future__ import annotations
 import pandas as pd
 
 from workbench.core.methods import METHODS
-from workbench.figures.exhibit import FIGURES
-from workbench.published.predict import compare
+from workbench.published.predict import FIGURES, compare
 
 UNITS = {"6a": "layers", "7a": "samples/s", "8a": "samples/s"}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from workbench.figures.style import HERE_LOOKS, LOOKS, PAGE_IN, Look, styled
+from workbench.figures.style import LOOKS, PAGE_IN, Look, styled
 from workbench.ui.board_classes import Classes
 from workbench.ui.board_fields import ENDINGS, Row
 from workbench.ui.board_legend import DASHES, legend, small_print, source_look
@@ -30,12 +30,6 @@ LADDER = (
     Look("#22A884", "D"), Look("#7AD151", "v"), Look("#C9B400", "P"),
 )  # fmt: skip
 """Of numbers: from dark to light, in this order also in grey."""
-METHOD_LOOKS = {
-    **HERE_LOOKS,
-    **LOOKS,
-    "fsdp": HERE_LOOKS["fsdp-offload"],
-    "zero-twin-flow": Look("#777777", "<"),
-}
 MOST_FACETS, MOST_TICKS = 6, 16
 MANY = 400
 """Points from which on marks are smaller and let each other show through."""
@@ -106,7 +100,7 @@ class _Drawing:
         """One a class of colour."""
         labels = self.colours.labels
         if self.axes["colour"]["name"] == "method":
-            return [METHOD_LOOKS.get(label, PALETTE[i]) for i, label in enumerate(labels)]
+            return [LOOKS.get(label, PALETTE[i]) for i, label in enumerate(labels)]
         if self.axes["colour"]["kind"] == "text":
             return list(PALETTE[: len(labels)])
         steps = max(1, len(labels) - 1)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.paths import user_path
-from workbench.figures.exhibit import EXHIBITS, name_of
-from workbench.figures.sizes import named
+from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -44,7 +43,7 @@ class Claim:
 
     @property
     def name(self) -> str:
-        return name_of(self.figure)
+        return find(self.figure).name
 
     @property
     def live(self) -> bool:
@@ -56,13 +55,13 @@ class Evaluation:
 
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Starts nothing but the process beside this one. Raises ValueError for an unknown size."""
-        self.size = named(size).name
+        self.size = find(next(iter(EXHIBITS))).sized(size).name
         self.store = Store(REPOSITORY_RESULTS.parent / user_path(results))
         self.aside = Aside()
         self.claims = [
             Claim(
                 figure=figure,
-                campaign=Campaign(self.store, f"{name_of(figure)}-{size}"),
+                campaign=Campaign(self.store, f"{find(figure).name}-{size}"),
                 about=self._ask("claim", figure=figure),
             )
             for figure in EXHIBITS

@@ -16,18 +16,16 @@ PUBLISHED = {"label": "method", "layers": "layers", "window": "window", "value":
 def claim(figure: str, size: str, results: str) -> dict[str, Any]:
     """The claim, where the paper makes it, and its numbers."""
     from workbench.exhibits import open_exhibit
-    from workbench.figures import rows as tidy
-    from workbench.figures.exhibit import FIGURES, HERE
 
     session = open_exhibit(figure, size, results)
     exhibit = session.exhibit
     return {
         "name": session.name,
-        "title": exhibit.TITLE,
-        "section": exhibit.SECTION,
-        "claim": exhibit.CLAIM,
-        "published": _published(tidy.published(figure)) if figure in FIGURES else [],
-        "runs": figure not in HERE and not session.simulated,
+        "title": exhibit.title,
+        "section": exhibit.section,
+        "claim": exhibit.claim,
+        "published": _published(exhibit.published()),
+        "runs": exhibit.runs and not session.simulated,
     }
 
 
@@ -79,6 +77,8 @@ def report(size: str, results: str) -> str:
 
 
 def _published(rows: Any) -> list[dict[str, Any]]:
+    if rows.empty:
+        return []
     shown = rows[[name for name in PUBLISHED if rows[name].notna().any()]].copy()
     shown["value"] = [
         f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"

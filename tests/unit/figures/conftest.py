@@ -10,6 +10,4 @@ import pytest
 @pytest.fixture
 def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the project has measured must not decide a test."""
-    monkeypatch.setattr(
-        "workbench.exhibits.session.REPOSITORY_RESULTS", tmp_path / "none" / "results"
-    )
+    monkeypatch.setattr("workbench.exhibits.base.REPOSITORY_RESULTS", tmp_path / "none" / "results")

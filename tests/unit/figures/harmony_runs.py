@@ -12,9 +12,9 @@ import pandas as pd
 from tests.unit.figures.records import record
 from workbench.core.record import BETWEEN, PARTS, RunRecord
 from workbench.core.spec import RunSpec
-from workbench.figures.exhibit import HARMONY, find
-from workbench.figures.harmony import sizes, volumes
-from workbench.figures.harmony.table import join
+from workbench.exhibits import HARMONY, find
+from workbench.exhibits.harmony import sizes, volumes
+from workbench.figures.rows import join
 from workbench.published import harmony_plans
 from workbench.runs.store import Store
 
@@ -73,7 +73,7 @@ def moved_parts(spec: RunSpec, weights: int) -> dict[str, int]:
 
 def runs(name: str, size: sizes.HarmonySize = SMOKE) -> list[RunRecord]:
     """Every run of an exhibit."""
-    return [run(spec) for spec in find(name).specs(size, {})]
+    return [run(spec) for spec in find(name).specs(size)]
 
 
 def rows_of(

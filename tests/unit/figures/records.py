@@ -9,17 +9,26 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.exhibits import find
+from workbench.exhibits.stronghold import sizes
 from workbench.figures import rows as tidy
-from workbench.figures import sizes
 from workbench.runs.search import at_layers
 
 SMOKE = sizes.smoke()
+LARGEST = {"megatron-lm": 6, "l2l": 20, "zero-offload": 16, "zero-infinity": 14}
+"""Layers that a search found."""
 
 
 @cache
 def paper_rows(figure: str) -> pd.DataFrame:
     """Published and simulated values of a figure; do not change them."""
     return tidy.join(tidy.published(figure), tidy.simulated(figure))
+
+
+def specs_of(figure: str, size: sizes.Size) -> list[RunSpec]:
+    """The runs of a figure; of 7a at the sizes that searches found."""
+    exhibit = find(figure)
+    return exhibit.specs(size, LARGEST) if figure == "7a" else exhibit.specs(size)
 
 
 def record(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tests.unit.figures.paper import assert_nothing_leaves, printed, words
-from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
-from workbench.core.methods import METHODS
-from workbench.figures import draw, fig6a, fig7a, fig8a
+from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record, specs_of
+from workbench.core.methods import METHODS, known
+from workbench.exhibits import STRONGHOLD, find
+from workbench.exhibits.stronghold import fig6a, fig7a, fig8a
+from workbench.figures import draw
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import FIGURES, find
 from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, save
 
 
@@ -23,16 +24,16 @@ def drawn(figure: str, rows: pd.DataFrame, *, same_scale: bool) -> Figure:
 
 
 def smoke_rows(figure: str) -> pd.DataFrame:
-    largest = {"megatron-lm": 6, "l2l": 20, "zero-offload": 16, "zero-infinity": 14}
-    exhibit = find(figure)
-    own = exhibit.rows([record(spec) for spec in exhibit.specs(SMOKE, largest)])
+    own = find(figure).rows([record(spec) for spec in specs_of(figure, SMOKE)])
     return tidy.join(tidy.published(figure), own.assign(figure=figure, size="smoke"))
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    assert set(LOOKS) == set(METHODS)
-    assert len({look.color for look in LOOKS.values()}) == len(METHODS)
-    assert len({look.marker for look in LOOKS.values()}) == len(METHODS)
+    looks = [LOOKS[method] for method in METHODS]
+    assert len({look.color for look in looks}) == len(METHODS)
+    assert len({look.marker for look in looks}) == len(METHODS)
+    every = {LOOKS[method] for method in known()}
+    assert len(every) == len(known()), "no two methods share colour and marker"
 
 
 def test_no_two_sources_share_a_mark() -> None:
@@ -48,7 +49,7 @@ def test_no_two_sources_share_a_mark() -> None:
     assert "hatch" not in bar_look("red", "published")
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_published_and_simulated_share_the_axes_at_paper_size(figure: str) -> None:
     rows = paper_rows(figure)
     paper = drawn(figure, rows, same_scale=True)
@@ -63,7 +64,7 @@ def test_published_and_simulated_share_the_axes_at_paper_size(figure: str) -> No
     assert "measured" not in text
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_at_other_sizes_ratios_stand_beside_absolute_values(figure: str) -> None:
     paper = drawn(figure, smoke_rows(figure), same_scale=False)
     left, right = paper.axes
@@ -74,7 +75,7 @@ def test_at_other_sizes_ratios_stand_beside_absolute_values(figure: str) -> None
     assert all(axes.get_ylabel() and axes.get_ylim()[0] == 0 for axes in paper.axes)
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_nothing_is_drawn_outside_or_over_a_title(figure: str) -> None:
     for rows, same_scale in (
         (paper_rows(figure), True),
@@ -84,21 +85,21 @@ def test_nothing_is_drawn_outside_or_over_a_title(figure: str) -> None:
 
 
 def test_a_missing_value_says_why_in_its_place() -> None:
-    specs = {spec.method: spec for spec in fig8a.specs(SMOKE, {})}
-    own = fig8a.rows([record(specs["stronghold"]), out_of_memory(specs["l2l"], "device")])
+    specs = {spec.method: spec for spec in fig8a.EXHIBIT.specs(SMOKE)}
+    own = fig8a.EXHIBIT.rows([record(specs["stronghold"]), out_of_memory(specs["l2l"], "device")])
     paper = drawn("8a", tidy.join(tidy.published("8a"), own), same_scale=False)
     assert "out of device memory" in words(paper)
 
 
 def test_a_missing_point_of_a_line_says_why_in_its_place() -> None:
     exhibit = find("9")
-    first, second, *others = exhibit.specs(SMOKE, {})
+    first, second, *others = exhibit.specs(SMOKE)
     own = exhibit.rows([out_of_memory(first), *(record(spec) for spec in (second, *others))])
     paper = drawn("9", own, same_scale=False)
     assert "out of host memory" in words(paper)
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_a_figure_without_any_run_is_still_drawn(figure: str) -> None:
     assert "published" in words(drawn(figure, tidy.published(figure), same_scale=False))
 
@@ -137,7 +138,7 @@ def test_an_svg_needs_nothing_else() -> None:
 
 
 def test_pairs_are_coloured_by_method_and_named_by_baseline() -> None:
-    own = fig7a.rows([record(spec) for spec in fig7a.specs(SMOKE, {"l2l": 20})])
+    own = fig7a.EXHIBIT.rows([record(spec) for spec in fig7a.EXHIBIT.specs(SMOKE, {"l2l": 20})])
     paper = drawn("7a", own, same_scale=False)
     colors = {patch.get_edgecolor()[:3] for patch in paper.axes[0].patches}
     assert len(colors) == 2
@@ -146,7 +147,7 @@ def test_pairs_are_coloured_by_method_and_named_by_baseline() -> None:
 
 
 def test_the_planner_has_a_bar_beside_the_search() -> None:
-    specs = {spec.method: spec for spec in fig6a.specs(SMOKE, {})}
-    rows = tidy.join(fig6a.rows([record(specs["l2l"])]), tidy.published("6a"))
+    specs = {spec.method: spec for spec in fig6a.EXHIBIT.specs(SMOKE)}
+    rows = tidy.join(fig6a.EXHIBIT.rows([record(specs["l2l"])]), tidy.published("6a"))
     paper = drawn("6a", rows, same_scale=False)
     assert "the tier that was full" in words(paper)

@@ -12,8 +12,9 @@ from tests.unit.figures.harmony_runs import nowhere, rows_of, run
 from tests.unit.figures.test_harmony_drawing import drawn
 from tests.unit.figures.test_harmony_verdicts import changed, judged
 from workbench.core.record import BETWEEN, PARTS, RunRecord
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import fig12, sizes, table, volumes
+from workbench.exhibits import find
+from workbench.exhibits.harmony import fig12, sizes, volumes
+from workbench.figures import rows as tidy
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
 BOUNDS = {
@@ -29,13 +30,13 @@ ALL = "all bytes that every run counted are what its plan says"
 
 @pytest.fixture(params=["smoke", "small", "paper"])
 def dials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sizes.HarmonySize:
-    monkeypatch.setattr("workbench.figures.harmony.sizes.gpus", lambda: ("gpu",) * 4)
+    monkeypatch.setattr("workbench.exhibits.harmony.sizes.gpus", lambda: ("gpu",) * 4)
     return sizes.named(request.param)
 
 
 @pytest.fixture
 def made(dials: sizes.HarmonySize) -> list[RunRecord]:
-    return [run(spec) for spec in find("harmony_12").specs(dials, {})]
+    return [run(spec) for spec in find("harmony_12").specs(dials)]
 
 
 @pytest.fixture
@@ -46,8 +47,8 @@ def shown(dials: sizes.HarmonySize, made: list[RunRecord], tmp_path: Path) -> pd
 @pytest.mark.parametrize("method", BOUNDS)
 def test_weights_within_the_bound_hold_at_every_size(shown: pd.DataFrame, method: str) -> None:
     assert judged("harmony_12", shown, BOUNDS[method]).verdict == HOLDS
-    ours = {"source": table.MEASURED, "method": method}
-    most = max(table.pick(shown, **ours)["ranks"])
+    ours = {"source": tidy.MEASURED, "method": method}
+    most = max(tidy.pick(shown, **ours)["ranks"])
     for part, verdict in (("weights_in", FAILS), ("activations_in", HOLDS)):
         more = changed(shown, 9.0, **ours, quantity=part, ranks=most)
         assert judged("harmony_12", more, BOUNDS[method]).verdict == verdict
@@ -55,7 +56,7 @@ def test_weights_within_the_bound_hold_at_every_size(shown: pd.DataFrame, method
 
 def test_every_part_is_held_against_the_plan(shown: pd.DataFrame) -> None:
     assert judged("harmony_12", shown, EACH).verdict == HOLDS
-    place = {"source": table.MEASURED, "method": "pp-swap"}
+    place = {"source": tidy.MEASURED, "method": "pp-swap"}
     for part in ("weights_in", "gradients_out", "sums_in"):
         off = changed(shown, 1.02, **place, quantity=part)
         assert judged("harmony_12", off, EACH).verdict == FAILS
@@ -68,7 +69,7 @@ def test_every_part_is_held_against_the_plan(shown: pd.DataFrame) -> None:
 def test_what_devices_exchange_is_held_against_the_plan(
     shown: pd.DataFrame, method: str, part: str
 ) -> None:
-    off = changed(shown, 1.02, source=table.MEASURED, method=method, quantity=part)
+    off = changed(shown, 1.02, source=tidy.MEASURED, method=method, quantity=part)
     assert judged("harmony_12", off, EACH).verdict == FAILS
     assert judged("harmony_12", off, ALL).verdict == HOLDS
 
@@ -88,13 +89,13 @@ def test_records_from_before_devices_exchanges_were_counted_are_judged_by_the_re
         for record in made
     ]
     rows = rows_of("harmony_12", old, nowhere(tmp_path), dials)
-    assert table.pick(rows, source=table.MEASURED, quantity=BETWEEN).empty
+    assert tidy.pick(rows, source=tidy.MEASURED, quantity=BETWEEN).empty
     assert judged("harmony_12", rows, EACH).verdict == HOLDS
     drawn("harmony_12", rows)
 
 
 def test_bytes_that_no_plan_has_are_not_equal_to_it(shown: pd.DataFrame) -> None:
-    sums = table.pick(shown, source=table.MEASURED, method="harmony-pp", quantity="sums_out")
+    sums = tidy.pick(shown, source=tidy.MEASURED, method="harmony-pp", quantity="sums_out")
     assert (sums["value"] == 0).all()
     some = shown.copy()
     some.loc[sums.index, "value"] = 5
@@ -113,7 +114,7 @@ def test_records_from_before_are_shown_and_not_judged_by_parts(
         for record in made
     ]
     rows = rows_of("harmony_12", old, nowhere(tmp_path), dials)
-    measured = table.pick(rows, source=table.MEASURED)
+    measured = tidy.pick(rows, source=tidy.MEASURED)
     assert set(measured["quantity"]) == {"load", "store"}
     for claim in (*BOUNDS.values(), EACH):
         assert judged("harmony_12", rows, claim).verdict == MISSING
@@ -123,10 +124,10 @@ def test_records_from_before_are_shown_and_not_judged_by_parts(
 def test_weights_are_drawn_apart_from_what_crosses_with_them(shown: pd.DataFrame) -> None:
     alone = fig12.weights_alone(shown)
     assert set(alone["method"]) == set(sizes.HARMONY)
-    every = table.pick(fig12.per_weights(shown), source=table.MEASURED)
+    every = tidy.pick(fig12.per_weights(shown), source=tidy.MEASURED)
     for row in alone.itertuples():
         assert 0 < row.value <= volumes.bound(row.method, row.ranks)
-        assert row.value <= table.one(every, key=row.key)
+        assert row.value <= tidy.one(every, key=row.key)
     strokes = [line for line in drawn("harmony_12", shown).axes[1].lines
                if line.get_marker() == "_"]  # fmt: skip
     assert [line.get_ydata()[0] for line in strokes] == alone["value"].tolist()
@@ -135,8 +136,8 @@ def test_weights_are_drawn_apart_from_what_crosses_with_them(shown: pd.DataFrame
 def test_what_libraries_do_not_tell_apart_has_no_rows(
     shown: pd.DataFrame, dials: sizes.HarmonySize
 ) -> None:
-    parts = table.pick(shown, source=table.MEASURED, quantity=PARTS + BETWEEN)
+    parts = tidy.pick(shown, source=tidy.MEASURED, quantity=PARTS + BETWEEN)
     assert set(parts["method"]) == {*sizes.HARMONY, *sizes.SWAPPED}
     assert set(parts["unit"]) == {"bytes"}
-    library = table.pick(shown, source=table.MEASURED, method=sizes.PEERS)
+    library = tidy.pick(shown, source=tidy.MEASURED, method=sizes.PEERS)
     assert len(library) == 2 * len(dials.known_peers())

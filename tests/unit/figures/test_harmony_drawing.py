@@ -13,15 +13,17 @@ from matplotlib.patches import Rectangle
 
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed, words
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import looks, sizes, table
+from workbench.exhibits import find
+from workbench.exhibits.harmony import sizes, table
+from workbench.figures import rows as tidy
+from workbench.figures import style
 from workbench.figures.style import PAGE_IN, as_svg
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event
 
 SERIES = [
-    (table.REFERENCE, ""), (table.SIMULATED, table.OURS), (table.SIMULATED, table.THEIRS),
-    (table.SIMULATED, table.HERE), (table.MEASURED, ""),
+    (tidy.REFERENCE, ""), (tidy.SIMULATED, tidy.OUR_PLAN), (tidy.SIMULATED, tidy.THEIR_PLAN),
+    (tidy.SIMULATED, tidy.BEFORE), (tidy.MEASURED, ""),
 ]  # fmt: skip
 
 
@@ -44,21 +46,20 @@ def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
 
 
 def test_no_two_sources_share_a_mark() -> None:
-    bars = [tuple(sorted(map(str, looks.bar_look("red", *each).items()))) for each in SERIES]
+    bars = [tuple(sorted(map(str, style.bar_look("red", *each).items()))) for each in SERIES]
     lines = [
-        tuple(sorted(map(str, looks.line_look("harmony-pp", *each).items()))) for each in SERIES
+        tuple(sorted(map(str, style.line_look("harmony-pp", *each).items()))) for each in SERIES
     ]
     assert len(set(bars)) == len(set(lines)) == len(SERIES)
-    assert looks.bar_look("red", table.MEASURED)["facecolor"] == "red"
-    assert looks.bar_look("red", table.REFERENCE)["linestyle"] == ":"
-    assert all("hatch" in looks.bar_look("red", *each) for each in SERIES[1:4])
+    assert style.bar_look("red", tidy.MEASURED)["facecolor"] == "red"
+    assert style.bar_look("red", tidy.REFERENCE)["linestyle"] == ":"
+    assert all("hatch" in style.bar_look("red", *each) for each in SERIES[1:4])
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
-    shown = {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS}
-    assert set(looks.LOOKS) == {*shown, "zero-offload"}, "which the benchmark of servers has"
-    assert len({look.color for look in looks.LOOKS.values()}) == len(looks.LOOKS)
-    assert len({look.marker for look in looks.LOOKS.values()}) == len(looks.LOOKS)
+    shown = {"plain", *sizes.HARMONY, *sizes.SWAPPED, *sizes.PEERS, "zero-offload"}
+    looks = [style.LOOKS[method] for method in shown]
+    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == len(shown)
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
@@ -76,7 +77,7 @@ def test_nothing_leaves_the_paper(name: str, ran: bool, tmp_path: Path) -> None:
 def test_estimates_are_said_to_be_no_measurements(name: str, tmp_path: Path) -> None:
     text = flat(drawn(name, rows_of(name, [], nowhere(tmp_path))))
     assert "They are not measurements" in text
-    assert table.REFERENCE in text
+    assert tidy.REFERENCE in text
     assert "measured (" not in text
 
 
@@ -92,7 +93,7 @@ def test_what_ran_is_told_with_its_machine_and_what_did_not_with_its_reason(
 
 
 def test_a_bar_is_as_high_as_its_value_and_one_without_says_why(tmp_path: Path) -> None:
-    specs = find("harmony_10").specs(SMOKE, {})
+    specs = find("harmony_10").specs(SMOKE)
     made = [run(specs[0], 0.5), run(specs[1], status="oom_device", message="no room")]
     paper = drawn("harmony_10", rows_of("harmony_10", made, nowhere(tmp_path)))
     here = paper.axes[-1]
@@ -119,7 +120,7 @@ def test_what_a_size_leaves_out_is_named_and_nothing_else_in_the_legend(tmp_path
 
 def test_a_device_that_never_computes_has_a_zero(tmp_path: Path) -> None:
     rows = rows_of("harmony_8", [], nowhere(tmp_path))
-    third = table.pick(rows, quantity="busy", variant=table.THEIRS).index[2]
+    third = tidy.pick(rows, quantity="busy", variant=tidy.THEIR_PLAN).index[2]
     rows.loc[third, "value"] = 0.0
     paper = drawn("harmony_8", rows)
     (busy,) = [axes for axes in paper.axes if "how busy" in axes.get_title(loc="left")]
@@ -163,8 +164,8 @@ def test_table_1_draws_searches_as_measured_and_like_beside_like(tmp_path: Path)
     assert {"measured: our search", "simulated: our plan"} <= {
         text.get_text() for text in paper.legends[0].get_texts()
     }
-    estimates = table.pick(
-        rows, source=table.REFERENCE, quantity="iteration_s", method="harmony-pp", minibatch=64
+    estimates = tidy.pick(
+        rows, source=tidy.REFERENCE, quantity="iteration_s", method="harmony-pp", minibatch=64
     )
     assert estimates["how"].str.contains("transfers overlap; high: without overlap").all()
     stated = [text.get_text() for text in paper.axes[0].texts]
@@ -174,10 +175,10 @@ def test_table_1_draws_searches_as_measured_and_like_beside_like(tmp_path: Path)
 def test_table_1_tells_plans_for_one_gpu_instead_of_drawing_them(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
     place = {"model": "vgg416", "method": "harmony-pp", "minibatch": 64, "ranks": 4}
-    alone = {**place, "quantity": "gpus", "value": 1.0, "source": table.SIMULATED,
-             "variant": table.THEIRS, "unit": "GPUs"}  # fmt: skip
+    alone = {**place, "quantity": "gpus", "value": 1.0, "source": tidy.SIMULATED,
+             "variant": tidy.THEIR_PLAN, "unit": "GPUs"}  # fmt: skip
     there = rows[~((rows["quantity"] == "gpus") & (rows["model"] == "vgg416"))]
-    text = flat(drawn("harmony_table1", table.join(there, table.table([alone]))))
+    text = flat(drawn("harmony_table1", tidy.join(there, table.table([alone]))))
     assert "The published plan of VGG416 is for one GPU alone" in text
     several = rows.assign(value=rows["value"].where(rows["quantity"] != "gpus", 4.0))
     assert "for one GPU alone" not in flat(drawn("harmony_table1", several))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.figures.harmony.table import one, pick
+from workbench.figures.rows import one, pick
 from workbench.published import harmony, harmony_answers, harmony_plans
 from workbench.published.harmony_plans import OURS, PUBLISHED, Question, Row
 

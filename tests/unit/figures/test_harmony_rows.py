@@ -13,9 +13,10 @@ import pytest
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.harmony.made_up import Layers, cut
 from workbench.core.methods import known
-from workbench.figures.exhibit import EXHIBITS as ALL
-from workbench.figures.exhibit import FIGURES, HARMONY, HERE, find, name_of, notebook_of, words_of
-from workbench.figures.harmony import fig8, sizes, table, volumes
+from workbench.exhibits import EXHIBITS as ALL
+from workbench.exhibits import HARDWARE, HARMONY, STRONGHOLD, find
+from workbench.exhibits.harmony import fig8, sizes, table, volumes
+from workbench.figures import rows as tidy
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
@@ -57,10 +58,10 @@ def test_volumes_and_times_of_figure_10_are_those_of_the_reference(reference: Pa
             "minibatch": int(line["minibatch"]),
         }  # fmt: skip
         for prefetch, name in (("no", "est_s_no_prefetch"), ("yes", "est_s_prefetch")):
-            part = table.pick(times, **place, quantity="iteration_s", prefetch=prefetch)
+            part = tidy.pick(times, **place, quantity="iteration_s", prefetch=prefetch)
             assert part["value"].tolist() == [float(line[name])]
         for quantity, name in (("weights_in", "w_in_gib"), ("p2p", "p2p_gib")):
-            part = table.pick(moved, **place, quantity=quantity)
+            part = tidy.pick(moved, **place, quantity=quantity)
             assert part["value"].tolist() == [float(line[name])]
 
 
@@ -72,16 +73,16 @@ def test_stored_searches_are_those_of_the_reference(reference: Path) -> None:
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
             place = {"model": line["model"], "method": f"harmony-{line['mode'].lower()}"}
-            part = table.pick(rows, **place)
-            assert table.one(part, quantity="iteration_s") == float(line["estimated_s"])
-            assert table.one(part, quantity="candidates") == int(line["candidates"])
+            part = tidy.pick(rows, **place)
+            assert tidy.one(part, quantity="iteration_s") == float(line["estimated_s"])
+            assert tidy.one(part, quantity="candidates") == int(line["candidates"])
 
 
 def test_an_estimate_with_overlap_has_the_one_without_at_its_other_end() -> None:
     rows = table.estimated("17", "iteration_s")
-    ten = table.pick(rows, model="gpt2_10b", method="harmony-pp", ranks=8).iloc[0]
+    ten = tidy.pick(rows, model="gpt2_10b", method="harmony-pp", ranks=8).iloc[0]
     assert (ten["value"], ten["high"]) == (58.1, 63.9)
-    assert ten["source"] == table.REFERENCE
+    assert ten["source"] == tidy.REFERENCE
     assert "not a measurement" in ten["note"]
     assert "transfers overlap" in ten["how"]
     assert len(rows) == 28
@@ -89,7 +90,7 @@ def test_an_estimate_with_overlap_has_the_one_without_at_its_other_end() -> None
 
 def test_seconds_become_samples_per_second_and_ends_change_places() -> None:
     rows = table.as_speed(table.estimated("10", "iteration_s"))
-    row = table.pick(rows, model="gpt2_xl", method="harmony-pp", minibatch=16).iloc[0]
+    row = tidy.pick(rows, model="gpt2_xl", method="harmony-pp", minibatch=16).iloc[0]
     assert row["value"] == pytest.approx(16 / 12.33)
     assert row["low"] == pytest.approx(16 / 13.30)
     assert (row["x"], row["unit"]) == (16, "samples/s")
@@ -99,12 +100,12 @@ def test_seconds_become_samples_per_second_and_ends_change_places() -> None:
 
 
 def test_harmony_stands_among_the_exhibits_by_name() -> None:
-    assert (*FIGURES, *HERE, *HARMONY) == ALL
-    assert [words_of(name) for name in ("harmony_8", "harmony_table1")] == [
+    assert [*STRONGHOLD, *HARDWARE, *HARMONY] == list(ALL)
+    assert [find(name).words for name in ("harmony_8", "harmony_table1")] == [
         "Harmony, figure 8", "Harmony, table 1",
     ]  # fmt: skip
     for name in HARMONY:
-        assert find(name).FIGURE == name == name_of(name) == notebook_of(name)
+        assert find(name).figure == name == find(name).name == find(name).notebook
     with pytest.raises(ValueError, match="unknown exhibit 'fig10'.*harmony_10"):
         find("fig10")
 
@@ -114,9 +115,9 @@ def test_harmony_stands_among_the_exhibits_by_name() -> None:
 def test_every_size_asks_for_valid_runs(
     name: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.figures.harmony.sizes.gpus", lambda: ("gpu",) * 4)
+    monkeypatch.setattr("workbench.exhibits.harmony.sizes.gpus", lambda: ("gpu",) * 4)
     dials = sizes.named(size)
-    specs = find(name).specs(dials, {})
+    specs = find(name).specs(dials)
     assert bool(specs) == (name != "harmony_table1")
     for spec in specs:
         assert spec.method in known()
@@ -139,8 +140,8 @@ def test_paper_is_the_published_setting() -> None:
 
 
 def test_exhibits_share_their_runs_at_size_smoke() -> None:
-    every = {str(spec.to_dict()) for name in EXHIBITS for spec in find(name).specs(SMOKE, {})}
-    asked = sum(len(find(name).specs(SMOKE, {})) for name in EXHIBITS)
+    every = {str(spec.to_dict()) for name in EXHIBITS for spec in find(name).specs(SMOKE)}
+    asked = sum(len(find(name).specs(SMOKE)) for name in EXHIBITS)
     assert len(every) <= 14 < asked
 
 
@@ -151,12 +152,12 @@ def test_unknown_sizes_are_answered_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_a_run_that_failed_keeps_its_place_and_reason(name: str, tmp_path: Path) -> None:
-    specs = find(name).specs(SMOKE, {})
+    specs = find(name).specs(SMOKE)
     if not specs:
         return
     failed = run(specs[0], status="oom_device", message="the device tier is out of memory")
     rows = rows_of(name, [failed], nowhere(tmp_path))
-    own = table.pick(rows, source=table.MEASURED)
+    own = tidy.pick(rows, source=tidy.MEASURED)
     assert set(own["status"]) == {"oom_device"}
     assert own["value"].isna().all()
     assert own["note"].str.contains("out of memory").all()
@@ -165,7 +166,7 @@ def test_a_run_that_failed_keeps_its_place_and_reason(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_what_did_not_run_says_why(name: str, tmp_path: Path) -> None:
     rows = rows_of(name, [], nowhere(tmp_path))
-    own = table.pick(rows, source=table.MEASURED, variant="")
+    own = tidy.pick(rows, source=tidy.MEASURED, variant="")
     assert own["value"].isna().all()
     assert (own["note"] == "not here").all()
     assert len(own) or name == "harmony_table1"
@@ -175,31 +176,31 @@ def test_what_did_not_run_says_why(name: str, tmp_path: Path) -> None:
 def test_no_row_is_of_two_sources(name: str, tmp_path: Path) -> None:
     rows = rows_of(name, runs(name), nowhere(tmp_path))
     assert list(rows.columns) == list(table.COLUMNS)
-    assert set(rows["source"]) <= set(table.SOURCES)
-    simulated = rows["source"] == table.SIMULATED
-    assert rows[simulated]["variant"].isin((table.OURS, table.THEIRS, table.HERE)).all()
-    searched = rows["variant"].isin((table.OUR_SEARCH, table.THEIR_SEARCH))  # timed, and no run
-    assert set(rows[searched]["source"]) <= {table.MEASURED}
+    assert set(rows["source"]) <= set(tidy.SOURCES) - {tidy.PUBLISHED}
+    simulated = rows["source"] == tidy.SIMULATED
+    assert rows[simulated]["variant"].isin((tidy.OUR_PLAN, tidy.THEIR_PLAN, tidy.BEFORE)).all()
+    searched = rows["variant"].isin((tidy.OUR_SEARCH, tidy.THEIR_SEARCH))  # timed, and no run
+    assert set(rows[searched]["source"]) <= {tidy.MEASURED}
     assert (rows[~simulated & ~searched]["variant"] == "").all()
-    assert (rows[(rows["source"] == table.MEASURED) & ~searched]["key"] != "").all()
-    assert (rows[rows["source"] == table.REFERENCE]["key"] == "").all()
+    assert (rows[(rows["source"] == tidy.MEASURED) & ~searched]["key"] != "").all()
+    assert (rows[rows["source"] == tidy.REFERENCE]["key"] == "").all()
 
 
 def test_a_prediction_is_simulated_and_never_measured() -> None:
     spec = SMOKE.spec("harmony-pp", SMOKE.text, 2)
     made = run(spec, 0.5)
     (told,) = table.predicted(made, "iteration_s", "GPT")
-    assert (told["source"], told["variant"]) == (table.SIMULATED, table.HERE)
+    assert (told["source"], told["variant"]) == (tidy.SIMULATED, tidy.BEFORE)
     assert told["value"] == pytest.approx(0.45)
     seen = table.measured(made, "iteration_s", "GPT")
-    assert (seen["source"], seen["value"]) == (table.MEASURED, pytest.approx(0.5))
+    assert (seen["source"], seen["value"]) == (tidy.MEASURED, pytest.approx(0.5))
     assert table.measured(made, "samples_per_s", "GPT")["value"] == pytest.approx(16)
     assert seen["setting"] == "2/2, 3 and 4 packs"
 
 
 def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    spec = find("harmony_8").specs(SMOKE, {})[0]
+    spec = find("harmony_8").specs(SMOKE)[0]
     made = run(spec)
     folder = store.folder(made.key)
     folder.mkdir(parents=True)
@@ -212,7 +213,7 @@ def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
     text = json.dumps({"events": [same | event for event in events]})
     (folder / "timeline.json").write_text(text)
     assert fig8.busy_shares(made, store) == {0: 1.0, 1: 0.25}
-    rows = table.pick(fig8.rows([made], store, SMOKE), quantity="busy")
+    rows = tidy.pick(fig8.EXHIBIT.rows([made], store, SMOKE), quantity="busy")
     assert rows["value"].tolist() == [1.0, 0.25]
     assert rows["setting"].tolist() == ["2/2, packs of 4"] * 2
     (folder / "timeline.json").write_text("{")

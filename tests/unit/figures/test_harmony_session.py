@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.figures.harmony_runs import EXHIBITS, run
 from workbench.core import host
-from workbench.exhibits import harmony as harmony_session
-from workbench.exhibits import open_exhibit
-from workbench.exhibits.harmony import HarmonySession
-from workbench.figures.harmony import table
+from workbench.exhibits import HARMONY, open_exhibit
+from workbench.exhibits.harmony import base, table
+from workbench.exhibits.session import Session
+from workbench.figures import rows as tidy
 from workbench.published import harmony_plans
-from workbench.report.harmony import harmony_exhibits, harmony_sections, harmony_verdicts
+from workbench.report.sections import sections, shown_exhibits, verdicts_of
 from workbench.runs.resolve import key_of
 from workbench.ui import evaluation_work
 
@@ -29,10 +29,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.runs.store.REPOSITORY_RESULTS", Path("/nonexistent"))
 
 
-def with_one_run(name: str, folder: Path) -> HarmonySession:
+def with_one_run(name: str, folder: Path) -> Session:
     """An exhibit at size tiny with the first of its runs done."""
     session = open_exhibit(name, "tiny", folder)
-    spec = session.exhibit.specs(session.size, {})[0]
+    spec = session.exhibit.specs(session.size)[0]
     session.store.write(run(spec, 0.2, key=key_of(spec)))
     return session
 
@@ -53,7 +53,7 @@ def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path)
     assert list(session.stages()) == []
     assert not (tmp_path / "new").exists()
     rows = session.run()
-    assert table.pick(rows, source=table.MEASURED, variant="")["value"].isna().all()
+    assert tidy.pick(rows, source=tidy.MEASURED, variant="")["value"].isna().all()
     assert (rows["figure"] == name).all()
     paths = session.figure(rows).paths
     assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
@@ -87,23 +87,23 @@ def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None
 
 def test_the_time_of_a_run_is_that_of_earlier_ones(tmp_path: Path) -> None:
     session = with_one_run("harmony_12", tmp_path)
-    spec = session.exhibit.specs(session.size, {})[0]
+    spec = session.exhibit.specs(session.size)[0]
     other = spec.with_(batch=8)
     session.store.write(run(other, 0.2, key=key_of(other), seconds=14.0))
-    assert session._expected(spec) == 13.0
-    assert session._expected(spec.with_(ranks=2)) is None
+    assert base.expected(spec, session.store) == 13.0
+    assert base.expected(spec.with_(ranks=2), session.store) is None
 
 
 def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
     session = open_exhibit("harmony_17", "paper", tmp_path)
     rows = session.rows()
-    kept = rows[(rows["source"] == table.REFERENCE) & (rows["ranks"] <= 2)]
+    kept = rows[(rows["source"] == tidy.REFERENCE) & (rows["ranks"] <= 2)]
     kept = kept.assign(source="measured", variant="", hardware="NVIDIA H200", device="cuda")
     folder = tmp_path / "published-here" / "nvidia-h200"
     folder.mkdir(parents=True)
     kept.to_csv(folder / "harmony_17.csv", index=False)
     again = open_exhibit("harmony_17", "paper", tmp_path).run()
-    own = again[again["source"] == table.MEASURED]
+    own = again[again["source"] == tidy.MEASURED]
     assert len(own) == len(kept)
     assert own["value"].notna().all()
     assert "measured" in set(session.verdict(again)["judged"])
@@ -124,11 +124,13 @@ def test_force_plans_again_where_the_profiles_are(
     session = open_exhibit("harmony_table1", "smoke", tmp_path)
     before = len(harmony_plans.kept("stored"))
     session.run(force=True)
-    assert len(table.pick(session.plans(), figure="stored")) == 2 < before
-    assert len(table.pick(session.plans(), figure="10")) == len(harmony_plans.kept("10"))
-    monkeypatch.setattr(harmony_session, "profiles_folder", lambda results: None)
+    assert len(tidy.pick(base.plans_of(session.store), figure="stored")) == 2 < before
+    assert len(tidy.pick(base.plans_of(session.store), figure="10")) == len(
+        harmony_plans.kept("10")
+    )
+    monkeypatch.setattr(base, "profiles_folder", lambda results: None)
     session.run(force=True)  # nothing is planned, and what there is stays
-    assert len(table.pick(session.plans(), figure="stored")) == 2
+    assert len(tidy.pick(base.plans_of(session.store), figure="stored")) == 2
 
 
 def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
@@ -141,12 +143,12 @@ def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
 
 def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     session = with_one_run("harmony_21", tmp_path)
-    exhibits = harmony_exhibits("tiny", session.store.root, {})
-    text = "".join(harmony_sections(exhibits, {}, lambda name, value: None))
+    exhibits = shown_exhibits(HARMONY, "tiny", session.store, {})
+    text = "".join(sections(exhibits, {}, lambda name, value: None))
     for name in EXHIBITS:
         assert f'id="{name}"' in text
     assert text.count("data:image/svg+xml") == len(EXHIBITS)
-    verdicts = harmony_verdicts(exhibits)
+    verdicts = verdicts_of(exhibits)
     assert set(verdicts["exhibit"]) == set(EXHIBITS)
     assert {"holds", "does not hold", "no value"} == set(verdicts["verdict"])
     assert "They are not measurements" in text

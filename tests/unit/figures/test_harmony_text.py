@@ -10,17 +10,17 @@ from tests.unit.figures.harmony_runs import nowhere, rows_of, runs
 from tests.unit.figures.paper import flat
 from tests.unit.figures.test_harmony_drawing import drawn
 from workbench.cli import BAD_INPUT, main
-from workbench.exhibits import open_exhibit
-from workbench.exhibits.harmony import HarmonySession
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import own_text, sizes
+from workbench.exhibits import HARMONY, find, open_exhibit, text_for
+from workbench.exhibits.harmony import own_text, sizes
+from workbench.exhibits.session import Session
 from workbench.model.corpus import STDLIB
-from workbench.report.harmony import harmony_exhibits
 from workbench.report.outcomes import Outcome
+from workbench.report.sections import shown_exhibits
 from workbench.reproduce import reproduce
 from workbench.runs.store import Store
 
 TEXTS = {"harmony_13": "MRPC", "harmony_21": "WikiText"}
+READS = {name: find(name).reads for name in TEXTS}
 
 
 @pytest.fixture
@@ -39,24 +39,24 @@ def texts(tmp_path: Path) -> Path:
 def test_every_run_of_the_exhibit_trains_on_it(name: str, texts: Path) -> None:
     folder = texts / TEXTS[name]
     session = open_exhibit(name, "tiny", texts / "results", str(folder))
-    specs = session.exhibit.specs(session.size, {})
+    specs = session.exhibit.specs(session.size)
     assert {spec.text for spec in specs} == {str(folder)}
     default = open_exhibit(name, "tiny", texts / "results")
-    assert [spec.with_(text=STDLIB) for spec in specs] == default.exhibit.specs(default.size, {})
+    assert [spec.with_(text=STDLIB) for spec in specs] == default.exhibit.specs(default.size)
 
 
 @pytest.mark.parametrize("size", ["smoke", "tiny", "small", "paper"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_it_changes_that_exhibits_model_alone(name: str, size: str, texts: Path) -> None:
     before = sizes.named(size)
-    after = own_text.trained_on(before, name, str(texts / TEXTS[name]))
-    field = own_text.READS[name]
+    after = find(name).sized(size, str(texts / TEXTS[name]))
+    field = READS[name]
     assert getattr(after, field).changes["text"] == str(texts / TEXTS[name])
-    other = next(each for each in own_text.READS.values() if each != field)
+    other = next(each for each in READS.values() if each != field)
     assert getattr(after, other) == getattr(before, other)
     assert (after.four, after.moved) == (before.four, before.moved)
-    steps = {spec.steps for spec in find(name).specs(after, {})}
-    assert steps == {spec.steps for spec in find(name).specs(before, {})} == {before.curve_steps}
+    steps = {spec.steps for spec in find(name).specs(after)}
+    assert steps == {spec.steps for spec in find(name).specs(before)} == {before.curve_steps}
 
 
 def test_a_vocabulary_beside_pairs_is_used_where_the_model_has_room(texts: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_vocabulary_beside_pairs_is_used_where_the_model_has_room(texts: Path)
     ]
     (folder / "vocab.txt").write_text("\n".join([*names, ".", *map(str, range(300))]))
     for size, tokenizer in (("paper", "wordpiece"), ("small", "wordpiece"), ("tiny", None)):
-        after = own_text.trained_on(sizes.named(size), "harmony_13", str(folder))
+        after = find("harmony_13").sized(size, str(folder))
         assert after.pairs.changes.get("tokenizer") == tokenizer, size
-    assert own_text.found("harmony_13", "paper", str(folder), texts) == str(folder)
+    assert text_for(find("harmony_13"), "paper", str(folder), texts) == str(folder)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_relative_folder_is_found_from_where_the_command_is_given(
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_figure_and_its_provenance_name_the_text(name: str, texts: Path) -> None:
-    session = HarmonySession(find(name), "tiny", Store(texts / "results"), str(texts / TEXTS[name]))
+    session = Session(find(name), "tiny", Store(texts / "results"), str(texts / TEXTS[name]))
     facts = session.provenance().set_index("what")["is"]
     assert str(texts / TEXTS[name]) in facts["text"]
     assert "SHA-256" in facts["text"]
@@ -164,15 +164,15 @@ def test_the_figure_and_its_provenance_name_the_text(name: str, texts: Path) -> 
 
 def test_the_report_shows_the_runs_on_that_text(texts: Path) -> None:
     asked = []
-    session = HarmonySession.rows
+    session = Session.rows
 
-    def rows(self: HarmonySession, records: list | None = None):
-        asked.append((self.exhibit.FIGURE, self.text))
+    def rows(self: Session, records: list | None = None):
+        asked.append((self.exhibit.figure, self.at.text))
         return session(self, records)
 
     outcome = Outcome(ok=True, message="", seconds=1.0, started="2026", notebook="n", text="/mine")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HarmonySession, "rows", rows)
-        harmony_exhibits("tiny", texts / "results", {"harmony_13": outcome})
+        patch.setattr(Session, "rows", rows)
+        shown_exhibits(HARMONY, "tiny", Store(texts / "results"), {"harmony_13": outcome})
     assert {figure for figure, text in asked if text == "/mine"} == {"harmony_13"}
     assert {text for figure, text in asked if figure != "harmony_13"} == {STDLIB}

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
-from workbench.figures.exhibit import find
-from workbench.figures.harmony import sizes, table
-from workbench.figures.harmony.judge import within
-from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict
+from workbench.exhibits import find
+from workbench.exhibits.harmony import sizes
+from workbench.figures import rows as tidy
+from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict, within
 
-MEASURED = (table.MEASURED, "")
+MEASURED = (tidy.MEASURED, "")
 
 
 def judged(name: str, rows: pd.DataFrame, words: str) -> Verdict:
@@ -27,7 +27,7 @@ def judged(name: str, rows: pd.DataFrame, words: str) -> Verdict:
 
 def changed(rows: pd.DataFrame, factor: float, **where: Any) -> pd.DataFrame:
     """The same rows, the values of some of them times a factor."""
-    part = table.pick(rows, **where)
+    part = tidy.pick(rows, **where)
     assert len(part)
     out = rows.copy()
     out.loc[part.index, "value"] = part["value"] * factor
@@ -55,12 +55,12 @@ def test_8_needs_the_uneven_setting_to_be_clearly_slower(tmp_path: Path) -> None
     assert even.published == pytest.approx(65.98 / 37.90)
     slower = changed(rows, 1.5, setting="50/25, packs of 2", quantity="iteration_s")
     assert judged("harmony_8", slower, "uneven setting").verdict == FAILS
-    mine = changed(rows, 1.5, variant=table.OURS, quantity="iteration_s", ranks=4)
+    mine = changed(rows, 1.5, variant=tidy.OUR_PLAN, quantity="iteration_s", ranks=4)
     assert judged("harmony_8", mine, "our search's plan").verdict == FAILS
 
 
 def test_8_does_not_judge_a_processor(tmp_path: Path) -> None:
-    uneven, even = find("harmony_8").specs(SMOKE, {})
+    uneven, even = find("harmony_8").specs(SMOKE)
     made = [run(uneven, 1.0), run(even, 2.0)]
     words = "takes at least as long as"
     here = judged("harmony_8", rows_of("harmony_8", made, nowhere(tmp_path)), f"packs of 4 {words}")
@@ -75,7 +75,7 @@ def test_8_does_not_judge_a_processor(tmp_path: Path) -> None:
 def test_10_is_judged_by_plans_and_not_by_a_processor(tmp_path: Path) -> None:
     rows = rows_of("harmony_10", runs("harmony_10"), nowhere(tmp_path))
     words = "GPT2-XL, minibatch 16: Harmony-PP is at least"
-    place = {"model": "gpt2_xl", "minibatch": 16, "variant": table.OURS}
+    place = {"model": "gpt2_xl", "minibatch": 16, "variant": tidy.OUR_PLAN}
     faster = changed(rows, 10, **place, method="harmony-pp")
     assert judged("harmony_10", faster, words).verdict == HOLDS
     slower = changed(rows, 0.1, **place, method="harmony-pp")
@@ -89,13 +89,13 @@ def test_10_is_judged_by_plans_and_not_by_a_processor(tmp_path: Path) -> None:
 
 def test_10_says_why_by_what_the_estimate_says(tmp_path: Path) -> None:
     rows = rows_of("harmony_10", [], nowhere(tmp_path))
-    slow = changed(rows, 0.1, variant=table.OURS, method="harmony-pp")
+    slow = changed(rows, 0.1, variant=tidy.OUR_PLAN, method="harmony-pp")
     claim = "GPT2-XL, minibatch 16: Harmony-PP is at least"
     assert judged("harmony_10", slow, claim).why.startswith("our runtime loads")
-    neither = changed(slow, 0.1, source=table.REFERENCE, method="harmony-pp")
+    neither = changed(slow, 0.1, source=tidy.REFERENCE, method="harmony-pp")
     assert judged("harmony_10", neither, claim).why.startswith("neither is it in the estimate; in")
     alone = neither.assign(
-        setting=neither["setting"].where(neither["source"] != table.REFERENCE, "1/1, 0 and 1 packs")
+        setting=neither["setting"].where(neither["source"] != tidy.REFERENCE, "1/1, 0 and 1 packs")
     )
     why = judged("harmony_10", alone, claim).why
     assert "the published search gives Harmony-PP one GPU" in why
@@ -115,7 +115,7 @@ def test_10_judges_gpus(tmp_path: Path) -> None:
 
 def test_10_leaves_a_model_without_plans_open(tmp_path: Path) -> None:
     rows = rows_of("harmony_10", [], nowhere(tmp_path))
-    rows = rows[~((rows["model"] == "vgg416") & (rows["variant"] == table.OURS))]
+    rows = rows[~((rows["model"] == "vgg416") & (rows["variant"] == tidy.OUR_PLAN))]
     assert judged("harmony_10", rows, "VGG416").verdict == MISSING
 
 
@@ -128,8 +128,8 @@ def test_12_has_a_reference_for_4_devices_alone(tmp_path: Path) -> None:
     told = judged("harmony_12", rows, words)
     assert told.published is None
     assert "of weights and gradients alone 1.67 on 2 devices" in told.claim
-    of_two = rows[(rows["source"] != table.MEASURED) | (rows["ranks"] == 2)]
-    moved = of_two.assign(ranks=of_two["ranks"].where(of_two["source"] != table.MEASURED, 4))
+    of_two = rows[(rows["source"] != tidy.MEASURED) | (rows["ranks"] == 2)]
+    moved = of_two.assign(ranks=of_two["ranks"].where(of_two["source"] != tidy.MEASURED, 4))
     assert judged("harmony_12", moved, words).published == pytest.approx(2.004, abs=1e-3)
 
 
@@ -143,7 +143,7 @@ def test_12_holds_for_runs_that_move_what_they_should(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["PP", "DP"])
 def test_12_fails_where_swapping_moves_less(mode: str, tmp_path: Path) -> None:
     rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
-    less = changed(rows, 0.1, source=table.MEASURED, method=f"{mode.lower()}-swap")
+    less = changed(rows, 0.1, source=tidy.MEASURED, method=f"{mode.lower()}-swap")
     words = f"Harmony-{mode} moves fewer bytes than {mode} Swap"
     assert judged("harmony_12", rows, words).verdict == HOLDS
     assert judged("harmony_12", less, words).verdict == FAILS
@@ -161,18 +161,18 @@ def test_12_fails_where_one_run_counted_two_percent_more(
     words: str, quantity: str, tmp_path: Path
 ) -> None:
     rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
-    place = {"source": table.MEASURED, "method": "harmony-pp", "ranks": 3, "quantity": quantity}
+    place = {"source": tidy.MEASURED, "method": "harmony-pp", "ranks": 3, "quantity": quantity}
     assert judged("harmony_12", changed(rows, 1.02, **place), words).verdict == FAILS
     assert judged("harmony_12", changed(rows, 1.005, **place), words).verdict == HOLDS
 
 
 def test_12_fails_where_pp_loads_as_dp_does(tmp_path: Path) -> None:
     rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
-    more = changed(rows, 3.0, source=table.MEASURED, method="harmony-pp", quantity="load")
+    more = changed(rows, 3.0, source=tidy.MEASURED, method="harmony-pp", quantity="load")
     for words in ("both ran on", "than one device does"):
         assert judged("harmony_12", rows, words).verdict == HOLDS
         assert judged("harmony_12", more, words).verdict == FAILS
-    fewer = changed(rows, 0.1, variant=table.OURS, method="harmony-dp", model="gpt2_xl")
+    fewer = changed(rows, 0.1, variant=tidy.OUR_PLAN, method="harmony-dp", model="gpt2_xl")
     assert judged("harmony_12", fewer, "GPT2-XL on 4 GPUs").verdict == FAILS
 
 
@@ -217,7 +217,7 @@ def test_curves_that_end_early_are_not_judged(tmp_path: Path) -> None:
 def test_17_fails_where_one_number_of_devices_is_slower(tmp_path: Path) -> None:
     rows = rows_of("harmony_17", [], nowhere(tmp_path))
     words = "GPT2-10B: Harmony-PP takes no longer"
-    ours = {"model": "gpt2_10b", "variant": table.OURS}
+    ours = {"model": "gpt2_10b", "variant": tidy.OUR_PLAN}
     better = changed(rows, 0.5, **ours, method="harmony-pp")
     assert judged("harmony_17", better, words).verdict == HOLDS
     worse = changed(better, 5.0, **ours, method="harmony-pp", ranks=4)
@@ -225,13 +225,13 @@ def test_17_fails_where_one_number_of_devices_is_slower(tmp_path: Path) -> None:
     assert judged("harmony_17", rows, words).published == pytest.approx(201.1 / 192.1)
     slow = changed(rows, 5.0, **ours)
     assert judged("harmony_17", slow, "GPT2-10B: our plans").verdict == FAILS
-    lacking = rows[~((rows["variant"] == table.OURS) & (rows["ranks"] == 8))]
+    lacking = rows[~((rows["variant"] == tidy.OUR_PLAN) & (rows["ranks"] == 8))]
     assert judged("harmony_17", lacking, words).verdict == MISSING
 
 
 def test_18_tells_scaling_from_saturation(tmp_path: Path) -> None:
     rows = rows_of("harmony_18", [], nowhere(tmp_path))
-    place = {"model": "gpt2_40b", "variant": table.OURS, "ranks": 8}
+    place = {"model": "gpt2_40b", "variant": tidy.OUR_PLAN, "ranks": 8}
     pp, dp = "GPT2-40B: Harmony-PP on 8", "GPT2-40B: Harmony-DP saturates"
     both = "GPT2-40B: from 4 to 8 devices Harmony-PP gains more"
     assert judged("harmony_18", rows, both).verdict == HOLDS
@@ -254,11 +254,11 @@ def test_18_tells_scaling_from_saturation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["harmony_17", "harmony_18"])
 def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
-    made = [run(spec, 1 / spec.ranks) for spec in find(name).specs(SMOKE, {})]
+    made = [run(spec, 1 / spec.ranks) for spec in find(name).specs(SMOKE)]
     words = "GPT: Harmony-PP"
     assert judged(name, rows_of(name, made, nowhere(tmp_path)), words).verdict == UNTESTED
     assert judged(name, rows_of(name, on_gpus(made), nowhere(tmp_path)), words).verdict == HOLDS
-    slow = [run(s, s.ranks * (2 if "pp" in s.method else 1)) for s in find(name).specs(SMOKE, {})]
+    slow = [run(s, s.ranks * (2 if "pp" in s.method else 1)) for s in find(name).specs(SMOKE)]
     assert judged(name, rows_of(name, on_gpus(slow), nowhere(tmp_path)), words).verdict == FAILS
 
 
@@ -267,8 +267,8 @@ def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
 
 def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    ours = {"model": "gpt2_xl", "variant": table.OURS, "method": "harmony-pp", "minibatch": 64}
-    search = ours | {"variant": table.OUR_SEARCH, "quantity": "search_s"}
+    ours = {"model": "gpt2_xl", "variant": tidy.OUR_PLAN, "method": "harmony-pp", "minibatch": 64}
+    search = ours | {"variant": tidy.OUR_SEARCH, "quantity": "search_s"}
     quick = changed(rows, 0.01, **search)
     assert judged("harmony_table1", quick, "GPT2-XL: searched").verdict == HOLDS
     assert judged("harmony_table1", quick, "GPT2-XL: searched").judged == "measured: our search"
@@ -283,8 +283,8 @@ def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None
 
 def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    fast = changed(rows, 0.5, variant=table.OURS, quantity="iteration_s")
-    slow = changed(rows, 2.0, variant=table.OURS, quantity="iteration_s")
+    fast = changed(rows, 0.5, variant=tidy.OUR_PLAN, quantity="iteration_s")
+    slow = changed(rows, 2.0, variant=tidy.OUR_PLAN, quantity="iteration_s")
     for against in ("packs under our runtime", "as its authors estimate it with overlap"):
         told = judged("harmony_table1", fast, against)
         assert (told.verdict, told.here) == (HOLDS, pytest.approx(2.0))
@@ -293,7 +293,7 @@ def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: P
 
 def test_table_1_keeps_packs_and_schedules_apart(tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    quick = changed(rows, 0.1, source=table.REFERENCE, quantity="overlapped_estimate_s")
+    quick = changed(rows, 0.1, source=tidy.REFERENCE, quantity="overlapped_estimate_s")
     assert judged("harmony_table1", quick, "packs under our runtime").verdict == HOLDS
     assert judged("harmony_table1", quick, "estimate it with overlap").verdict == FAILS
 

@@ -13,9 +13,8 @@ from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, printed
 from workbench.exhibits import open_exhibit
-from workbench.figures import here_lanes, here_table
-from workbench.figures.exhibit import HERE_LANES
-from workbench.figures.lanes_table import (
+from workbench.exhibits.hardware import lanes, offload_table
+from workbench.exhibits.hardware.lanes_table import (
     Span,
     best_stretch,
     busy_share,
@@ -27,7 +26,7 @@ from workbench.figures.lanes_table import (
 )
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps, read_lanes
-from workbench.report.here import lanes_section
+from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -40,11 +39,11 @@ def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
     """The table of all steps in a folder, beside runs that say what plain training reaches."""
     if plain is not None:
         write(folder, [line("plain", 78, cap=None, speed=plain), line("stronghold", 78, speed=40)])
-    return table(measured_steps([folder]), here_table.table(offload_runs([folder])))
+    return table(measured_steps([folder]), offload_table.table(offload_runs([folder])))
 
 
 def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
-    return printed(here_lanes.draw, rows, steps)
+    return printed(lanes.EXHIBIT.draw, rows, steps)
 
 
 # -- one step among its like ----------------------------------------------------------------------
@@ -136,8 +135,8 @@ def test_a_goal_is_held_against_the_bound(tmp_path: Path, plain: float, verdict:
     write_step(tmp_path)
     rows = rows_of(tmp_path, plain)
     assert rows["goal_samples_per_second"].tolist() == pytest.approx([0.8 * plain])
-    assert here_lanes.judged(rows)["so"].tolist() == [verdict]
-    words = here_lanes.reason(rows.iloc[0])
+    assert lanes.EXHIBIT.judged(None, rows)["so"].tolist() == [verdict]
+    words = lanes.reason(rows.iloc[0])
     assert ("the goal is" in words) == (verdict != "reached")
     assert verdict.removeprefix("missed, ") in words or verdict == "reached"
 
@@ -146,7 +145,7 @@ def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
     write_step(tmp_path, device_cap_gib=48.0)
     assert rows_of(tmp_path, 100.0)["goal_samples_per_second"].isna().all()
     write_step(tmp_path, layers=77)
-    assert here_lanes.judged(rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
+    assert lanes.EXHIBIT.judged(None, rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
     write_step(tmp_path)
     write_step(tmp_path / "other", device="another")
     (tmp_path / "published-here" / "made-up" / "offload.csv").unlink()
@@ -159,7 +158,10 @@ def test_under_smaller_caps_the_goal_is_a_share_of_the_bound(tmp_path: Path, cap
     (row,) = rows_of(tmp_path).itertuples()
     assert row.goal_samples_per_second == pytest.approx(0.8 * row.bound_samples_per_second)
     reached = row.samples_per_second >= row.goal_samples_per_second
-    assert here_lanes.judged(rows_of(tmp_path))["so"].str.startswith("reached").all() == reached
+    assert (
+        lanes.EXHIBIT.judged(None, rows_of(tmp_path))["so"].str.startswith("reached").all()
+        == reached
+    )
 
 
 # -- the drawing ----------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
 
 def test_nothing_leaves_the_paper(root: Path) -> None:
     steps = measured_steps([root / "results"])
-    paper = drawn(table(steps, here_table.table(offload_runs([root / "results"]))), steps)
+    paper = drawn(table(steps, offload_table.table(offload_runs([root / "results"]))), steps)
     assert len(paper.axes) == 8
     for axes in paper.axes:
         labels = [*axes.get_yticklabels(), axes.yaxis.label, axes.xaxis.label]
@@ -217,7 +219,7 @@ def test_a_step_without_a_ceiling_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["smoke", "small", "paper"])
 def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
     write_step(tmp_path)
-    session = open_exhibit(HERE_LANES, size, tmp_path)
+    session = open_exhibit("here_lanes", size, tmp_path)
     assert session.preview()["steps"].tolist() == [1]
     rows = session.run(force=True)
     pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
@@ -231,13 +233,13 @@ def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path
 
 
 def test_without_steps_it_says_so_in_one_sentence(tmp_path: Path) -> None:
-    session = open_exhibit(HERE_LANES, "smoke", tmp_path)
+    session = open_exhibit("here_lanes", "smoke", tmp_path)
     assert "nothing to show" in session.preview()["note"].iloc[0]
     rows = session.run()
     assert session.figure(rows).paths[0].exists()
     assert "nothing to show" in flat(session.draw(rows))
     assert session.verdict(rows).empty
-    section = "".join(lanes_section(session, None))
+    section = "".join(sections([(session, session.rows())], {}, None))
     assert section.count("nothing to show") == 1
     assert "data:image" not in section
 
@@ -246,7 +248,7 @@ def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
     write_step(tmp_path)
     write_step(tmp_path, case="78-b16", batch=16)
     write_step(tmp_path, device="another", step_seconds=0.2)
-    session = open_exhibit(HERE_LANES, "smoke", tmp_path)
+    session = open_exhibit("here_lanes", "smoke", tmp_path)
     rows = session.rows()
     assert set(rows["device"]) == {"made-up"}
     words = flat(session.draw(rows))
@@ -258,12 +260,13 @@ def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
 def test_a_bad_file_stops_it_with_the_sentence(tmp_path: Path) -> None:
     write_step(tmp_path, batch="four")
     with pytest.raises(ValueError, match=r"78-b4-stronghold\.csv, line 9: batch is 'four'"):
-        open_exhibit(HERE_LANES, "smoke", tmp_path).run()
+        open_exhibit("here_lanes", "smoke", tmp_path).run()
 
 
 def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     write_step(tmp_path)
-    text = "".join(lanes_section(open_exhibit(HERE_LANES, "smoke", tmp_path), None))
+    session = open_exhibit("here_lanes", "smoke", tmp_path)
+    text = "".join(sections([(session, session.rows())], {}, None))
     assert "data:image/svg+xml" in text
     assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
     assert "57.14" in text

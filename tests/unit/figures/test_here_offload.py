@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from tests.unit.figures.offload import benchmark, line, runs_of, write
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from workbench.exhibits import open_exhibit
-from workbench.figures import here_offload
-from workbench.figures.exhibit import HERE_OFFLOAD
-from workbench.figures.goals import as_table, goals
-from workbench.figures.here_table import table
-from workbench.figures.style import HERE_LOOKS
+from workbench.exhibits.hardware import offload
+from workbench.exhibits.hardware.judge import as_table
+from workbench.exhibits.hardware.offload_goals import goals
+from workbench.exhibits.hardware.offload_table import table
+from workbench.figures.style import LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
-from workbench.report.here import here_section
+from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -29,7 +29,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    return printed(here_offload.draw, rows)
+    return printed(offload.EXHIBIT.draw, rows)
 
 
 def judge(folder: Path, lines: list[dict]) -> dict[str, tuple[str, str]]:
@@ -65,16 +65,16 @@ def test_plain_training_on_another_machine_or_type_is_not_compared_with(tmp_path
 
 
 def test_every_method_of_the_benchmark_has_a_look() -> None:
-    assert set(HERE_LOOKS) == set(LABELS)
-    assert len({look.marker for look in HERE_LOOKS.values()}) == len(LABELS)
-    assert len({(look.color, look.pale) for look in HERE_LOOKS.values()}) == len(LABELS)
+    looks = [LOOKS[method] for method in LABELS]
+    assert len({look.marker for look in looks}) == len(LABELS)
+    assert len({(look.color, look.pale) for look in looks}) == len(LABELS)
 
 
 def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     paper = drawn(rows)
     four, sixteen, step, peak = paper.axes
-    shown = here_offload.shares_of(rows)
+    shown = offload.shares_of(rows)
     for axes, batch in ((four, 4), (sixteen, 16)):
         values = shown[shown["batch"] == batch]["share"].dropna()
         heights = [patch.get_height() for patch in axes.patches]
@@ -96,15 +96,15 @@ def test_nothing_leaves_the_paper(tmp_path: Path) -> None:
 
 
 def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> None:
-    shown = here_offload.shares_of(rows_of(tmp_path))
+    shown = offload.shares_of(rows_of(tmp_path))
     assert set(shown["layers"]) == {16, 32, 78, 100}
     assert not shown["pinned"].any()
     keys = ["method", "variant", "layers", "batch", "device_cap_gib"]
     assert not shown.duplicated(keys).any(), "without clipping it is the same bar"
     sweep = [line(f"stronghold{pins}", 24, cap=8, speed=20.0) for pins in ("", " (p4)", " (w4 p8)")]
-    assert 24 not in set(here_offload.shares_of(rows_of(tmp_path, benchmark() + sweep))["layers"])
+    assert 24 not in set(offload.shares_of(rows_of(tmp_path, benchmark() + sweep))["layers"])
     lines = [line("plain", 32, cap=None, speed=30.0), line("stronghold (w4)", 32, speed=20.0)]
-    assert "stronghold" in set(here_offload.shares_of(rows_of(tmp_path, lines))["method"])
+    assert "stronghold" in set(offload.shares_of(rows_of(tmp_path, lines))["method"])
 
 
 def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_goals_are_judged_in_their_setting_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["smoke", "small", "paper"])
 def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
     write(tmp_path, benchmark())
-    session = open_exhibit(HERE_OFFLOAD, size, tmp_path)
+    session = open_exhibit("here_offload", size, tmp_path)
     assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
     rows = session.run(force=True)
     pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
@@ -340,7 +340,7 @@ def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path
 
 
 def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
-    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
+    session = open_exhibit("here_offload", "smoke", tmp_path)
     assert "nothing to show" in session.preview()["note"].iloc[0]
     rows = session.run()
     assert session.figure(rows).paths[0].exists()
@@ -351,7 +351,7 @@ def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
 def test_the_machine_with_most_rows_is_shown(tmp_path: Path) -> None:
     write(tmp_path, benchmark())
     write(tmp_path, [line("plain", 32, cap=None, speed=1.0)], device="another")
-    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
+    session = open_exhibit("here_offload", "smoke", tmp_path)
     assert set(session.rows()["device"]) == {"made-up"}
     assert session.preview()["machine"].tolist() == ["another", "made-up"]
 
@@ -359,7 +359,7 @@ def test_the_machine_with_most_rows_is_shown(tmp_path: Path) -> None:
 def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
     write(tmp_path, [line("plain", 32, speed=30.0, dtype="int8")])
     with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
-        open_exhibit(HERE_OFFLOAD, "smoke", tmp_path).run()
+        open_exhibit("here_offload", "smoke", tmp_path).run()
     with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
         open_exhibit("8a", "paper", tmp_path).rows([])
 
@@ -368,8 +368,8 @@ def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
 def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:
         write(tmp_path, lines)
-    session = open_exhibit(HERE_OFFLOAD, "smoke", tmp_path)
-    text = "".join(here_section(session, None, lambda name, value: None))
+    session = open_exhibit("here_offload", "smoke", tmp_path)
+    text = "".join(sections([(session, session.rows())], {}, lambda name, value: None))
     assert "at least 4.5 times ZeRO-Offload" in text
     assert ("data:image/svg+xml" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)

@@ -13,16 +13,14 @@ from matplotlib.figure import Figure
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.exhibits import open_exhibit
-from workbench.figures import here_servers, server_panels
-from workbench.figures.exhibit import HERE_SERVERS
-from workbench.figures.goals import as_table
-from workbench.figures.harmony.looks import LOOKS
-from workbench.figures.server_goals import goals
-from workbench.figures.server_table import table
-from workbench.figures.style import PAGE_IN
+from workbench.exhibits.hardware import server_panels, servers
+from workbench.exhibits.hardware.judge import as_table
+from workbench.exhibits.hardware.server_goals import goals
+from workbench.exhibits.hardware.server_table import table
+from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
-from workbench.report.here import SERVERS_COLUMNS, here_section
+from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -32,7 +30,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    return printed(here_servers.draw, rows)
+    return printed(servers.EXHIBIT.draw, rows)
 
 
 def titles(axes: Any) -> str:
@@ -84,8 +82,11 @@ def test_bytes_are_told_in_multiples_of_the_weights(
 
 
 def test_every_method_of_the_benchmark_has_a_look() -> None:
-    assert set(LOOKS) == set(LABELS) >= set(SPEED)
-    assert len({look.marker for look in LOOKS.values()}) == len(LABELS)
+    assert set(LABELS) >= set(SPEED)
+    looks = [LOOKS[method] for method in LABELS]
+    assert (
+        len({look.color for look in looks}) == len({look.marker for look in looks}) == len(LABELS)
+    )
 
 
 def test_bars_and_markers_are_the_rows(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_without_the_file_the_exhibit_says_so() -> None:
 @pytest.mark.parametrize("size", ["smoke", "small", "paper"])
 def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
     write(tmp_path, benchmark((4,)))
-    session = open_exhibit(HERE_SERVERS, size, tmp_path)
+    session = open_exhibit("here_servers", size, tmp_path)
     assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
     rows = session.run(force=True)
     pd.testing.assert_frame_equal(rows, rows_of(tmp_path, benchmark((4,))))
@@ -269,24 +270,26 @@ def test_a_machine_can_be_asked_for(tmp_path: Path) -> None:
     shutil.copytree(folder / "made-up", folder / "small")
     file = folder / "small" / "servers.csv"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
-    most, asked = (open_exhibit(HERE_SERVERS, "smoke", tmp_path, machine=m) for m in ("", "small"))
+    most, asked = (
+        open_exhibit("here_servers", "smoke", tmp_path, machine=m) for m in ("", "small")
+    )
     assert set(most.rows()["device"]) == {"made-up"}
     assert ["other machines", "small (machine=small)"] in most.provenance().to_numpy().tolist()
     assert asked.rows()["device"].tolist() == ["small"]
     words = r"'b' has no servers\.csv; those that have are made-up, small"
     with pytest.raises(ValueError, match=words):
-        open_exhibit(HERE_SERVERS, "smoke", tmp_path, machine="b")
+        open_exhibit("here_servers", "smoke", tmp_path, machine="b")
 
 
 @pytest.mark.parametrize("lines", [[], benchmark((4,))])
 def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:
         write(tmp_path, lines)
-    session = open_exhibit(HERE_SERVERS, "smoke", tmp_path)
-    text = "".join(here_section(session, None, lambda name, value: None, SERVERS_COLUMNS))
+    session = open_exhibit("here_servers", "smoke", tmp_path)
+    text = "".join(sections([(session, session.rows())], {}, lambda name, value: None))
     assert 'id="here_servers"' in text
     assert "Harmony-PP at or above Harmony-DP" in text
     assert ("data:image/svg+xml" in text) == ("host links (weights)" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)
-    assert set(SERVERS_COLUMNS) <= set(session.rows().columns)
+    assert set(servers.EXHIBIT.columns) <= set(session.rows().columns)
     assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from tests.unit.figures.offload import benchmark, line, runs_of, write
 from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
 from tests.unit.figures.records import paper_rows, record
-from workbench.figures import fig6a, measured_here, sizes
+from workbench.exhibits import STRONGHOLD, find
+from workbench.exhibits.stronghold import fig6a, measured_here, sizes
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import FIGURES, find
 from workbench.figures.style import COLUMN_IN, bar_look, line_look
 from workbench.figures.verdict import HOLDS, MISSING, UNTESTED, series_to_judge
 
@@ -34,7 +34,7 @@ def drawn(figure: str, rows: pd.DataFrame) -> Figure:
     return printed(find(figure).draw, rows, width=COLUMN_IN, same_scale=True)
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_measured_rows_name_their_hardware_date_and_setting(figure: str, tmp_path: Path) -> None:
     part = measured(rows_of(figure, tmp_path))
     assert len(part) >= 3
@@ -45,7 +45,7 @@ def test_measured_rows_name_their_hardware_date_and_setting(figure: str, tmp_pat
     assert not part["method"].str.contains("disk|plain|fsdp").any()
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_what_differs_stands_on_the_paper_and_nothing_leaves_it(
     figure: str, tmp_path: Path
 ) -> None:
@@ -58,7 +58,7 @@ def test_what_differs_stands_on_the_paper_and_nothing_leaves_it(
     assert_nothing_leaves(paper)
 
 
-@pytest.mark.parametrize("figure", [f for f in FIGURES if f != "6a"])
+@pytest.mark.parametrize("figure", [f for f in STRONGHOLD if f != "6a"])
 def test_speeds_of_two_machines_never_share_axes_but_their_ratios_do(
     figure: str, tmp_path: Path
 ) -> None:
@@ -78,8 +78,8 @@ def test_sizes_share_axes_since_budgets_are_the_same(tmp_path: Path) -> None:
 
 
 def test_sizes_of_runs_here_are_drawn_in_the_unit_of_the_published_ones() -> None:
-    spec = next(s for s in fig6a.specs(sizes.paper(), {}) if s.method == "stronghold")
-    own = fig6a.rows([record(spec)])
+    spec = next(s for s in fig6a.EXHIBIT.specs(sizes.paper()) if s.method == "stronghold")
+    own = fig6a.EXHIBIT.rows([record(spec)])
     assert own["value"].iloc[0] == pytest.approx(spec.model.parameters / 1e6)
     both = fig6a.in_billions(tidy.join(own, tidy.published("6a")))
     assert both["value"].max() < 10
@@ -176,7 +176,7 @@ def test_another_batch_cap_or_model_is_no_point_of_a_published_figure(tmp_path: 
         line("stronghold", 32, speed=30.0, hidden=1024),
         line("stronghold-disk", 32, speed=30.0),
     ]
-    for figure in FIGURES:
+    for figure in STRONGHOLD:
         assert measured(rows_of(figure, tmp_path, lines)).empty
 
 
@@ -228,7 +228,7 @@ def test_beside_runs_of_the_machine_at_hand_each_series_keeps_its_own_ratios(
     tmp_path: Path,
 ) -> None:
     """At size paper on a GPU there are both."""
-    specs = {spec.method: spec for spec in find("8a").specs(sizes.paper(), {})}
+    specs = {spec.method: spec for spec in find("8a").specs(sizes.paper())}
     own = find("8a").rows([record(specs["megatron-lm"], 1.0), record(specs["stronghold"], 2.0)])
     without = [row for row in benchmark() if row["method"] != "megatron-core"]
     rows = tidy.join(own, rows_of("8a", tmp_path, without))

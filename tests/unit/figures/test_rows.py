@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
+from workbench.exhibits import STRONGHOLD, find
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import FIGURES, find
 from workbench.runs.store import row as store_row
 
 SPEC = SMOKE.timed("stronghold", window=4)
@@ -57,7 +57,7 @@ def test_an_unknown_quantity_is_named() -> None:
         tidy.measured(record(SPEC), "furlongs")
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_published_and_simulated_values_come_with_what_is_wrong_with_them(figure: str) -> None:
     published, simulated = (
         paper_rows(figure).query("source == @source") for source in ("published", "simulated")
@@ -89,7 +89,7 @@ def test_a_table_survives_its_csv_and_is_found_again_by_figure_and_size() -> Non
     assert tidy.kept_here(pd.DataFrame([store_row(record(SPEC))]), "9", "paper").empty
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_rows_of_no_records_are_an_empty_table(figure: str) -> None:
     assert find(figure).rows([]).empty
     assert list(tidy.join().columns) == list(tidy.COLUMNS)

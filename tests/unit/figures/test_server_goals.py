@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.servers import benchmark, line, runs_of, ten
-from workbench.figures.server_goals import goals
-from workbench.figures.server_table import table
+from workbench.exhibits.hardware.server_goals import goals
+from workbench.exhibits.hardware.server_table import table
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
 OVER_ZERO, SHARE, OVER_ZERO_SMALL, OVER_DP, OVER_DP_SMALL = range(5)

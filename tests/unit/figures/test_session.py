@@ -11,7 +11,7 @@ from tests.unit.figures.records import record
 from workbench.core import host
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.session import Session
-from workbench.figures.fig9 import specs
+from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
 from workbench.runs.resolve import key_of
 from workbench.shown import Shown
 
@@ -21,13 +21,13 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about a machine without one, wherever they run, and about a project that has
     measured nothing yet."""
     monkeypatch.setattr(host, "resolve_device", lambda device: "cpu")
-    monkeypatch.setattr("workbench.exhibits.session.offload_runs", lambda roots: [])
+    monkeypatch.setattr("workbench.exhibits.stronghold.base.offload_runs", lambda roots: [])
 
 
 def with_records(figure: str, folder: Path) -> Session:
     """Figure 9 at size tiny with one of its two runs done."""
     session = open_exhibit(figure, "tiny", folder)
-    spec = specs(session.size, {})[0]
+    spec = FIG9.specs(session.size)[0]
     session.store.write(record(spec, 0.2, key=key_of(spec)))
     return session
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
-from workbench.figures import fig8a, fig8b, fig9
+from workbench.exhibits import STRONGHOLD, find
+from workbench.exhibits.stronghold import fig8a, fig8b, fig9
 from workbench.figures import rows as tidy
-from workbench.figures.exhibit import FIGURES, find
 from workbench.figures.verdict import (
     FAILS,
     HOLDS,
@@ -24,11 +24,14 @@ STEP_S = {"stronghold": 1.0, "megatron-lm": 0.9, "l2l": 3.0, "zero-offload": 2, 
 
 
 def eight_a(**changes: dict) -> list:
-    rows = fig8a.rows(
-        [record(s, STEP_S[s.method], **changes.get(s.method, {})) for s in fig8a.specs(SMOKE, {})]
+    rows = fig8a.EXHIBIT.rows(
+        [
+            record(s, STEP_S[s.method], **changes.get(s.method, {}))
+            for s in fig8a.EXHIBIT.specs(SMOKE)
+        ]
     )
     whole = tidy.join(tidy.published("8a"), rows)
-    return {v.claim.split()[-1]: v for v in fig8a.verdicts(whole, *MEASURED)}
+    return {v.claim.split()[-1]: v for v in fig8a.EXHIBIT.verdicts(whole, *MEASURED)}
 
 
 def test_at_least() -> None:
@@ -54,15 +57,15 @@ def test_without_a_gpu_deepspeed_is_shown_but_not_judged() -> None:
 
 
 def test_on_a_gpu_deepspeed_is_judged() -> None:
-    specs = {s.method: s.to_dict() | {"device": "cuda"} for s in fig8a.specs(SMOKE, {})}
+    specs = {s.method: s.to_dict() | {"device": "cuda"} for s in fig8a.EXHIBIT.specs(SMOKE)}
     verdicts = eight_a(**{method: {"spec": spec} for method, spec in specs.items()})
     assert verdicts["ZeRO-Offload"].verdict == HOLDS
 
 
 def test_a_run_without_a_value_leaves_its_claim_open() -> None:
-    specs = {s.method: s for s in fig8a.specs(SMOKE, {})}
-    rows = fig8a.rows([out_of_memory(specs["l2l"]), record(specs["stronghold"])])
-    verdicts = fig8a.verdicts(tidy.join(tidy.published("8a"), rows), *MEASURED)
+    specs = {s.method: s for s in fig8a.EXHIBIT.specs(SMOKE)}
+    rows = fig8a.EXHIBIT.rows([out_of_memory(specs["l2l"]), record(specs["stronghold"])])
+    verdicts = fig8a.EXHIBIT.verdicts(tidy.join(tidy.published("8a"), rows), *MEASURED)
     assert [v.verdict for v in verdicts] == [MISSING] * 4
 
 
@@ -70,24 +73,24 @@ def test_a_run_without_a_value_leaves_its_claim_open() -> None:
     ("seconds", "verdict"), [([1, 2, 3, 4, 5], HOLDS), ([1, 2, 4, 8, 16], FAILS)]
 )
 def test_8b_holds_for_a_line_and_not_for_a_curve(seconds: list[float], verdict: str) -> None:
-    specs = fig8b.specs(SMOKE, {})
-    rows = fig8b.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
-    assert fig8b.verdicts(rows, *MEASURED)[0].verdict == verdict
-    assert fig8b.verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
+    specs = fig8b.EXHIBIT.specs(SMOKE)
+    rows = fig8b.EXHIBIT.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+    assert fig8b.EXHIBIT.verdicts(rows, *MEASURED)[0].verdict == verdict
+    assert fig8b.EXHIBIT.verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
 
 
 def test_9_tells_no_loss_from_a_gain() -> None:
     def judge(*seconds: float) -> list[str]:
-        specs = fig9.specs(SMOKE, {})[: len(seconds)]
-        rows = fig9.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
-        return [v.verdict for v in fig9.verdicts(rows, *MEASURED)]
+        specs = fig9.EXHIBIT.specs(SMOKE)[: len(seconds)]
+        rows = fig9.EXHIBIT.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+        return [v.verdict for v in fig9.EXHIBIT.verdicts(rows, *MEASURED)]
 
     assert judge(1.3, 1.1, 1.0) == [HOLDS, HOLDS]
     assert judge(1.0, 1.0, 1.0) == [HOLDS, FAILS]
     assert judge(1.0, 1.1, 1.2) == [FAILS, FAILS]
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", STRONGHOLD)
 def test_the_simulated_paper_holds_as_published_and_ours_but_for_the_window(figure: str) -> None:
     rows = paper_rows(figure)
     series = series_to_judge(rows)

@@ -18,7 +18,7 @@ from workbench import cli
 from workbench.core.jsonfile import read_json
 from workbench.core.spec import RunSpec
 from workbench.exhibits import open_exhibit
-from workbench.figures.harmony.fig8 import busy_shares
+from workbench.exhibits.harmony.fig8 import busy_shares
 from workbench.profile.files import FORMAT
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware, Limits, Profile, UnitCost, Wires
@@ -91,7 +91,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A results folder with a file of each format."""
     store = Store(tmp_path_factory.mktemp("damaged") / "results")
     session = open_exhibit("8b", "smoke", store.root)
-    for spec in map(resolve, session.exhibit.specs(session.size, {})[:3]):
+    for spec in map(resolve, session.exhibit.specs(session.size)[:3]):
         store.write(replace(record(spec), key=key_of(spec)))
     run, spec = store.folder(key_of(spec)), make_spec({"method": "l2l", "device": "cpu", **SHAPE})
     Index(store).refresh()

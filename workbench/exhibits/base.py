@@ -1,0 +1,266 @@
+"""An exhibit: a claim of a paper, the runs that test it, its rows, drawing, verdicts and preview.
+
+One class an exhibit, in one file; a system's exhibits share a base class that says what stands
+beside the runs (published values, estimates, plans) and how it is told. An `Exhibit` has no state:
+what was chosen when it was opened comes as `Opened`. `session.py` runs any of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from workbench.core import host
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.figures.style import PAGE_IN
+from workbench.model.corpus import STDLIB
+from workbench.runs.executor import LocalExecutor
+from workbench.runs.provenance import gather
+from workbench.runs.search import Search
+from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
+from workbench.runs.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Stage = Search | Sweep
+"""A part of an exhibit that runs: polled until it has ended, with points and events to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The choices with which somebody opened an exhibit."""
+
+    size: Any
+    """Dials of a size (`sizes.py` of the system), with a `name` and a `device`."""
+    store: Store
+    simulated: bool
+    """Whether nothing runs: the published sizes need a GPU, and are simulated without one."""
+    text: str
+    machine: str
+    what: str
+    """The exhibit and its size, in words, for those who wait until its runs free a device."""
+
+    def sweep(self, specs: list[RunSpec], *, force: bool = False) -> Sweep:
+        """These runs; one that failed for no reason of its own is tried again."""
+        executor = LocalExecutor(self.store, what=self.what)
+        return Sweep(specs, self.store, force=force, retry_failed=True, executor=executor)
+
+    def search(self, spec: RunSpec, *, limit: int, force: bool = False) -> Search:
+        """The largest model of a spec, of at most `limit` layers."""
+        executor = LocalExecutor(self.store, what=self.what)
+        return Search(spec, self.store, limit=limit, force=force, executor=executor)
+
+    def roots(self) -> tuple[Path, ...]:
+        """The folders with measurements on named hardware, a store's own after the repository's."""
+        return (REPOSITORY_RESULTS, self.store.root)
+
+
+class Exhibit(ABC):
+    """One figure or table. Subclasses say what is abstract here, and override the rest."""
+
+    figure: ClassVar[str]
+    """Key in rows and results: the number in the paper (``8a``), or a name (``harmony_8``)."""
+    title: ClassVar[str]
+    section: ClassVar[str]
+    """Where the paper shows it."""
+    claim: ClassVar[str]
+    """In one sentence or two."""
+    system: ClassVar[str] = ""
+    """The paper's system, for the report's summary; empty for this project's own exhibits."""
+    runs: ClassVar[bool] = True
+    """Whether anything runs for it; where not, it shows what is committed."""
+    reads: ClassVar[str] = ""
+    """Field of the size whose model trains on a text that people may choose; empty for none."""
+
+    introduction: ClassVar[tuple[str, str]] | None = None
+    """Heading and words of the report before the system's exhibits, where they are a part of their
+    own."""
+    stored: ClassVar[str] = "Shown from stored results."
+    """Said in the report where nobody ran the notebook."""
+    judgement: ClassVar[str] = "Verdict"
+    """Heading of the verdicts in the report."""
+    counted: ClassVar[str] = "values"
+    """Name of rows in the plural."""
+
+    # -- names: forms that a system's exhibits fill with their own fields ------------------------
+
+    name_form: ClassVar[str] = "{figure}"
+    notebook_form: ClassVar[str] = "{figure}"
+    words_form: ClassVar[str] = "exhibit {figure}"
+    heading_form: ClassVar[str] = "{words}: {title}"
+    place_form: ClassVar[str] = "{section}"
+
+    @property
+    def name(self) -> str:
+        """On the command line and of files: ``fig8a``, ``harmony_8``."""
+        return self.name_form.format(figure=self.figure)
+
+    @property
+    def notebook(self) -> str:
+        """The stem of the notebook: ``stronghold_8a``, ``harmony_8``, ``here_offload``."""
+        return self.notebook_form.format(figure=self.figure)
+
+    @property
+    def words(self) -> str:
+        """In a sentence: ``figure 8a``, ``Harmony, table 1``, ``exhibit here_offload``."""
+        return self.words_form.format(figure=self.figure)
+
+    @property
+    def heading(self) -> str:
+        """Heading of the report's section."""
+        told = {"figure": self.figure, "words": self.words, "title": self.title}
+        return self.heading_form.format(**told)
+
+    @property
+    def link(self) -> str:
+        """On the first page of the report."""
+        return self.words
+
+    @property
+    def place(self) -> str:
+        """Where the claim is made, as the report says it; empty where no paper makes it."""
+        return self.place_form.format(section=self.section)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sized(self, size: str, text: str = STDLIB) -> Any:
+        """The dials of a size; raises ValueError naming the known ones."""
+
+    def opened(self, size: str, store: Store, text: str, machine: str) -> Opened:
+        """These choices; raises ValueError for an unknown size, or one that needs a GPU where none
+        is."""
+        dials = self.sized(size, text)
+        simulated = self.runs and dials.name == "paper" and not has_gpu()
+        if self.runs and dials.device == "cuda" and not simulated and not has_gpu():
+            raise ValueError(
+                f"the size {dials.name!r} needs a GPU, and none can be used here; use smoke, which "
+                "runs anywhere, or paper, which is simulated without one"
+            )
+        what = f"{self.name} at size {dials.name}"
+        return Opened(
+            size=dials, store=store, simulated=simulated, text=text, machine=machine, what=what
+        )
+
+    def text_in(self, folder: Path, size: str) -> None:
+        """Read the text in a folder that somebody chose; raises ValueError, one sentence, where it
+        is not of the exhibit's format."""
+        raise NotImplementedError(f"{self.figure} reads no text")
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
+        """The searches and sweeps, one after the other; run each before the next. With `planned`
+        a planner's guess stands for an answer that is not known yet."""
+        if specs := self.specs(at.size):
+            yield at.sweep(specs, force=force)
+
+    def specs(self, size: Any) -> list[RunSpec]:
+        """The runs of a sweep."""
+        return []
+
+    def plan_again(self, at: Opened) -> Iterator[str]:
+        """Make again what planners said and was kept, where that is shown and can be made; yields
+        what is planned next, in words."""
+        return iter(())
+
+    def records(self, at: Opened, stages: Iterable[Stage]) -> list[RunRecord]:
+        """The records that the figure shows, of stages that ran or of what is stored of them."""
+        return [record for stage in stages for record in records_of(stage)]
+
+    @abstractmethod
+    def preview(self, at: Opened) -> pd.DataFrame:
+        """A row for each thing that would run, with its expected time and memory. Nothing runs."""
+
+    def published(self) -> pd.DataFrame:
+        """Values of the paper; empty where nobody has them."""
+        return pd.DataFrame()
+
+    # -- what it shows --------------------------------------------------------------------------
+
+    @abstractmethod
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        """All rows: of the records, and what is known beside them."""
+
+    def width_in(self, at: Opened) -> float:
+        """Width of the figure in inches."""
+        return PAGE_IN
+
+    def paint(self, at: Opened, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw on an empty figure."""
+        self.draw(figure, rows)
+
+    def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Draw rows alone, where they are all there is to draw."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+        """The verdicts as people read them."""
+
+    @abstractmethod
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows with the columns that a reader of the report needs, by their names there."""
+
+    def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
+        """Where the numbers come from: machine, code, packages, dates."""
+        return origin(records, simulated=at.simulated)
+
+
+def records_of(stage: Stage) -> list[RunRecord]:
+    """The records a search or a sweep has, each of the spec that was asked for: its key names that,
+    while the copy in its file may be damaged. `Store.problems` names those that no figure can
+    use."""
+    found = []
+    for point in stage.points:
+        record = point.record
+        if record is None:
+            continue
+        if record.status == "ok" and not min(record.step_seconds, default=0.0) > 0:
+            path = stage.store.folder(point.key) / RECORD
+            stage.store.problems[path] = f"its steps took {record.step_seconds} seconds"
+        else:
+            found.append(replace(record, method=point.spec.method, spec=point.spec.to_dict()))
+    return found
+
+
+def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
+    """Machine, code, packages and dates behind records; of this moment where there are none."""
+    sources = [record.provenance for record in records] or [gather()]
+    untold = dict.fromkeys(("cpu", "cores", "system", "python"), "unknown")
+    first = untold | {"gpus": [], "host_memory_bytes": 0} | sources[0]
+    packages = {" ".join(pair) for source in sources for pair in source.get("packages", {}).items()}
+    commits = {_commit(source) for source in sources}
+    started = sorted(record.started[:16].replace("T", " ") for record in records)
+    facts = {
+        "processor": f"{first['cpu']}, {first['cores']} cores",
+        "memory": format_bytes(first["host_memory_bytes"]),
+        "GPU": ", ".join(first["gpus"]) or "none",
+        "system": f"{first['system']}, Python {first['python']}",
+        "packages": ", ".join(sorted(packages)),
+        "commit": ", ".join(sorted(commits)),
+        "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
+    }
+    if simulated:
+        facts["numbers"] = (
+            "published values and simulations; nothing was measured for this size here"
+        )
+    return facts
+
+
+def _commit(provenance: dict[str, Any]) -> str:
+    commit = (provenance.get("commit") or "no commit")[:12]
+    return f"{commit} with changes" if provenance.get("dirty") else commit
+
+
+def has_gpu() -> bool:
+    """Whether runs of size ``small`` and ``paper`` can be made here."""
+    return host.resolve_device("auto") == "cuda"

@@ -1,0 +1,1 @@
+"""This project's own exhibits: what it measured on named hardware."""

@@ -1,0 +1,193 @@
+"""A project's own goals as data, and the one function that holds rows against them.
+
+A goal names a metric of the rows (which picks its runs itself), a bound and how the number is
+written. A goal whose runs are missing, broke, or are of different rounds stays open and says so:
+machines of one kind differ from day to day, and so does the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from workbench.core.record import RESULTS
+from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios, preferred
+from workbench.figures.verdict import FAILS, HOLDS, MISSING
+
+
+class Found(NamedTuple):
+    """A metric's value, and how it came about."""
+
+    value: float
+    why: str
+    rounds: tuple[str, str] = ("", "")
+    """Rounds in which the two runs of a comparison were made."""
+    fair: bool = True
+    """Whether all else is as the goal wants it."""
+
+
+Metric = Callable[[pd.DataFrame, pd.DataFrame], Found]
+"""Takes the rows, one a setting, and of all rows with repeated runs. Raises `Undecided`."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A goal: a metric and its bound."""
+
+    text: str
+    metric: Metric
+    least: float = float("-inf")
+    most: float = float("inf")
+    form: str = "{:.1%}"
+    """Format of the value, with its unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One row of the table of goals."""
+
+    goal: str
+    measured: str
+    """With its unit; empty where nothing was."""
+    verdict: str
+    why: str
+
+
+class Undecided(Exception):
+    """Why the rows give no value: what was measured all the same, and the verdict."""
+
+    def __init__(self, why: str, measured: str = "", verdict: str = MISSING) -> None:
+        self.why, self.measured, self.verdict = why, measured, verdict
+
+
+def evaluate(wanted: Wanted, rows: pd.DataFrame, repeated: pd.DataFrame) -> Goal:
+    """Hold the rows of one device against a goal."""
+    try:
+        value, why, rounds, fair = wanted.metric(rows, repeated)
+    except Undecided as found:
+        measured, verdict, why = found.measured, found.verdict, found.why
+    else:
+        measured = wanted.form.format(value)
+        verdict = HOLDS if fair and wanted.least <= value <= wanted.most else FAILS
+        if rounds[0] != rounds[1]:
+            verdict = MISSING
+            why += f"; to be measured in one round: now {rounds[0]} beside {rounds[1]}"
+    return Goal(goal=wanted.text, measured=measured, verdict=verdict, why=why)
+
+
+def as_table(found: list[Goal]) -> pd.DataFrame:
+    """The goals as people read them."""
+    data = [(g.goal, g.measured, g.verdict, g.why) for g in found]
+    return pd.DataFrame(data, columns=["goal", "measured", "verdict", "why"])
+
+
+# -- which runs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run by its columns, and by its words in ``no run of ...``."""
+
+    words: str
+    where: dict[str, Any]
+
+    def run(self, rows: pd.DataFrame, **more: Any) -> pd.Series | None:
+        """The run that stands for it; None where there is none. Gaps equal gaps."""
+        for name, value in {**self.where, **more}.items():
+            column = rows[name]
+            rows = rows[column.isna() if pd.isna(value) else column == value]
+        return None if rows.empty else preferred(rows).iloc[0]
+
+    def found(self, rows: pd.DataFrame, **more: Any) -> pd.Series:
+        """The same; raises Undecided where there is none."""
+        run = self.run(rows, **more)
+        if run is None:
+            raise Undecided(f"no run of {self.words}")
+        return run
+
+
+def trained(run: pd.Series, *, peer: bool = False) -> pd.Series:
+    """The run, if it ended well. Running out of memory is an answer, unless it is a peer's; a run
+    that was cut short or broke is none."""
+    if run["status"] == "ok":
+        return run
+    why = f"{run['label']} ended with status {run['status']}"
+    if run["status"] in RESULTS and not peer:
+        raise Undecided(why, "nothing", FAILS)
+    raise Undecided(why)
+
+
+_SAME = (
+    "method", "variant", "layers", "hidden", "seq", "dtype", "batch", "clip", "device_cap_gib",
+    "host_cap_gib",
+)  # fmt: skip
+
+
+def last_in(rounds: Container[str], every: pd.DataFrame, run: pd.Series) -> pd.Series:
+    """The last repetition of a run in any of these rounds; the run itself where there is none."""
+    same = repeats(every, run)
+    there = same[[name in rounds for name in same["round"]]]
+    return run if there.empty else there.iloc[-1]
+
+
+def repeats(every: pd.DataFrame, run: pd.Series) -> pd.DataFrame:
+    """The rows of the same settings, in the order in which they were measured."""
+    for name in _SAME if "ranks" not in every else (*_SAME, "ranks"):
+        column = every[name]
+        every = every[column.isna() if pd.isna(run[name]) else column == run[name]]
+    return every
+
+
+def variant_of(run: pd.Series) -> str:
+    """At the end of a reason: which variant ran; empty for the method's own choice."""
+    return f"; variant {run['variant']}" if run["variant"] else ""
+
+
+def runs(count: int) -> str:
+    """A number of runs, in words."""
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+def over(ours: Setting, theirs: Setting, *, same: tuple[str, ...] = ()) -> Metric:
+    """Throughput of a run over that of another, in the last round that has both; the other has the
+    columns `same` as the first has them."""
+
+    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
+        run = ours.found(rows)
+        other = theirs.found(rows, **{name: run[name] for name in same})
+        both = set(repeats(every, run)["round"]) & set(repeats(every, other)["round"])
+        run, other = (last_in(both, every, each) for each in (run, other))
+        speeds = trained(run)["samples_per_second"], trained(other, peer=True)["samples_per_second"]
+        why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(run)}"
+        return Found(speeds[0] / speeds[1], why, (run["round"], other["round"]))
+
+    return metric
+
+
+def mean_error(
+    column: str, own: tuple[str, ...], describe: Callable[[pd.Series], str] = lambda run: ""
+) -> Metric:
+    """Mean deviation of predictions over measurements, of the methods `own`."""
+
+    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
+        ratios = predictions(rows, column, own)
+        worst = (ratios - 1).abs().idxmax()
+        off = f"the worst prediction {ratios[worst] - 1:+.1%}{describe(rows.loc[worst])}"
+        why = f"{runs(len(ratios))} on our own runtime, {off}"
+        return Found(mean_deviation(ratios), why)
+
+    return metric
+
+
+def predictions(rows: pd.DataFrame, column: str, own: tuple[str, ...]) -> pd.Series:
+    """Predicted over measured, of runs on our own runtime; raises Undecided without any."""
+    ratios = own_ratios(rows, column, own)
+    if ratios.empty:
+        raise Undecided("no run on our own runtime has a prediction")
+    return ratios

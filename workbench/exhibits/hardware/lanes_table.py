@@ -1,0 +1,222 @@
+"""What a measured step says about its lanes: how busy each is, and how full the host's memory.
+
+A run's steps follow one another, and updates and copies of one reach into the next. A step that is
+shown alone is therefore folded: what lies past its end stands at its beginning, where the same work
+of the step before was done. Then nothing is counted twice and nothing is left out.
+
+The bound is what no order of the same work can beat on this machine: computing takes as long as it
+took, a disk reads and writes for as long as it did, and host memory moves no more bytes a second
+than it does with copies both ways and updates all at once. A plan that moves less, or computes
+less, has a bound of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from workbench.exhibits.hardware.offload_goals import CAP_GIB, DTYPE, HIDDEN, SEQ, SHARES
+from workbench.published.lanes import Lanes
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT
+
+SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
+NEAR = 0.9
+"""Of the ceiling: above it host memory counts as full."""
+HOST_MEMORY = "host memory"
+METHOD = "stronghold"
+"""Whose goals these are."""
+SMALLER_CAPS_GIB, OF_THE_BOUND = (16, 24), 0.8
+"""Under these caps a step should come so near its own bound."""
+
+COLUMNS = (
+    "case", "method", "label", "layers", "batch", "clip", "device_cap_gib", "step_seconds",
+    "samples_per_second", *(f"{lane}_share" for lane in SHOWN), "compute_seconds", "host_bytes",
+    "traffic_bytes_per_s", "ceiling_bytes_per_s", "full_share", "full_from_s", "full_to_s",
+    "full_bytes_per_s", "bound", "bound_samples_per_second", "goal_share",
+    "goal_samples_per_second", "source", "hardware", "device", "date", "commit",
+)  # fmt: skip
+"""`<lane>_share`: of the step in which the lane is busy. `traffic_bytes_per_s`: the host memory's
+mean over the step. `full_share`: of the step in which its traffic is above `NEAR` of the ceiling.
+Mostly that is between `full_from_s` and `full_to_s`, which lies past the step's end where it is in
+the next, and where the mean is `full_bytes_per_s`. `bound`: what `bound_samples_per_second` comes
+from. `goal_share`: of plain training; where the goal is a share of the bound there is none."""
+
+
+class Span(NamedTuple):
+    """A value that holds for a while."""
+
+    start_s: float
+    end_s: float
+    value: float
+
+    @property
+    def area(self) -> float:
+        return (self.end_s - self.start_s) * self.value
+
+
+def folded(spans: Iterable[Span], period_s: float) -> list[Span]:
+    """The same spans with what lies outside of [0, `period_s`) moved into it, cut at its ends."""
+    out = []
+    for start, end, value in spans:
+        while start < end:
+            turn = start // period_s
+            stop = min(end, (turn + 1) * period_s)
+            if stop <= start:  # the quotient was rounded down
+                turn += 1
+                stop = min(end, (turn + 1) * period_s)
+            out.append(Span(max(0.0, start - turn * period_s), stop - turn * period_s, value))
+            start = stop
+    return out
+
+
+def level(spans: Sequence[Span], period_s: float) -> list[Span]:
+    """The sum of folded spans over [0, `period_s`): a step function without gaps."""
+    changes = {0.0: 0.0, period_s: 0.0}
+    for start, end, value in spans:
+        changes[start] = changes.get(start, 0.0) + value
+        changes[end] = changes.get(end, 0.0) - value
+    total, out = 0.0, []
+    for start, end in pairwise(sorted(changes)):
+        total += changes[start]
+        out.append(Span(start, end, total))
+    return out
+
+
+def busy_share(step: Lanes, lane: str) -> float:
+    """Of the step in which at least one lane of a kind is busy."""
+    spans = [Span(event.start_s, event.end_s, 1.0) for event in step.of_lane(lane)]
+    parts = level(folded(spans, step.step_seconds), step.step_seconds)
+    return sum(end - start for start, end, busy in parts if busy > 0.5) / step.step_seconds
+
+
+def traffic(step: Lanes) -> list[Span]:
+    """Bytes per second of host memory over the step, those of each action spread evenly over it."""
+    spans = [
+        Span(event.start_s, event.end_s, event.nbytes / (event.end_s - event.start_s))
+        for event in step.events
+        if event.nbytes
+    ]
+    return level(folded(spans, step.step_seconds), step.step_seconds)
+
+
+def full_share(step: Lanes) -> float | None:
+    """Of the step in which traffic is above `NEAR` of the ceiling; None where that is unknown."""
+    ceiling = step.host_memory_bytes_per_s
+    if ceiling is None:
+        return None
+    full = sum(end - start for start, end, rate in traffic(step) if rate > NEAR * ceiling)
+    return full / step.step_seconds
+
+
+def fullest(step: Lanes) -> Span | None:
+    """When host memory is full for the most part, and its mean traffic then; None where it never
+    is.
+
+    The stretch, around the step's end if need be, over which the bytes above `NEAR` of the ceiling
+    exceed those that are missing to it by the most.
+    """
+    if step.host_memory_bytes_per_s is None:
+        return None
+    limit, period_s = NEAR * step.host_memory_bytes_per_s, step.step_seconds
+    spans = [span._replace(value=span.value - limit) for span in traffic(step)]
+    inside = best_stretch([span.area for span in spans])
+    outside = best_stretch([-span.area for span in spans])
+    gain = sum(span.area for span in spans[slice(*inside)])
+    around = sum(s.area for s in spans) - sum(s.area for s in spans[slice(*outside)])
+    if max(gain, around) <= 0:
+        return None
+    start, end = spans[inside[0]].start_s, spans[inside[1] - 1].end_s
+    if around > gain:
+        start, end, gain = spans[outside[1]].start_s, period_s + spans[outside[0]].start_s, around
+    return Span(start, end, limit + gain / (end - start))
+
+
+def best_stretch(values: Sequence[float]) -> tuple[int, int]:
+    """[first, behind the last) of the neighbours with the largest sum (Kadane's algorithm).
+
+    >>> best_stretch([-1.0, 2.0, -1.0, 3.0, -4.0])
+    (1, 4)
+    """
+    best, found, total, begin = 0.0, (0, 0), 0.0, 0
+    for place, value in enumerate(values):
+        if total <= 0:
+            total, begin = 0.0, place
+        total += value
+        if total > best:
+            best, found = total, (begin, place + 1)
+    return found
+
+
+def table(steps: Iterable[Lanes], offload: pd.DataFrame) -> pd.DataFrame:
+    """One row a step. `offload` (`offload_table.table`) tells what plain training reaches."""
+    rows = pd.DataFrame([_row(step, offload) for step in steps], columns=list(COLUMNS))
+    for name in _MAY_LACK:
+        rows[name] = pd.to_numeric(rows[name])
+    return rows.sort_values(["method", "layers", "batch", "case"], ignore_index=True)
+
+
+_MAY_LACK = (
+    "clip", "device_cap_gib", "ceiling_bytes_per_s", "full_share", "full_from_s", "full_to_s",
+    "full_bytes_per_s", "goal_share", "goal_samples_per_second",
+)  # fmt: skip
+
+
+def _row(step: Lanes, offload: pd.DataFrame) -> dict[str, Any]:
+    ceiling, full = step.host_memory_bytes_per_s, fullest(step) or (None, None, None)
+    computing, reading, writing = (
+        sum(event.end_s - event.start_s for event in step.of_lane(lane))
+        for lane in (COMPUTE, DISK_IN, DISK_OUT)
+    )
+    moved = sum(event.nbytes for event in step.events)
+    limits = {
+        COMPUTE: computing,
+        HOST_MEMORY: moved / ceiling if ceiling else 0.0,
+        DISK_IN: reading,
+        DISK_OUT: writing,
+    }
+    bound = max(limits, key=limits.__getitem__)
+    at_most = step.batch / limits[bound]
+    share, goal = goal_of(step, offload) if step.method == METHOD else (None, None)
+    if step.method == METHOD and step.device_cap_gib in SMALLER_CAPS_GIB:
+        goal = OF_THE_BOUND * at_most
+    return {
+        **{name: getattr(step, name) for name in COLUMNS if name in Lanes.__slots__},
+        "label": step.label,
+        "samples_per_second": step.batch / step.step_seconds,
+        **{f"{lane}_share": busy_share(step, lane) for lane in SHOWN},
+        "compute_seconds": computing,
+        "host_bytes": moved,
+        "traffic_bytes_per_s": moved / step.step_seconds,
+        "ceiling_bytes_per_s": ceiling,
+        "full_share": full_share(step),
+        "full_from_s": full[0],
+        "full_to_s": full[1],
+        "full_bytes_per_s": full[2],
+        "bound": bound,
+        "bound_samples_per_second": at_most,
+        "goal_share": share,
+        "goal_samples_per_second": goal,
+        "source": "measured",
+        "date": step.started,
+    }
+
+
+def goal_of(step: Lanes, offload: pd.DataFrame) -> tuple[float | None, float | None]:
+    """The share of plain training that this project wants of the step's setting, and the samples/s
+    it makes; (None, None) where there is no such goal, or no plain training to compare with."""
+    wanted = {(layers, batch): share for layers, batch, share in SHARES}
+    share = wanted.get((step.layers, step.batch))
+    setting = {
+        "method": step.method, "layers": step.layers, "batch": step.batch, "device": step.device,
+        "hidden": HIDDEN, "seq": SEQ, "dtype": DTYPE, "device_cap_gib": CAP_GIB,
+    }  # fmt: skip
+    same = offload
+    for name, value in setting.items():
+        same = same[same[name] == value]
+    plain = same["plain"].max()
+    if share is None or step.device_cap_gib != CAP_GIB or pd.isna(plain):
+        return None, None
+    return share, share * float(plain)

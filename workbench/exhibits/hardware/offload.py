@@ -1,0 +1,221 @@
+"""What scarce device memory costs on the hardware this project measured, and what plans are worth.
+
+Above: throughput of every method as a share of plain training, which has the whole GPU to itself,
+by model, batch and cap. Below: predictions over measurements, of step time and of the device's
+peak. The rows were measured by the benchmark and are committed; nothing runs for this exhibit, so
+it is the same at every size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.exhibits.base import Opened
+from workbench.exhibits.hardware import marks
+from workbench.exhibits.hardware.base import GoalsExhibit
+from workbench.exhibits.hardware.judge import Goal
+from workbench.exhibits.hardware.offload_goals import goals, of_setting
+from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
+from workbench.figures import draw as drawing
+from workbench.figures.style import GREY, LOOKS, PAGE_IN
+from workbench.published.here import LABELS, offload_runs
+
+BATCHES = (4, 16)
+MODEL = (2048, 1024, "bf16")
+"""Hidden size, sequence and type of the benchmark's models; others are named."""
+CASES = ((32, 4), (78, 4), (100, 4), (78, 16), (100, 16))
+"""Layers and batch that the goals are about."""
+WITHIN = 0.05
+"""The band of good predictions."""
+HEIGHT_IN = 6.2
+FEWEST = 24.0
+"""Bars for which a panel has room at least."""
+NAME_SHARE = 0.18
+"""Of a panel's width, for the name of a model."""
+CAP_SHARE = 0.055
+"""The same for that of a cap."""
+
+
+class Offload(GoalsExhibit):
+    """Shares of plain training by batch above, predictions below."""
+
+    figure = "here_offload"
+    title = "Offloaded training on named hardware"
+    claim = (
+        "With 32 GiB of a GPU's memory STRONGHOLD keeps most of the speed that plain training has "
+        "with all of it, and its planner says beforehand how fast and how large a run will be."
+    )
+    file = "offload.csv"
+    link = "measured on named hardware"
+    columns = {
+        "label": "method",
+        "layers": "layers",
+        "batch": "batch",
+        "dtype": "type",
+        "clip": "clip",
+        "device_cap_gib": "device cap (GiB)",
+        "host_cap_gib": "host cap (GiB)",
+        "status": "status",
+        "samples_per_second": "samples/s",
+        "share": "of plain",
+        "step_ratio": "step: predicted / measured",
+        "peak_device_gib": "device peak (GiB)",
+        "peak_ratio": "peak: predicted / measured",
+        "host_gib": "host (GiB)",
+        "disk_gib": "disk (GiB)",
+        "final_loss": "final loss",
+        "how": "how",
+    }
+
+    def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
+        return table(offload_runs(at.roots()), repeated=repeated)
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """Shares by batch above, predictions below. `rows`: `offload_table.table`, of one
+        device."""
+        figure.set_size_inches(PAGE_IN, HEIGHT_IN if len(rows) else 1.2)
+        if rows.empty:
+            drawing.empty(figure.subplots(), self.absent)
+            return
+        places = figure.subplot_mosaic(
+            [[batch] * 2 for batch in BATCHES] + [["step", "peak"]], height_ratios=[1.1, 1.1, 1]
+        )
+        shown = shares_of(rows)
+        for batch in BATCHES:
+            _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
+        judged = {
+            "looks": LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
+        }  # fmt: skip
+        step, peak = places["step"], places["peak"]
+        columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
+        marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
+        marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
+        there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
+        marks.legend(figure, {LABELS[name]: LOOKS[name] for name in LABELS if name in there})
+        drawing.small_print(figure, *notes(rows))
+
+    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
+        return goals(rows, repeated)
+
+
+def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each bar: of equal settings the run that stands for them.
+
+    Runs that pin what the planner would choose are figures 8b's and 9's and the sweep's, and stand
+    here only for a method that has no other. The runs of a search for the largest model, and those
+    that nothing but such a sweep has beside them, compare with nothing and are left out.
+    """
+    model = ["hidden", "seq", "dtype", "layers"]
+    case = ["batch", *model, "device_cap_gib"]
+    of_model = rows.groupby([*model, "batch"])
+    only_swept = of_model["pinned"].transform("any") & (
+        of_model["method"].transform("nunique") == 1
+    )
+    found = rows[~only_swept & rows["host_cap_gib"].isna() & rows["batch"].isin(BATCHES)]
+    found = preferred(found)
+    found = found.drop_duplicates([*case, "method", "variant"])
+    own = found[~found["pinned"]]
+    keys = [*case, "method"]
+    known = set(own[keys].fillna(-1).itertuples(index=False, name=None))
+    others = found[found["pinned"]].drop_duplicates(keys)
+    extra = [key not in known for key in others[keys].fillna(-1).itertuples(index=False, name=None)]
+    kept = pd.concat([own, others[extra]])
+    places = {method: place for place, method in enumerate(LABELS)}
+    return kept.assign(
+        odd=[key != MODEL for key in kept[model[:3]].itertuples(index=False, name=None)],
+        place=kept["method"].map(places),
+    ).sort_values(
+        ["batch", "odd", *model, "device_cap_gib", "place", "variant"],
+        ascending=[True] * 6 + [False, True, True],
+        na_position="first",  # no cap: the whole GPU
+    )
+
+
+def missing_cases(rows: pd.DataFrame) -> list[str]:
+    """Models and batches that lack STRONGHOLD, plain training, or both."""
+    hidden, seq, dtype = MODEL
+    rows = rows[(rows["hidden"] == hidden) & (rows["seq"] == seq) & (rows["dtype"] == dtype)]
+    out = []
+    for layers, batch in CASES:
+        part = rows[(rows["layers"] == layers) & (rows["batch"] == batch)]
+        absent = [name for name in (PLAIN, "stronghold") if not (part["method"] == name).any()]
+        if absent:
+            out.append(f"{layers} layers at batch {batch} ({', '.join(absent)})")
+    return out
+
+
+def notes(rows: pd.DataFrame) -> list[str]:
+    """The small print: where the numbers are from, what a bar and a point is, what is missing."""
+    first, last = rows["date"].min(), rows["date"].max()
+    days = f"{first}" if first == last else f"{first} to {last}"
+    hidden, seq, dtype = MODEL
+    out = [
+        f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {days}: hidden size "
+        f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
+        "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
+        "of the same sitting where it has one. "
+        "A bar is the last run of its settings, with the lowest clipping limit that was run.",
+        "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
+        "those on this project's runtime, of the setting above, which the goals are about. "
+        f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
+    ]
+    absent = missing_cases(rows)
+    if absent:
+        out.append(f"Not measured: {'; '.join(absent)}.")
+    return out
+
+
+# -- bars -----------------------------------------------------------------------------------------
+
+
+def _draw_shares(axes: Any, rows: pd.DataFrame, batch: int) -> None:
+    """Bars of one batch: depths apart, caps within a depth, all bars equally wide."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_title(f"batch {batch}")
+    axes.set_ylabel("share of plain training")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if rows.empty:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, f"no run at batch {batch}", transform=axes.transAxes, ha="center")
+        return
+    room = max(FEWEST, len(rows))
+    model = ["hidden", "seq", "dtype", "layers"]
+    groups, end = marks.arranged(rows, model, least=NAME_SHARE * room, least_cap=CAP_SHARE * room)
+    for group in groups:
+        for cap in group.caps:
+            for x, run in cap.bars:
+                _bar(axes, run, x)
+        marks.name(axes, _name_of(group.rows), group.middle)
+    marks.frame(axes, groups, end, FEWEST)
+    tall = rows["share"].max()
+    axes.set_ylim(0, 1.55 * max(1.0, 0.0 if pd.isna(tall) else tall))
+    axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--", zorder=0.5)
+
+
+def _name_of(model: pd.DataFrame) -> str:
+    """The model, with the absolute speed that is its 100 %."""
+    first = model.iloc[0]
+    size = model["parameters"].dropna()
+    words = f"{first['layers']} layers" + (f", {size.iloc[0] / 1e9:.1f} B" if len(size) else "")
+    plain = model["plain"].dropna()
+    words += f"\nplain: {plain.max():.3g} samples/s" if len(plain) else "\nno plain run"
+    if first["odd"]:
+        words += f"\nhidden size {first['hidden']}, {first['dtype']}"
+    return words
+
+
+def _bar(axes: Any, run: Any, x: float) -> None:
+    look = LOOKS[run.method]
+    if pd.isna(run.share):
+        marks.bar(axes, look, x, run.share, marks.why_missing(run.status, "no plain run"))
+        return
+    words = f"{run.share:.0%}" if run.share >= 0.1 else f"{run.share:.1%}"
+    words = f"{words} {run.variant}".rstrip()
+    marks.bar(axes, look, x, run.share, words, pale=bool(run.variant))
+
+
+EXHIBIT = Offload()

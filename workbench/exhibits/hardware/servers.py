@@ -1,0 +1,204 @@
+"""What Harmony's schedules are worth on servers of several GPUs that this project measured.
+
+Throughput of every method under the caps of small cards, beside methods that have all of the GPUs;
+bytes over the host links, counted and planned; how more GPUs help; and predictions over
+measurements. The rows were measured by the benchmark and are committed; nothing runs for this
+exhibit, so it is the same at every size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from workbench.exhibits.base import Opened
+from workbench.exhibits.hardware import marks
+from workbench.exhibits.hardware import server_panels as panels
+from workbench.exhibits.hardware.base import GoalsExhibit
+from workbench.exhibits.hardware.judge import Goal
+from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
+from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
+from workbench.figures import draw as drawing
+from workbench.figures.style import LOOKS, PAGE_IN
+from workbench.published.servers import LABELS, server_runs
+
+LINE_IN, LOW_IN = 1.75, 1.55
+"""Heights of a line of bars and of a line of other panels, with the words around them."""
+ACROSS = 3
+"""Panels of scaling in a line."""
+
+UNFINISHED = "nothing to show: no run in servers.csv came to an end"
+
+
+class Servers(GoalsExhibit):
+    """Throughput, bytes over the host links, scaling and predictions."""
+
+    figure = "here_servers"
+    title = "Training on servers of several capped GPUs"
+    claim = (
+        "On GPUs with the memory of small cards Harmony-PP trains GPT-2 XL several times as fast "
+        "as "
+        "ZeRO-3 with CPU offload, moves the bytes that its plan says, and is faster on more GPUs."
+    )
+    file = "servers.csv"
+    link = "on several GPUs"
+    columns = {
+        "label": "method",
+        "ranks": "GPUs",
+        "layers": "layers",
+        "hidden": "hidden",
+        "batch": "minibatch",
+        "dtype": "type",
+        "clip": "clip",
+        "device_cap_gib": "cap of a GPU (GiB)",
+        "host_cap_gib": "host cap (GiB)",
+        "status": "status",
+        "samples_per_second": "samples/s",
+        "share": "of data parallel",
+        "step_ratio": "step: predicted / measured",
+        "peak_device_gib": "device peak (GiB)",
+        "peak_ratio": "peak: predicted / measured",
+        "host_gib": "host (GiB)",
+        "moved": "host links (weights)",
+        "planned_moved": "planned (weights)",
+        "final_loss": "final loss",
+        "how": "how",
+    }
+
+    def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
+        return table(server_runs(at.roots()), repeated=repeated)
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """Throughput, bytes, scaling and predictions, as far as there are rows of each. `rows`:
+        `server_table.table`, of one device."""
+        bars = panels.shown(rows)
+        if bars.empty:
+            figure.set_size_inches(PAGE_IN, 1.2)
+            drawing.empty(figure.subplots(), UNFINISHED if len(rows) else self.absent)
+            return
+        lines, moved = panels.lines_of(bars), panels.moving(bars)
+        series = panels.series_of(bars)
+        scaling = [series[i : i + ACROSS] for i in range(0, len(series), ACROSS)]
+        tall = [LINE_IN] * len(lines) + [LOW_IN] * len(scaling)
+        tall += [LOW_IN] if _predicted(rows) else []
+        figure.set_size_inches(PAGE_IN, sum(tall))
+        places = iter(figure.add_gridspec(len(tall), 1, height_ratios=tall))
+        for line in lines:
+            _draw_bars(figure, next(places), line)
+        for line in scaling:
+            every = _side_by_side(figure, next(places), [1.0] * ACROSS, len(line))
+            for axes, part in zip(every, line, strict=True):
+                panels.draw_scaling(axes, part)
+        if _predicted(rows):
+            _draw_predictions(*_side_by_side(figure, next(places), [1.0, 1.0], 2), rows)
+        _legend(figure, rows, moved=len(moved) > 0, scaling=bool(scaling))
+        drawing.small_print(figure, *notes(rows))
+
+    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
+        return goals(rows, repeated)
+
+
+def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> None:
+    """Panels of bars side by side, as wide as they need."""
+    widths = [panel.width for panel in line]
+    for axes, panel in zip(_side_by_side(figure, place, widths, len(line)), line, strict=True):
+        panel.draw(axes, panel.rows, panels.ROOM * panel.width / sum(widths))
+
+
+def _side_by_side(figure: Any, place: Any, widths: list[float], count: int) -> list[Any]:
+    """The first `count` axes in a line of the figure, which has room for more where it has more
+    `widths`."""
+    grid = place.subgridspec(1, len(widths), width_ratios=widths)
+    return [figure.add_subplot(grid[0, i]) for i in range(count)]
+
+
+def _predicted(rows: pd.DataFrame) -> bool:
+    ok = rows[rows["status"] == "ok"]
+    return bool(ok[["step_ratio", "peak_ratio"]].notna().any(axis=None))
+
+
+def _draw_predictions(step: Any, peak: Any, rows: pd.DataFrame) -> None:
+    told = {"looks": LOOKS, "own": OWN_RUNTIME}
+    marks.draw_predictions(
+        step, rows, "step_seconds", "step_ratio", "step time", "s", within=STEP_WITHIN, **told
+    )
+    marks.draw_predictions(
+        peak, rows, "peak_device_gib", "peak_ratio", "device peak", "GiB", within=PEAK_WITHIN,
+        **told,
+    )  # fmt: skip
+
+
+def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> None:
+    """Every method that is there, then what is no method's mark."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    more: list[tuple[Any, str]] = []
+    if rows["device_cap_gib"].isna().any():
+        more.append((Patch(facecolor=panels.GROUND), "no cap: all of the GPU"))
+    if moved:
+        more.append((Line2D([], [], **panels.PLANNED), "planned (simulated)"))
+    if scaling:
+        more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
+    there = set(rows["method"])
+    looks = {LABELS[method]: LOOKS[method] for method in LABELS if method in there}
+    marks.legend(figure, looks, more)
+
+
+def notes(rows: pd.DataFrame) -> list[str]:
+    """The small print: where the numbers are from, what a mark is, what is missing."""
+    first, last = rows["date"].min(), rows["date"].max()
+    days = f"{first}" if first == last else f"{first} to {last}"
+    bars = panels.shown(rows)
+    moved, series = panels.moving(bars), panels.series_of(bars)
+    out = [
+        f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {days}: bf16 and "
+        "sequence 1024, unless a model is named otherwise. GPT-2 XL: 48 layers of hidden size "
+        "1600. B: billion parameters. Caps are of the "
+        "memory of each GPU. At a bar: samples/s, and its share of data parallelism without a cap "
+        "on as many GPUs (on one: of plain training too) at the same minibatch, where that was "
+        "measured. A bar is the last run of its settings, with the lowest clipping limit that was "
+        "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
+        "kept, laid evenly about the median."
+    ]
+    if len(moved):
+        out.append(
+            "Host links: loads and stores of a step, all GPUs together, in multiples of the "
+            "model's weights |W|. Bars: counted by the runtime. Half filled: what the plan said "
+            "before. Methods without bars move none or do not count them."
+        )
+    if series:
+        out.append("In proportion: the speed on the fewest GPUs, times as many.")
+    if _predicted(rows):
+        out.append(
+            "A point is a run beside what its plan said before it: simulated over measured. Own "
+            "runs: those on this project's runtime. The bands are "
+            f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
+        )
+    torn = panels.torn(bars)
+    if torn:
+        out.append(
+            "No line of scaling joins runs of different rounds, which differ in code and day: "
+            f"{'; '.join(torn)}."
+        )
+    absent = _not_drawn(len(moved) > 0, len(series) > 0 or len(torn) > 0, _predicted(rows))
+    out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
+    lost = panels.unfinished(rows)
+    out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []
+    lacking = missing(rows)
+    out += [f"Not measured: {'; '.join(lacking)}."] if lacking else []
+    return out
+
+
+def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:
+    """Panels without a row, and why."""
+    why = {
+        "bytes over the host links (no run counts them)": moved,
+        "scaling (no model ran in Harmony on several numbers of GPUs, all else equal)": scaling,
+        "predictions (no run has one)": predicted,
+    }
+    return [words for words, there in why.items() if not there]
+
+
+EXHIBIT = Servers()

@@ -1,0 +1,160 @@
+"""Figures 13 and 21: losses of one device, data parallel and pipeline, on top of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.harmony import own_text
+from workbench.exhibits.harmony.base import HarmonyExhibit
+from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
+from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
+from workbench.exhibits.harmony.table import PLAIN, RAN, measured, missing, table
+from workbench.figures import draw
+from workbench.figures.curves import differences, draw_curves, note
+from workbench.figures.rows import label_of, pick
+from workbench.figures.verdict import Verdict, at_least
+from workbench.model.corpus import STDLIB
+from workbench.runs.store import Store
+
+METHODS = (PLAIN, *HARMONY)
+TOLERANCE = 1e-5
+"""Largest relative difference of losses in fp32 that counts as equal: sums are taken in another
+order."""
+LEAST = 1e-9
+"""Smaller differences count as this one."""
+LEARNT = 0.02
+"""By how much losses fall at least where something is learnt."""
+NO_LOSSES = (
+    "no GPU can be used here, and losses of the published size can only be measured: there is "
+    "nothing to show"
+)
+
+
+class Curves(HarmonyExhibit):
+    """The curves over each other, and beside them how far each is from one device."""
+
+    without_gpu = NO_LOSSES, "nothing to show"
+    form: ClassVar[str]
+    """Of the texts that it reads, in words."""
+
+    def sized(self, size: str, text: str = STDLIB) -> HarmonySize:
+        """The dials, with the model of the exhibit training on the text."""
+        return own_text.trained_on(super().sized(size), self.reads, text)
+
+    def text_in(self, folder: Path, size: str) -> None:
+        wanted = f"{self.words} reads a folder in the format of {self.form}"
+        own_text.check(folder, self.reads, self.trained(self.sized(size)), wanted)
+
+    def trained(self, size: HarmonySize) -> Trained:
+        """The training that it shows."""
+        return getattr(size, self.reads)
+
+    def specs(self, size: HarmonySize) -> list[RunSpec]:
+        """Plain training on one device, and both modes on the most devices."""
+        trained, ranks = self.trained(size), size.most_here()
+        return [size.spec(PLAIN, trained), *(size.spec(name, trained, ranks) for name in HARMONY)]
+
+    def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+        """No value of the original is known."""
+        return table([])
+
+    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+        """A row a step and method."""
+        out: list[dict[str, Any]] = []
+        for record in records:
+            row = measured(record, "iteration_s", self.trained(size).name)
+            row |= {"quantity": "loss", "unit": "nats", "value": None, "low": None, "high": None}
+            row["how"] = f"mean loss of the step; {record.engine}"
+            row["text"] = record.spec["text"]
+            if record.status != "ok":
+                out.append(row)
+            out += [
+                row | {"x": step, "value": loss} for step, loss in enumerate(record.losses, start=1)
+            ]
+        return table(out)
+
+    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
+        """A row a method that did not run."""
+        name = self.trained(size).name
+        return table([missing(method, name, "loss", why) for method in METHODS])
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """The curves over each other, and beside them how far each is from one device."""
+        shown = rows.dropna(subset=["value"])
+        draw.prepare(figure, 0.4 if shown.empty else 1.1)
+        left, right = figure.subplots(1, 2)
+        if shown.empty:
+            why = next(iter(rows["note"]), "nothing was run at this size")
+            draw.empty(left, f"losses measured here: {why}")
+            draw.empty(right, "the paper's curves are not known; they are said to coincide")
+            draw.small_print(figure, "No number of the original is known for this figure.")
+            return
+        losses = {m: _curve(shown, m).to_list() for m in METHODS if m in set(shown["method"])}
+        draw_curves(left, right, losses, PLAIN, most=1e-3)
+        draw.title(left, f"{shown['model'].iloc[0]}: loss of every step, one on the other")
+        draw.title(right, f"difference from {label_of(PLAIN)}")
+        right.axhline(TOLERANCE, color="#888888", lw=0.8, ls="--")
+        note(right, TOLERANCE, "counts\nas equal")
+        draw.legend(figure, shown, as_lines=True)
+        ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
+        draw.small_print(
+            figure,
+            f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
+            "weights, samples, clipping and schedule. Measured; no number of the original is "
+            "known for this figure.",
+            f"Trained on {', '.join(map(_named, sorted(set(shown['text']))))}.",
+            "Losses hardly fall here: in so few steps so small a model learns little of this task. "
+            "What is claimed is that the curves coincide."
+            if hardly_falls(_curve(shown, PLAIN))
+            else "",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """The worst difference of each mode; steps that one of them lacks count as not run."""
+        shown = rows.dropna(subset=["value"])
+        plain = _curve(shown, PLAIN)
+        for method in HARMONY:
+            own = _curve(shown, method)
+            off = differences(own.to_list(), plain.to_list())
+            worst = max(off) if off and len(off) == len(own) == len(plain) else None
+            words = (
+                f"losses of {label_of(method)} equal those of {label_of(PLAIN)} (tolerance "
+                f"{TOLERANCE:g} over the worst relative difference"
+                + (f", {worst:.1e})" if worst is not None else ")")
+            )
+            ratio = None if worst is None else TOLERANCE / max(worst, LEAST)
+            yield at_least(words, None, ratio, 1.0, RAN)
+
+    def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
+        """No estimate and no plan, but the text."""
+        told = {
+            "reference": "none: the values of the paper are not known, and nothing estimates "
+            "losses",
+            "text": own_text.described(self.trained(at.size), self.reads, at.text),
+            **Exhibit.facts(self, at, rows, records),
+        }
+        return told | {"numbers": NO_LOSSES} if at.simulated else told
+
+
+def hardly_falls(curve: pd.Series) -> bool:
+    """Whether the last third of the losses is less than 2 % below the first."""
+    third = max(1, len(curve) // 3)
+    first, last = curve.iloc[:third].mean(), curve.iloc[-third:].mean()
+    return bool(last > (1 - LEARNT) * first)
+
+
+def _named(text: str) -> str:
+    """A text in print, where the folders above it are nobody's business."""
+    return DEFAULT_TEXT if text in ("", STDLIB) else f"{Path(text).name!r}, a text of the user's"
+
+
+def _curve(rows: pd.DataFrame, method: str) -> pd.Series:
+    part = pick(rows, method=method)
+    return pd.Series(part["value"].to_numpy(), index=part["x"].astype(int).to_numpy())

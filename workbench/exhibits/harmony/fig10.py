@@ -1,0 +1,252 @@
+"""Harmony figure 10: throughput of four models by minibatch, beside what swaps without packs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.harmony.base import (
+    ESTIMATES,
+    OTHER_END,
+    HarmonyExhibit,
+    not_run,
+    nothing_reduced,
+)
+from workbench.exhibits.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
+from workbench.exhibits.harmony.table import (
+    PLANNED,
+    RAN,
+    as_speed,
+    estimated,
+    measured,
+    missing,
+    model_label,
+    planned,
+    predicted,
+    recomputed,
+    table,
+)
+from workbench.figures import draw
+from workbench.figures.rows import (
+    MEASURED,
+    OUR_PLAN,
+    REFERENCE,
+    join,
+    label_of,
+    one,
+    pick,
+    quotient,
+)
+from workbench.figures.verdict import Verdict, at_least, cannot_tell
+from workbench.published.harmony import FOUR, MODELS
+from workbench.runs.store import Store
+
+GPUS = 4
+WHY_DP = (
+    "our runtime loads the weights of replicas while they compute and divides their updates, which "
+    "the estimate does not, so fewer bytes save little time"
+)
+ON_ONE = "0 and 1 packs"
+"""How a setting ends that leaves all layers to one GPU."""
+
+
+class FourModels(HarmonyExhibit):
+    """A panel a published model, and what ran here."""
+
+    figure, section = "harmony_10", "VLDB'22, figure 10: four models on 4 GPUs"
+    title = "Throughput of four models"
+    claim = (
+        "Harmony-PP trains models larger than the devices at least as fast as Harmony-DP, most of"
+        " all where the minibatch is small, and faster than either kind of parallelism that swaps"
+        " without packs."
+    )
+    plans = ("10",)
+
+    def specs(self, size: HarmonySize) -> list[RunSpec]:
+        """Both modes and the baselines on the most devices, for every model and minibatch."""
+        ranks = size.most_here()
+        return [
+            size.spec(name, trained, ranks, minibatch=minibatch)
+            for trained in size.four
+            for minibatch in size.minibatches.get(trained.name, (trained.minibatch,))
+            for name in (*trained.modes, *size.baselines(trained))
+        ]
+
+    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+        """Samples per second, measured and predicted."""
+        names = {trained.model: trained.name for trained in size.four}
+        out = []
+        for record in records:
+            model = names[RunSpec.from_dict(record.spec).model]
+            place = {"x": record.spec["batch"]}
+            out.append(measured(record, "samples_per_s", model, **place))
+            out += predicted(record, "samples_per_s", model, **place)
+        return table(out)
+
+    def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+        """Reference estimates, and our plans under our simulator."""
+        plans = pick(plans, figure=self.plans)
+        told = estimated("10", "iteration_s")
+        others = recomputed(plans[~plans["model"].isin(set(told["model"]))])
+        return as_speed(join(told, others, planned(plans)))
+
+    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
+        """What did not run."""
+        return table(
+            [
+                missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)
+                for trained in size.four
+                for method in (*trained.modes, *size.baselines(trained))
+            ]
+        )
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """A panel a published model, and what ran here."""
+        other = rows[~rows["model"].isin(MODELS)]
+        ran = other["value"].notna().any()
+        draw.prepare(figure, 2 if ran else 1.2)
+        axes = figure.subplot_mosaic(
+            [list(FOUR), ["here"] * len(FOUR)], height_ratios=(1, 1 if ran else 0.12)
+        )
+        drawn = []
+        for place, model in enumerate(FOUR):
+            part = pick(rows, model=model, variant=("", OUR_PLAN))
+            drawn.append(part.dropna(subset=["value"]))
+            words = "throughput (samples/s)" if place == 0 else ""
+            batches = sorted(set(part["x"].dropna()))
+            draw.lines(axes[model], part, "minibatch (samples)", words, log="x", ticks=batches)
+            draw.title(axes[model], f"{model_label(model)}, {GPUS} GPUs")
+        names = {name: name for name in dict.fromkeys(other["model"])}
+        if ran:
+            draw.bars(axes["here"], other, names, "throughput (samples/s)", column="model")
+            ranks = ", ".join(f"{n:g}" for n in sorted(set(other["ranks"].dropna())))
+            draw.title(axes["here"], f"here, reduced models, {ranks} devices")
+        else:
+            nothing_reduced(axes["here"], rows, letters=110)
+        shown = join(*drawn, other.dropna(subset=["value"]))
+        draw.legend(figure, shown, as_lines=True)
+        draw.small_print(
+            figure,
+            ESTIMATES,
+            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates are of "
+            f"what the published search chooses.{_lone(rows)}",
+            "Bars: hatched as the schedule was simulated before it ran, filled as measured."
+            if ran
+            else "",
+            *_not_run(rows),
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """PP against DP at the smallest minibatch of each model, and whether its lead shrinks."""
+        for model in FOUR:
+            least, most = MODELS[model].minibatches[0], MODELS[model].minibatches[-1]
+            label = model_label(model)
+            told = lead(rows, model, least, REFERENCE, "")
+            words = f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP"
+            yield at_least(
+                words,
+                told,
+                lead(rows, model, least, *PLANNED),
+                1.0,
+                PLANNED,
+                why_not=why_slower(rows, model, least, told),
+            )
+            if model in ("bert_96_seq512", "gpt2_xl"):  # the others have no stored schedules
+                small, large = (
+                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), PLANNED))
+                    for n in (least, most)
+                )
+                words = (
+                    f"{label}: Harmony-PP's lead over Harmony-DP is larger at {least} than at "
+                    f"{most}"
+                )
+                yield at_least(
+                    words,
+                    quotient(small[0], large[0]),
+                    quotient(small[1], large[1]),
+                    1.0,
+                    PLANNED,
+                    why_not=WHY_DP,
+                )
+        yield from _of_runs(rows)
+
+
+def _lone(rows: pd.DataFrame) -> str:
+    """Of which models the published search gives Harmony-PP one GPU, at which minibatches."""
+    told = pick(rows, source=REFERENCE, method=PP)
+    told = told[told["setting"].str.endswith(ON_ONE)]
+    words = [
+        f"{model_label(model)} that is a plan for one GPU at minibatches of "
+        f"{', '.join(f'{n:g}' for n in sorted(part['minibatch']))}"
+        for model, part in told.groupby("model", sort=False)
+    ]
+    why = "since it ranks a plan that fits one GPU by a thousandth of its time"
+    return f" Of {' and of '.join(words)}, {why}." if words else ""
+
+
+def _not_run(rows: pd.DataFrame) -> list[str]:
+    """Methods that some models ran by and others did not, and why."""
+    own = pick(rows, source=MEASURED)
+    models = list(dict.fromkeys(own["model"]))
+    if own["key"].eq("").all():
+        return []  # none ran, and the panel says why
+    lacking = {
+        method: [model_label(m) for m in models if pick(own, model=m, method=method).empty]
+        for method in dict.fromkeys(own["method"])
+    }
+    few = [f"{label_of(m)} of {', '.join(lacking[m])}" for m in HARMONY + SWAPPED if lacking.get(m)]
+    libraries = [label_of(m) for m in PEERS if lacking.get(m)]
+    out = [not_run(rows, few)]
+    if libraries:
+        out.append(f"{', '.join(libraries)}: decoders only, which is what these libraries train.")
+    return out
+
+
+def why_slower(rows: pd.DataFrame, model: str, batch: int, told: float | None) -> str:
+    """Why our Harmony-PP is not the faster mode, as far as the estimates' ratio `told` says so."""
+    if told is None or told >= 1:
+        return WHY_DP
+    setting = pick(rows, model=model, minibatch=batch, source=REFERENCE, method=PP)["setting"]
+    alone = ": the published search gives Harmony-PP one GPU" if any(
+        name.endswith(ON_ONE) for name in setting
+    ) else ""  # fmt: skip
+    return (
+        f"neither is it in the estimate{alone}; in our plans both modes use all, and replicas hide "
+        "their loads and divide their updates"
+    )
+
+
+def _of_runs(rows: pd.DataFrame) -> Iterator[Verdict]:
+    """PP against DP and the baselines, of every model that ran."""
+    here = pick(rows, source=MEASURED)
+    for model, batch in dict.fromkeys(zip(here["model"], here["minibatch"], strict=True)):
+        part = pick(here, model=model, minibatch=batch)
+        mine = one(part, method=PP)
+        for method in [name for name in dict.fromkeys(part["method"]) if name != PP]:
+            other = one(part, method=method)
+            label = pick(part, method=method)["label"].iloc[0]
+            words = (
+                f"{model_label(model)}, minibatch {batch:g}: Harmony-PP is at least as fast "
+                f"as {label}"
+            )
+            yield at_least(
+                words,
+                None,
+                quotient(mine, other),
+                1.0,
+                RAN,
+                cannot=cannot_tell(part),
+            )
+
+
+def lead(rows: pd.DataFrame, model: str, batch: int, source: str, variant: str) -> float | None:
+    """Throughput of Harmony-PP over Harmony-DP's."""
+    place = {"model": model, "minibatch": batch, "source": source, "variant": variant}
+    return quotient(one(rows, method=PP, **place), one(rows, method=DP, **place))
+
+
+EXHIBIT = FourModels()

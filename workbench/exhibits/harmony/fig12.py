@@ -1,0 +1,271 @@
+"""Harmony figure 12: what each method moves over the host's link in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.exhibits.harmony import claims12, volumes
+from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit, not_run
+from workbench.exhibits.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
+from workbench.exhibits.harmony.sizes import DP, HARMONY, PP, SWAPPED, HarmonySize
+from workbench.exhibits.harmony.table import estimated, measured, missing, of_plan, predicted, table
+from workbench.figures import draw
+from workbench.figures.rows import (
+    BEFORE,
+    FORMULA,
+    MEASURED,
+    OUR_PLAN,
+    REFERENCE,
+    SIMULATED,
+    join,
+    label_of,
+    one,
+    pick,
+)
+from workbench.figures.style import GREY, LOOKS, bar_look, lighter
+from workbench.figures.verdict import Verdict
+from workbench.published import harmony_plans
+from workbench.published.harmony import GIB
+from workbench.runs.store import Store
+
+PARTS = {
+    "weights_in": ("weights in", "#005A94"),
+    "gradients_out": ("gradients out", "#D55E00"),
+    "activations_in": ("activations in", "#56B4E9"),
+    "activations_out": ("activations out", "#F0CF5A"),
+    "p2p": ("device to device, not over the host's link", "#222222"),
+}
+"""Label and colour; all five are of different lightness, since a grey print has nothing else."""
+FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
+ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
+"""What was counted of weights and gradients, under the mark of all bytes."""
+LEGEND_ROOM = 1.7
+"""Height of the axes that hold methods' names, in heights of what is drawn."""
+WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
+"""Weights and buffers of the published model, which the authors swap together."""
+
+
+class SwapVolume(HarmonyExhibit):
+    """Parts of the volume by minibatch, and all of it over devices."""
+
+    figure, section = "harmony_12", "VLDB'22, figure 12: GPT2-XL on 4 GPUs"
+    title = "Swap volume of a step"
+    claim = (
+        "Harmony-PP moves about twice the weights in and once the gradients out whatever the "
+        "number of devices; Harmony-DP brings the weights to every device."
+    )
+    plans = ("10",)
+
+    def specs(self, size: HarmonySize) -> list[RunSpec]:
+        """Both modes on every number of devices, the same without packs and baselines on the
+        most."""
+        runs = [size.spec(method, size.moved, ranks) for method, ranks in size.on_several()]
+        most = size.ranks_here()[-1]
+        runs += [size.spec(name, size.moved, min(most, size.most_replicas)) for name in SWAPPED]
+        return runs + [size.spec(name, size.moved, most) for name in size.known_peers()]
+
+    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+        """Bytes a step, counted by the runtime; planned; and by the formula where packs are
+        pinned."""
+        out = []
+        for record in records:
+            model, x = size.moved.name, record.spec["ranks"]
+            spec = RunSpec.from_dict(record.spec)
+            told = volumes.formula(spec) if record.method in HARMONY else None
+            by_formula = told.to_dict() if told is not None and record.status == "ok" else {}
+            for quantity in (*OWN, *record.moved_parts):
+                row = measured(record, quantity, model, x=x)
+                out += [row, *predicted(record, quantity, model, x=x)]
+                if quantity in by_formula:
+                    out.append(row | _by_formula(by_formula[quantity]))
+            if record.parameters:
+                weights = record.parameters * VALUE_BYTES[spec.dtype]
+                out.append(row | _by_formula(weights) | {"quantity": "weights"})
+        return table(out)
+
+    def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+        """Bytes of the authors' stored schedules, and of our plans on the same profile."""
+        told = estimated("12", *PARTS)
+        plans = pick(plans, figure=self.plans, model=MODEL, planner=harmony_plans.OURS)
+        own = [
+            of_plan(row)
+            | {
+                "setting": row.setting,
+                "quantity": part,
+                "value": getattr(row, part) / GIB,
+                "unit": "GiB",
+                "source": SIMULATED,
+                "variant": OUR_PLAN,
+                "how": f"counted in the schedule of our plan, planned {row.planned}",
+            }
+            for row in plans.itertuples()
+            for part in PARTS
+        ]
+        return join(told, table(own, size="paper"))
+
+    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
+        """What did not run."""
+        return table([missing(name, size.moved.name, way, why) for name in HARMONY for way in OWN])
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """Parts of the volume by minibatch, and all of it over the number of devices."""
+        draw.prepare(figure, 1.25)
+        left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+        there = pick(rows, model=MODEL, ranks=GPUS, quantity=tuple(PARTS))
+        there = there[there["source"] != MEASURED]
+        _stacks(left, there)
+        draw.title(left, "GPT2-XL, 4 GPUs: by minibatch")
+        _over_ranks(right, rows)
+        draw.title(right, "over the host's link, by devices")
+        _legends(figure, left, right, rows)
+        draw.small_print(
+            figure,
+            ESTIMATES,
+            "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
+            "without activations; hollow and half-filled marks at 4 GPUs are those of the left at "
+            "a minibatch of 64. Swap: data parallel and pipeline without packs, on as much "
+            "memory. Measured: bytes counted by the runtime, activations included, and as a "
+            "stroke weights and gradients alone; what was simulated before the run lies under it.",
+            *absences(rows),
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Fewer bytes than DP and than swapping, weights within their bounds, and all as
+        planned."""
+        return claims12.claims(rows)
+
+
+def _by_formula(nbytes: int) -> dict[str, Any]:
+    how = "from the packs alone"
+    return {"source": FORMULA, "value": nbytes, "low": None, "high": None, "how": how}
+
+
+def absences(rows: pd.DataFrame) -> list[str]:
+    """Why nothing that was measured is drawn, or what a size did not run of both modes."""
+    own = pick(rows, source=MEASURED)
+    if own["value"].isna().all():
+        why = next(iter(own["note"]), "nothing was run at this size")
+        return [f"Nothing measured is drawn: {why}."]
+    ran = {method: set(pick(own, method=method)["ranks"]) for method in HARMONY}
+    one_device = "On one device both modes are the same, drawn as Harmony-DP." if any(
+        1 in ranks for ranks in ran.values()
+    ) else ""  # fmt: skip
+    lacking = [
+        f"{label_of(method)} on {ranks:g} devices"
+        for method in HARMONY
+        for ranks in sorted(set.union(*ran.values()) - ran[method] - {1})
+    ]
+    return [one_device, not_run(rows, lacking)]
+
+
+def _stacks(axes: Any, rows: pd.DataFrame) -> None:
+    batches = sorted(set(rows["minibatch"]))
+    kinds = [(m, s, v) for m in (DP, PP) for s, v in ((REFERENCE, ""), (SIMULATED, OUR_PLAN))]
+    width = 0.86 / len(kinds)
+    top = 0.0
+    for place, batch in enumerate(batches):
+        for i, (method, source, variant) in enumerate(kinds):
+            part = pick(rows, minibatch=batch, method=method, source=source, variant=variant)
+            if part["value"].isna().all():
+                continue
+            x, base = place + (i - (len(kinds) - 1) / 2) * width, 0.0
+            for name, (_, color) in PARTS.items():
+                value = one(part, quantity=name) or 0.0
+                look = bar_look(color, source, variant)
+                if source == REFERENCE:
+                    look["facecolor"] = lighter(color)
+                axes.bar(x, value, width * 0.84, bottom=base, **look)
+                base += value
+            top = max(top, base)
+            words = label_of(method).removeprefix("Harmony-")
+            axes.annotate(
+                words, (x, base), xytext=(0, 2), textcoords="offset points", ha="center",
+                fontsize=draw.NOTE_PT,
+            )  # fmt: skip
+    axes.set_xticks(range(len(batches)), [f"minibatch {int(batch)}" for batch in batches])
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, max(top, 1.0) * 1.12)
+    axes.set_ylabel("GiB per step, all GPUs")
+
+
+def _over_ranks(axes: Any, rows: pd.DataFrame) -> None:
+    shown = per_weights(rows)
+    most = max([GPUS, *shown["x"].dropna()])
+    ticks = [n for n in (1, 2, 3, 4, 8) if n <= most]
+    for method in HARMONY:
+        values = [volumes.bound(method, n) for n in ticks]
+        axes.plot(ticks, values, zorder=0.5, **FORMULA_LINE)
+    if shown.empty:
+        draw.empty(axes, "no bytes are known")
+        return
+    draw.lines(axes, shown, "devices", "host bytes / bytes of weights", ticks=ticks)
+    for row in weights_alone(rows).itertuples():
+        axes.plot(row.x, row.value, **ALONE | {"color": LOOKS[row.method].color})
+
+
+def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
+    """Bytes in and out together, in sizes of the model's weights, over the number of devices."""
+    out = []
+    for source, variant in ((REFERENCE, ""), (SIMULATED, OUR_PLAN)):
+        for method in HARMONY:
+            part = pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method)
+            part = pick(part, source=source, variant=variant, quantity=LINK)
+            part = part.dropna(subset=["value"])
+            if len(part):
+                row = part.iloc[0].to_dict()
+                weights = WEIGHTS_GIB[MODEL]
+                out.append(row | {"x": GPUS, "value": part["value"].sum() / weights})
+    for key in dict.fromkeys(pick(rows, source=MEASURED, quantity=OWN)["key"]):
+        part = pick(rows, key=key)
+        for source, variant in ((MEASURED, ""), (SIMULATED, BEFORE)):
+            own = pick(part, source=source, variant=variant, quantity=OWN).dropna(subset=["value"])
+            weights = one(part, quantity="weights")
+            if len(own) == len(OWN) and weights:
+                row = own.iloc[0].to_dict()
+                out.append(row | {"value": own["value"].sum() / weights})
+    return table(out).assign(quantity="host_traffic", unit="sizes of the weights")
+
+
+def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of what runs of Harmony counted, weights in and gradients out, in sizes of the weights."""
+    out = []
+    counted = pick(rows, source=MEASURED, method=HARMONY, quantity=WEIGHTS)
+    for key, own in counted.dropna(subset=["value"]).groupby("key", sort=False):
+        weights = one(pick(rows, key=key), quantity="weights")
+        if len(own) == len(WEIGHTS) and weights:
+            out.append(own.iloc[0].to_dict() | {"value": own["value"].sum() / weights})
+    return table(out).assign(quantity="weight_traffic", unit="sizes of the weights")
+
+
+def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
+    """Sources above, parts and methods where they are drawn."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    small = {"fontsize": draw.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
+    parts = [
+        Patch(facecolor=lighter(color), edgecolor=color, label=words)
+        for words, color in PARTS.values()
+    ]
+    left.legend(handles=parts[::-1], loc="upper left", **small)
+    lines = set(per_weights(rows)["method"])
+    marks = [
+        Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
+        for method, look in LOOKS.items()
+        if method in lines
+    ]
+    if len(weights_alone(rows)):
+        marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
+    marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
+    right.legend(handles=marks, loc="upper left", **small)
+    right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
+    drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
+    draw.legend(figure, drawn, methods=False)
+
+
+EXHIBIT = SwapVolume()

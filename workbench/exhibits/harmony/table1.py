@@ -1,0 +1,310 @@
+"""Harmony table 1: the search of the four models, the published rules beside ours.
+
+Three kinds of numbers meet here, and none is drawn as another: searches were timed (processor
+time), steps of the plans they found are simulated, and of either there are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.bytesize import format_bytes
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
+from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
+from workbench.exhibits.harmony.table import (
+    PLANNED,
+    estimated,
+    model_label,
+    planned,
+    recomputed,
+    table,
+)
+from workbench.figures import draw
+from workbench.figures.rows import (
+    MEASURED,
+    OUR_PLAN,
+    OUR_SEARCH,
+    REFERENCE,
+    SIMULATED,
+    THEIR_PLAN,
+    THEIR_SEARCH,
+    join,
+    label_of,
+    one,
+    pick,
+    quotient,
+)
+from workbench.figures.style import GREY
+from workbench.figures.verdict import Verdict, at_least
+from workbench.published.harmony import FOUR, GIB
+from workbench.published.harmony_plans import CARD_BYTES
+from workbench.runs.store import Store
+
+MINIBATCH, GPUS = 64, 4
+MOST_S = 20.0
+"""What a search may take on 2 cores."""
+BETTER = 1.05
+SHARE = 0.5
+"""Of all settings in which ours should be that much faster."""
+SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
+"""By whose plan was found."""
+OVERLAPPED = "overlapped_estimate_s"
+NOT_STORED = "no stored search"
+HEAD = ("model", "plan", "U_F/U_B, packs", "search", "tried", "memory of a GPU", "step", "estimate")
+
+
+class Searches(HarmonyExhibit):
+    """Seconds as bars, and a table of plans."""
+
+    figure, section = "harmony_table1", "VLDB'22, table 1: four models on 4 GPUs, minibatch 64"
+    title = "The scheduler's search"
+    claim = (
+        "The scheduler finds packs and micro-batches of four models of up to 515 layers in "
+        "seconds; ours, which keeps memory as a constraint, finds plans no slower than the "
+        "published ones."
+    )
+    plans = ("10", "stored")
+
+    def specs(self, size: HarmonySize) -> list[RunSpec]:
+        """Nothing runs: searches are of the published profiles."""
+        return []
+
+    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
+        """None."""
+        return table([])
+
+    def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
+        """Seconds of steps and searches of all kept plans, and the reference estimates."""
+        steps = planned(plans).to_dict("records")
+        told = estimated("table1", "search_s", "candidates")
+        ten = pick(plans, figure="10")
+        details = [
+            row | {"quantity": quantity, "value": value, "unit": unit, "how": how, "source": source}
+            | {"variant": _variant(source, row["variant"])}
+            for row, plan in zip(steps, plans.itertuples(), strict=True)
+            for quantity, value, unit, source, how in (
+                ("search_s", plan.search_s, "s", MEASURED,
+                 f"processor time, {plan.planned}"),
+                ("candidates", plan.candidates, "plans", SIMULATED, "found, or in ours simulated"),
+                ("device_gib", plan.device_bytes / GIB, "GiB", SIMULATED,
+                 "all that a GPU must hold, proved"),
+                ("gpus", _working(plan.busy), "GPUs", SIMULATED, "that compute in a step"),
+                ("estimate_s", plan.estimate_s, "s", REFERENCE,
+                 "the published estimator, no overlap"),
+                (OVERLAPPED, plan.estimate_prefetch_s, "s", REFERENCE,
+                 "the published estimator, overlap"),
+            )
+            if not pd.isna(value)
+        ]  # fmt: skip
+        searched = told[(told["setting"] != "") & (told["source"] == REFERENCE)]
+        return join(
+            searched, _not_stored(searched), recomputed(ten), table(steps), table(details)
+        ).assign(hardware=lambda rows: rows["hardware"].where(rows["source"] != MEASURED, ""))
+
+    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
+        """Nothing is missing: nothing runs."""
+        return table([])
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """The seconds as bars, and the table."""
+        draw.prepare(figure, 2)
+        axes = figure.subplot_mosaic(
+            [["search", "step"], ["table", "table"]], height_ratios=(1, 1.05)
+        )
+        part = pick(rows, model=FOUR, method=PP, ranks=GPUS, minibatch=MINIBATCH)
+        names = {model: model_label(model) for model in FOUR}
+        searches = pick(part, quantity="search_s")
+        draw.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
+        axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
+        draw.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
+        steps = pick(part, quantity="iteration_s")
+        used = pick(part, quantity="gpus", variant=THEIR_PLAN)
+        alone = [model for model in FOUR if one(used, model=model) == 1]
+        draw.bars(
+            axes["step"],
+            without_lone(steps, alone),
+            names,
+            "time per iteration (s)",
+            column="model",
+        )
+        draw.title(axes["step"], "step of the plan that was found")
+        _table(axes["table"], part)
+        draw.legend(figure, join(searches, steps), methods=False)
+        draw.small_print(
+            figure,
+            ESTIMATES,
+            "Search: processor time, measured by this project; thin bars are the range of the "
+            "estimates. The authors keep no search of "
+            f"{_listed(searches[searches['status'] == NOT_STORED]['model'])}.",
+            "Step: of either plan by our simulator, with overlap of transfers and compute, beside "
+            "the authors' own estimate of the published plan, with overlap too; thin bars end at "
+            "the same estimate without overlap.",
+            _why_lone(alone),
+            "U_F/U_B, packs: samples of a micro-batch of the forward and the backward pass, and "
+            "into how many packs of layers each is cut. Tried: plans that the search found "
+            "(published) or simulated (our). Memory: all that a GPU must hold, proved; a card has "
+            f"{format_bytes(CARD_BYTES)}. Estimate: the authors', with overlap.",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """How long searches take, and whether ours finds faster plans: here, and in all
+        settings."""
+        place = {"method": PP, "ranks": GPUS, "minibatch": MINIBATCH}
+        for model in FOUR:
+            label = model_label(model)
+            own = one(rows, model=model, quantity="search_s", variant=OUR_SEARCH, **place)
+            words = f"{label}: searched in under {MOST_S:g} s ({MOST_S:g} s over the time)"
+            yield at_least(words, None, quotient(MOST_S, own), 1.0, (MEASURED, OUR_SEARCH))
+            steps = pick(rows, model=model, quantity="iteration_s", source=SIMULATED, **place)
+            words = f"{label}: our plan is no slower than the published one (published over ours)"
+            yield at_least(
+                words,
+                None,
+                quotient(one(steps, variant=THEIR_PLAN), one(steps, variant=OUR_PLAN)),
+                1.0,
+                PLANNED,
+            )
+        ratios = [ratio for _, ratio, _ in compared(rows)]
+        fair = [ratio for _, ratio, fits in compared(rows) if fits]
+        estimates = [ratio for _, ratio, _ in compared(rows, OVERLAPPED)]
+        words = (
+            f"our plan is no slower than the published one in any of {len(fair)} settings whose "
+            "published plan fits the card (the least)"
+        )
+        yield at_least(words, None, min(fair, default=None), 1.0, PLANNED)
+        for against, found_ratios in (
+            ("the published packs under our runtime", ratios),
+            ("the published schedule as its authors estimate it with overlap", estimates),
+        ):
+            share = (
+                sum(r >= BETTER for r in found_ratios) / len(found_ratios) if found_ratios else None
+            )
+            words = (
+                f"our plan is at least {BETTER - 1:.0%} faster than {against} in at least half of "
+                f"{len(found_ratios)} settings (the share over {SHARE:g})"
+            )
+            yield at_least(words, None, quotient(share, SHARE), 1.0, PLANNED)
+
+
+def _variant(source: str, plan: str) -> str:
+    """Of what was told of a plan: an estimate has none, a measurement is of a search."""
+    return {SIMULATED: plan, MEASURED: SEARCHES[plan], REFERENCE: ""}[source]
+
+
+def _working(busy: str) -> int | None:
+    """Of the shares of a step in which each GPU computes: how many GPUs do."""
+    return sum(float(share) > 0 for share in busy.split()) if busy else None
+
+
+def _not_stored(searched: pd.DataFrame) -> pd.DataFrame:
+    """Models without a reference estimate of their search: why."""
+    absent = [model for model in FOUR if model not in set(searched["model"])]
+    why = "the authors keep no search of this model, so how long theirs takes is not estimated"
+    rows = [
+        {
+            "model": model, "method": PP, "label": label_of(PP), "ranks": GPUS,
+            "minibatch": MINIBATCH, "quantity": "search_s", "unit": "s", "source": REFERENCE,
+            "status": NOT_STORED, "note": why, "how": "no value",
+        }
+        for model in absent
+    ]  # fmt: skip
+    return table(rows, size="paper")
+
+
+def without_lone(steps: pd.DataFrame, alone: list[str]) -> pd.DataFrame:
+    """Steps to draw: of a published plan for one GPU the words instead of a bar, which would make
+    all others flat."""
+    lone = steps["model"].isin(alone) & (steps["variant"] != OUR_PLAN)
+    words = steps["value"].map("{:.0f} s, on one GPU".format)
+    return steps.assign(
+        status=steps["status"].where(~lone, words),
+        value=steps["value"].where(~lone),
+        high=steps["high"].where(~lone),
+    )
+
+
+def _why_lone(models: list[str]) -> str:
+    return (
+        f"The published plan of {_listed(models)} is for one GPU alone, because that search ranks "
+        "a plan that fits one GPU by a thousandth of its time; its steps are told, not drawn."
+        if models
+        else ""
+    )
+
+
+def _listed(models: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(model_label(model) for model in models))
+
+
+def _table(axes: Any, rows: pd.DataFrame) -> None:
+    cells = [_cells(rows, model, variant) for model in FOUR for variant in (THEIR_PLAN, OUR_PLAN)]
+    axes.set_axis_off()
+    drawn = axes.table(
+        cellText=cells, colLabels=HEAD, loc="center", cellLoc="left", colLoc="left",
+        colWidths=(0.13, 0.1, 0.22, 0.09, 0.08, 0.16, 0.1, 0.12), edges="horizontal",
+        bbox=(0, 0, 1, 1),
+    )  # fmt: skip
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(6.5)
+    for (row, _), cell in drawn.get_celld().items():
+        cell.set_linewidth(0.5)
+        cell.set_edgecolor("#cccccc")
+        if row == 0:
+            cell.get_text().set_color(GREY)
+
+
+def _cells(rows: pd.DataFrame, model: str, variant: str) -> tuple[str, ...]:
+    """A line of the table: one plan."""
+    plan = pick(rows, model=model, variant=variant)
+
+    def told(quantity: str, form: str) -> str:
+        value = one(plan, quantity=quantity)
+        return "" if value is None else form.format(value)
+
+    setting = next(iter(pick(plan, quantity="device_gib")["setting"]), "not planned")
+    memory = one(plan, quantity="device_gib")
+    too_much = memory is not None and memory * GIB > CARD_BYTES
+    return (
+        model_label(model) if variant == THEIR_PLAN else "",
+        variant.removesuffix(" plan"),
+        setting,
+        _seconds(one(pick(rows, model=model, variant=SEARCHES[variant]), quantity="search_s")),
+        told("candidates", "{:.0f}"),
+        told("device_gib", "{:.2f} GiB") + (" (too much)" if too_much else ""),
+        told("iteration_s", "{:.2f} s"),
+        _seconds(one(pick(rows, model=model, variant=""), quantity=OVERLAPPED), "{:.2f} s")
+        if variant == THEIR_PLAN
+        else "",
+    )
+
+
+def _seconds(value: float | None, form: str = "{:.3g} s") -> str:
+    return "" if value is None else form.format(value)
+
+
+def compared(rows: pd.DataFrame, seconds: str = "iteration_s") -> list[tuple[str, float, bool]]:
+    """Every setting that both planned: which it is, the published plan's `seconds` (a quantity)
+    over our step (0 where ours found none), and whether the published one fits the card."""
+    out = []
+    place = ["model", "method", "ranks", "minibatch"]
+    whose = {"source": SIMULATED, "variant": THEIR_PLAN}
+    if seconds == OVERLAPPED:
+        whose = {"source": REFERENCE, "variant": ""}
+    told = pick(rows, source=(SIMULATED, REFERENCE), method=(PP, DP))
+    for key, part in told.groupby(place, sort=False):
+        theirs = pick(part, **whose, quantity=seconds).dropna(subset=["value"])
+        ours = pick(part, variant=OUR_PLAN, quantity="iteration_s")
+        if len(theirs) and len(ours):
+            fastest = theirs.loc[theirs["value"].idxmin()]
+            fits = "does not fit" not in fastest["note"]
+            ratio = quotient(float(fastest["value"]), one(ours)) or 0.0
+            out.append((", ".join(map(str, key)), ratio, fits))
+    return out
+
+
+EXHIBIT = Searches()

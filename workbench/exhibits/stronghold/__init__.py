@@ -1,0 +1,1 @@
+"""The exhibits of STRONGHOLD (SC'22)."""

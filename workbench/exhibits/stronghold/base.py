@@ -1,0 +1,214 @@
+"""Base of STRONGHOLD's exhibits: published values beside simulations and runs, claims as
+ratios.
+
+Values of one machine share axes; those of another have axes of their own, since a GPU of 2023 would
+flatten one of 2018. What compares machines is a panel of ratios. Of the rows that this project
+measured on named hardware, each says how its run was set up (`measured_here`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Exhibit, Opened, Stage
+from workbench.exhibits.preview import preview
+from workbench.exhibits.stronghold import measured_here, sizes
+from workbench.figures import draw as drawing
+from workbench.figures import rows as tidy
+from workbench.figures.rows import HERE
+from workbench.figures.style import COLUMN_IN, PAGE_IN, name_of
+from workbench.figures.verdict import Verdict, as_table, series_to_judge
+from workbench.model.corpus import STDLIB
+from workbench.published.here import offload_runs
+from workbench.runs.planning import answer
+from workbench.runs.store import Store
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class StrongholdExhibit(Exhibit):
+    """A figure of the paper; its rows are `specs`' runs, a method or a line over x each."""
+
+    system = "STRONGHOLD"
+    quantity: ClassVar[str] = "samples/s"
+    """Quantity of its rows (`tidy.UNITS`)."""
+    unknown_size: ClassVar[str] = "reduced size"
+    """Words for sizes other than the paper's."""
+    rowwise: ClassVar[bool] = False
+    """Whether three panels stand side by side, instead of the ratios below the others."""
+    wide: ClassVar[bool] = False
+    """Whether it takes a page's width also at the paper's size."""
+
+    name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
+    heading_form, place_form = "Figure {figure}: {title}", "section {section}"
+
+    def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
+        return sizes.named(size)
+
+    def x_of(self, record: RunRecord) -> float | None:
+        """Where a record's value lies on the x axis; None for bars."""
+        return None
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def records(self, at: Opened, stages: Iterable[Stage]) -> list[RunRecord]:
+        return [with_prediction(record, at.store) for record in super().records(at, stages)]
+
+    def preview(self, at: Opened) -> pd.DataFrame:
+        return preview(() if at.simulated else self.stages(at, planned=True), at.store)
+
+    def rows(self, records: list[RunRecord]) -> pd.DataFrame:
+        """Measured and predicted values of these runs."""
+        return tidy.table(
+            [
+                row
+                for record in records
+                for row in tidy.both(record, self.quantity, x=self.x_of(record))
+            ]
+        )
+
+    def published(self) -> pd.DataFrame:
+        return tidy.published(self.figure)
+
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        """Published values, simulations of the published machine, and what the records say."""
+        figure, size = self.figure, at.size.name
+        parts = [self.published()]
+        if size == "paper":
+            parts.append(measured_here.rows(figure, offload_runs(at.roots())))
+            parts.append(tidy.simulated(figure))
+            parts.append(tidy.kept_here(at.store.published_here(), figure, size))
+        if records:
+            parts.append(self.rows(records).assign(figure=figure, size=size))
+        return tidy.join(*parts)
+
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        spread = [
+            "" if pd.isna(low) else f"{low:.4g} to {high:.4g}"
+            for low, high in zip(rows["low"], rows["high"], strict=True)
+        ]
+        sources = [name_of(row.source, row.variant, row.hardware) for row in rows.itertuples()]
+        same = ("layers", "window", "value", "unit")
+        told = {name: rows[name] for name in same} | {"spread": spread, "source": sources}
+        return pd.DataFrame(
+            {"method": rows["label"], **told, **{n: rows[n] for n in ("status", "how", "note")}}
+        )
+
+    # -- drawing --------------------------------------------------------------------------------
+
+    def width_in(self, at: Opened) -> float:
+        return PAGE_IN if at.size.name != "paper" or self.wide else COLUMN_IN
+
+    def paint(self, at: Opened, figure: Figure, rows: pd.DataFrame) -> None:
+        self.draw(figure, rows, same_scale=at.size.name == "paper")
+
+    def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
+        """Draw values of one machine."""
+        raise NotImplementedError
+
+    def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
+        """Draw what may be compared between machines."""
+        raise NotImplementedError
+
+    def draw(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True) -> None:
+        """One panel where all is of one machine, else absolute values beside ratios. `same_scale`:
+        the rows have the published size."""
+        if same_scale and not _of_here(rows).any():
+            self.absolute(figure.subplots(), rows)
+        else:
+            self._panels(figure, rows, same_scale=same_scale)
+        self.legend(figure, rows)
+        drawing.small_print(figure, *notes_of_measured(rows), *drawing.daggers(rows))
+
+    def legend(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Say above the axes what the marks are."""
+        drawing.legend(figure, rows, methods=False)
+
+    def _panels(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool) -> None:
+        if not same_scale:
+            left, right = figure.subplots(1, 2)
+            self.absolute(left, rows[rows["source"] != "published"])
+            left.set_title(f"this machine, {self.unknown_size}")
+        else:
+            of_here, scale = _of_here(rows), 1.15 if self.rowwise else 2
+            figure.set_size_inches(PAGE_IN, figure.get_figheight() * scale)
+            sides = ["there", "here"]
+            axes = figure.subplot_mosaic(
+                [[*sides, "ratios"]] if self.rowwise else [sides, ["ratios"] * 2]
+            )
+            self.absolute(axes["there"], rows[~of_here])
+            axes["there"].set_title(_machine(rows[~of_here], "the published machine"))
+            self.absolute(axes["here"], rows[of_here])
+            axes["here"].set_title(_machine(rows[of_here], "measured here"))
+            right = axes["ratios"]
+        self.ratios(right, drawing.compared(rows))
+        narrow = same_scale and self.rowwise
+        right.set_title("as ratios" if narrow else "as ratios, beside the published ones")
+
+    # -- verdicts -------------------------------------------------------------------------------
+
+    def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
+        """Judge the claim by the rows of one series."""
+        raise NotImplementedError
+
+    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+        found = [self.verdicts(rows, *series) for series in series_to_judge(rows)]
+        return as_table([verdict for verdicts in found for verdict in verdicts])
+
+
+def with_prediction(record: RunRecord, store: Store) -> RunRecord:
+    """A library that plans for itself leaves no prediction: ours of its schedule, on this machine.
+
+    The record as it is where it has one, and where this machine has not been measured.
+    """
+    if record.predicted or record.status != "ok":
+        return record
+    planned = answer(RunSpec.from_dict(record.spec), store)
+    if planned.source != "measured" or not planned.plan.step_seconds:
+        return record
+    told = {"how": "our model of the library's schedule, simulated", **planned.plan.to_dict()}
+    return replace(record, predicted=told)
+
+
+def _of_here(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of runs on this project's machines, or were predicted of them."""
+    return (rows["source"] == "measured") | (rows["variant"] == HERE)
+
+
+def _machine(rows: pd.DataFrame, otherwise: str) -> str:
+    """The device of these rows, if it is one, without cores and dates."""
+    names = {text.split(",")[0] for text in rows["hardware"] if text}
+    return f"on {names.pop()}" if len(names) == 1 else otherwise
+
+
+def notes_of_measured(rows: pd.DataFrame) -> list[str]:
+    """How the runs measured on named hardware were set up and where the published ones were not, a
+    sentence a series: what most of its rows have, then what single methods have of their own."""
+    out = []
+    for source, variant in drawing.series_of(rows):
+        if source != "measured" or not variant:
+            continue
+        part = drawing.part_of(rows, source, variant)
+        told = [text.split("; ") for text in part["note"]]
+        times = Counter(words for each in told for words in each if words)
+        shared = [words for words, n in times.items() if n > len(part) / 2]
+        sentence = f"Measured on {part['hardware'].iloc[0]}: {'; '.join(shared)}."
+        for label in dict.fromkeys(part["label"]):
+            own = dict.fromkeys(
+                words
+                for name, each in zip(part["label"], told, strict=True)
+                for words in each
+                if name == label and words in times and words not in shared
+            )
+            if own:
+                sentence += f" {label}: {'; '.join(own)}."
+        out.append(sentence)
+    return out

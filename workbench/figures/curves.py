@@ -1,0 +1,50 @@
+"""Losses of several methods over each other, and how far each is from plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.figures import draw
+from workbench.figures.style import GREY, LOOKS
+
+EQUAL = 1e-10
+"""Where the drawing puts a difference of nothing, which a logarithm has no place for."""
+HALF_UNIT = 2**-24
+"""Relative rounding error of fp32."""
+
+
+def differences(losses: Sequence[float], plain: Sequence[float]) -> list[float]:
+    """Relative difference of losses from those of plain training, by step, as far as both go."""
+    return [abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=False) if b]
+
+
+def draw_curves(
+    left: Any, right: Any, losses: Mapping[str, Sequence[float]], plain: str, most: float = 1e-2
+) -> None:
+    """Losses by method, one on the other, and beside them their differences from `plain`, up to
+    `most`."""
+    for place, (method, values) in enumerate(losses.items()):
+        look = LOOKS[method]
+        style = {"color": look.color, "marker": look.marker, "markevery": -(-len(values) // 12)}
+        # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
+        thin = {"markersize": 4 + 2 * place, "markerfacecolor": "none", "lw": max(0.6, 3 - place)}
+        left.plot(range(1, len(values) + 1), values, **style, **thin)
+        off = differences(values, losses.get(plain, ()))
+        if method != plain and off:
+            shown = [max(value, EQUAL) for value in off]
+            right.semilogy(range(1, len(off) + 1), shown, **style, ms=4, lw=0.9)
+    right.axhline(HALF_UNIT, color="#888888", lw=0.8, ls=":")
+    note(right, HALF_UNIT, "half a unit\nof fp32")
+    left.set(xlabel="step", ylabel="loss (nats)")
+    right.set(xlabel="step", ylabel="relative difference", ylim=(EQUAL / 3, most))
+    right.set_yticks([EQUAL, 1e-7, 1e-5, 1e-3], ["equal", "1e-7", "1e-5", "1e-3"])
+    right.minorticks_off()
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def note(axes: Any, level: float, words: str) -> None:
+    """Words on a level beside the axes, where no point is."""
+    place = {"xycoords": axes.get_yaxis_transform(), "va": "center", "annotation_clip": False}
+    axes.annotate(words, (1.01, level), fontsize=draw.NOTE_PT, color=GREY, **place)
