@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.model import units_of
 from workbench.profile.profile import Profile
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = 
     of the spec's model and dtype, or has times that are none. Of families without a formula `model`
     tells the parameters."""
     shape, name = spec.model, _name(profile)
-    if len(profile.units) != shape.units:
+    units = units_of(shape)
+    if len(profile.units) != units:
         raise ValueError(
-            f"{name} has costs of {len(profile.units)} units, the model has {shape.units}: "
+            f"{name} has costs of {len(profile.units)} units, the model has {units}: "
             f"{shape.layers} layers and what comes before and after them"
         )
     if profile.seq != shape.seq:

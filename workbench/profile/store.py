@@ -280,7 +280,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
     """The profile of a model of the spec's depth; blocks of the stored one repeat. Raises
     ValueError, naming the file, where it is not of the spec's model."""
     order = found.order
-    if len(order) != spec.model.units and not spec.model.decomposed:
+    if not spec.model.decomposed and len(order) != spec.model.units:
         order = ("embedding", *["block"] * spec.model.layers, "head")
     if lacking := sorted({*order} - {*found.costs}):
         raise ValueError(
@@ -304,7 +304,7 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
 def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
     path = _costs_path(spec, results, machine)
     found = stored(path, machine, UnitCosts, echo)
-    if found is None or len(found.order) == spec.model.units or spec.model.decomposed:
+    if found is None or spec.model.decomposed or len(found.order) == spec.model.units:
         return found
     # Of another depth: its blocks serve if they are all alike.
     return found if set(found.order) == {"embedding", "block", "head"} else None
