@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baselines import data_parallel, gpipe, one_f_one_b, ranks, zero_infinity, zero_offload
+from baselines import data_parallel, ranks, zero_infinity, zero_offload
 from baselines.pipeline import stages_of
 from baselines.plain_training import train as train_plain
 from baselines.stages import cut
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.plain import made_up_profile
+from tests.methods.torch_named import gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.runs.helpers import living
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import Outcome
@@ -134,8 +135,10 @@ def test_data_parallelism_divides_unevenly_and_is_exact(tmp_path):
     [
         (gpipe, {"ranks": 1, "microbatches": 2, "activations": "keep", "steps": 4}),
         (one_f_one_b, {"ranks": 3, "batch": 8, "microbatches": 4}),
+        (interleaved, {"microbatches": 2}),
+        (zero_bubble, {"microbatches": 2}),
     ],
-    ids=["GPipe, one stage", "1F1B, three stages"],
+    ids=["GPipe, one stage", "1F1B, three stages", "interleaved", "zero bubble"],
 )
 @pytest.mark.usefixtures("forked")
 def test_pipelines_are_exact(method, changes, tmp_path):

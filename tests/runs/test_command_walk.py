@@ -18,8 +18,9 @@ from unittest.mock import Mock
 import pytest
 
 from workbench import cli, doctor, page
-from workbench.cli_spec import SPEC_FLAGS
+from workbench.cli_spec import FIELDS
 from workbench.core.model_spec import ModelSpec
+from workbench.core.options import catalogue
 from workbench.runs.overrides import hints
 from workbench.runs.sweep import Written
 
@@ -98,18 +99,20 @@ def wrong_json(name: str) -> Iterator[str]:
 
 def command_lines() -> Iterator[tuple[list[str], str]]:
     """Words, and the text of the file ``given`` that some of them name."""
-    flags = {field: names[-1] for names, field, _ in SPEC_FLAGS}
+    options = catalogue()
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*FIELDS, *options)}
     for name in hints():
+        has = options[name].methods[0] if name in options else "l2l"
         for value in refused_by(name):
             given = [flags[name], value] if name in flags else ["--set", f"{name}={value}"]
-            method = [] if name == "method" else ["-m", "l2l"]
+            method = [] if name == "method" else ["-m", has]
             yield [*RUN, *method, *given], ""
             if name not in ("text", "tokenizer", "start_from"):  # which no plan looks at
                 yield ["plan", *RUN[1:], *method, *given], ""
         inside = name in {field.name for field in fields(ModelSpec)}
         for value in wrong_json(name):
             field = f'"model": {{"{name}": {value}}}' if inside else f'"{name}": {value}'
-            kept = {k: v for k, v in {"method": "l2l", **TINY}.items() if k != name}
+            kept = {k: v for k, v in {"method": has, **TINY}.items() if k != name}
             text = f"{json.dumps(kept)[:-1]}, {field}}}"
             yield ["run", "--spec", "given"], text
             yield ["sweep", "given", "--dry-run"], f'{{"base": {text}}}'

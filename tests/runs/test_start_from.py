@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baselines import data_parallel, fsdp, gpipe, l2l, one_f_one_b
+from baselines import data_parallel, fsdp, l2l
 from baselines import plain as torch_plain
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
+from tests.methods.torch_named import gpipe, one_f_one_b
 from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec

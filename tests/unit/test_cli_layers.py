@@ -57,16 +57,18 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     planned = {method["method"] for method in told["methods"]}
-    assert {"harmony-pp", "harmony-dp", "pp-swap", "dp-swap", "data-parallel", "gpipe"} <= planned
+    swapped = {"harmony-pp", "harmony-dp", "pp-swap", "dp-swap"}
+    assert swapped | {"data-parallel", "torch-gpipe", "gpipe", "1f1b", "zb-h1"} <= planned
     assert told["method"] in planned
-    assert told["not_planned"].keys() == {"zero-offload", "zero-infinity", "1f1b"}
+    not_planned = {"torch-1f1b", "torch-interleaved", "torch-zero-bubble", "interleaved"}
+    assert told["not_planned"].keys() == {"zero-offload", "zero-infinity", *not_planned}
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "this machine has not measured such layers" in told
-    assert "1f1b           is not planned: 1F1B needs a micro-batch for each of 2 stages" in told
+    assert "torch-1f1b     is not planned: torch's 1F1B needs a micro-batch for each of 2" in told
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0
-    assert "gpipe" not in capsys.readouterr().out, "it trains decoders only"
+    assert "torch-gpipe" not in capsys.readouterr().out, "it trains decoders only"
 
 
 def test_where_nothing_can_be_planned_the_reason_is_said(tmp_path, capsys):

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from baselines import data_parallel, gpipe
+from baselines import data_parallel
 from baselines.swapping import dp as dp_swap
 from baselines.swapping import pp as pp_swap
 from tests.methods.plain import made_up_profile, spec_for
+from tests.methods.torch_named import gpipe
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import dp as harmony_dp
 from workbench.methods.harmony import pp as harmony_pp
