@@ -64,6 +64,7 @@ SWEEPS = {  # fields of a sweep file, and JSON that each of them refuses
     "grid": ("[]", '{"lr": []}', '{"lr": 1}', '{"x": [1]}', '{"lr": [null]}'),
     "runs": ("[]", "{}", "[1]", "null", '[{"lr": "x"}]'), "executor": ('"x"', "3", "null"),
     "results": ("3", "[]", f'"{HOME}"', '"a\\u0000b"', '"short"'), "exhibit": ('"99z"', '"8a"'),
+    "version": ("0", "3", "null", '"2"', "1.5"),
     "timeout": ("0", "-1", "NaN", "true", '"1"', "1e999", "1" + "0" * 400, "1" + "0" * 309),
 }  # fmt: skip
 TEXTS = {  # fields that are text, and what each of them refuses

@@ -22,7 +22,7 @@ from workbench.core.schema import docstrings
 from workbench.core.spec import RunSpec
 from workbench.runs.campaign import NAME, Campaign
 from workbench.runs.overrides import WHOLE, hints
-from workbench.runs.sweep import SweepFile
+from workbench.runs.sweep import VERSION, SweepFile
 from workbench.ui.axis import choices, format_axis, format_value, kinds, parse_axis, takes
 
 GROUPS = {
@@ -196,6 +196,7 @@ class Form:
         asked = {*found["base"], *found["grid"]}
         if "method" not in asked and not all("method" in run for run in self._runs):
             raise ValueError("no method is chosen; choose at least one")
+        found["version"] = VERSION
         return {name: found[name] for name in ("name", *found) if found.get(name)}
 
     def specs(self) -> list[RunSpec]:

@@ -1,0 +1,71 @@
+"""Plans of pipelines: activations kept where memory allows, stages, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.methods.pipelines import MODEL
+from tests.methods.plain import made_up_profile
+from workbench.core import methods
+from workbench.core.spec import RunSpec
+from workbench.schedule import Kind
+from workbench.schedule.plan import DoesNotFit
+from workbench.schedule.schedule import DEVICE
+
+
+def spec_for(method="1f1b", **changes) -> RunSpec:
+    values = {"model": MODEL, "batch": 8, "microbatches": 4, "ranks": 2, "text": __file__}
+    return RunSpec.of(method=method, **{**values, "device": "cpu", **changes})
+
+
+def plan_of(spec: RunSpec):
+    (micro,) = spec.options.micro_sizes(spec)
+    profile = made_up_profile(spec.with_(microbatches=spec.batch // micro, replicas=1))
+    return methods.load(spec.method).plan_sizes(spec, {micro: profile})
+
+
+def test_activations_are_recomputed_where_they_do_not_fit():
+    free = plan_of(spec_for())
+    assert free.settings["activations"] == "keep"
+    tight = plan_of(spec_for(device_memory=free.peak_bytes[DEVICE] - 1))
+    assert tight.settings["activations"] == "checkpoint"
+    assert tight.peak_bytes[DEVICE] < free.peak_bytes[DEVICE]
+    assert tight.step_seconds > free.step_seconds
+    with pytest.raises(DoesNotFit, match="of device memory are needed"):
+        plan_of(spec_for(device_memory=1000))
+
+
+def test_replicas_share_the_batch_and_not_the_schedule():
+    one, two = plan_of(spec_for()), plan_of(spec_for(ranks=4, replicas=2, microbatches=2))
+    assert (two.schedule.num_ranks, two.schedule.replicas) == (2, 2)
+    assert len(two.schedule.actions) < len(one.schedule.actions)
+    sums = [action for action in two.schedule.actions if action.kind is Kind.REDUCE]
+    assert {action.unit for action in sums} == {*range(MODEL.layers + 2)}
+
+
+def test_given_stages_are_taken():
+    assert plan_of(spec_for(stages="3 5")).settings["stages"] == "3 5"
+    assert plan_of(spec_for("interleaved", stages="1 2 2 3")).settings["stages"] == "1 2 2 3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"replicas": 3}, "replicas is 3; it must divide the 2 ranks"),
+        ({"ranks": 4, "replicas": 2, "microbatches": 8}, "does not divide into 8 micro-batches"),
+        ({"ranks": 9}, "9 stages need a unit each, and the model has 8"),
+        (
+            {"stages": "3 4"},
+            "stages '3 4' are 2 of 7 units; the ranks have 2 stages and the model 8",
+        ),
+        ({"stages": "a"}, "stages is 'a'; it must be numbers of units such as '5 4 4 3', or auto"),
+        ({"activations": "host"}, "a pipeline keeps or recomputes them"),
+        ({"method": "interleaved", "ranks": 3, "batch": 12}, "it must be a multiple of 3"),
+        ({"method": "interleaved", "chunks": 1}, "an interleaved rank has two stages or more"),
+        ({"method": "zb-h1", "compile": "on"}, "a compiled layer has no halves"),
+        ({"window": 4}, "window is 4; with 1f1b it has no meaning"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plan_of(spec_for(**changes))
