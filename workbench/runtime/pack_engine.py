@@ -20,12 +20,12 @@ from workbench.runtime.bundle import Boundary, bytes_of, copy_into
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.groups import Groups
-from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, links_of
-from workbench.runtime.mail import Mail
 from workbench.runtime.match import ON_RANKS
 from workbench.runtime.pack_memory import PackMemory
+from workbench.runtime.peer_transport import PeerTransport
+from workbench.runtime.protocols import Transport, Updates
 from workbench.runtime.rank_passes import RankPasses
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
@@ -50,7 +50,7 @@ class PackEngine:
         board: Board,
         meter: DeviceMeter,
         layouts: list[VisitLayout],
-        updates: HostUpdates,
+        updates: Updates,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -74,7 +74,7 @@ class PackEngine:
         }
         spent = Spent(schedule, position)
         self._flow = Flow(boundaries, *span, device, spent)
-        self.mail = Mail(
+        self.transport: Transport = PeerTransport(
             schedule, board, inbox, self._flow, self.traffic,
             folder=folder, device=device, dtype=dtype,
         )  # fmt: skip
@@ -146,7 +146,7 @@ class PackEngine:
         self._passes.close()
         self._flow.clear()
         self._memory.clear()
-        self.mail.close()
+        self.transport.close()
 
     def _norm(self, action: Action, links: Links, step: int) -> None:
         """The global norm, taken by the first replica for all."""
@@ -178,16 +178,16 @@ class PackEngine:
 
     def _send(self, action: Action, links: Links, step: int) -> None:
         if action.microbatch is None:
-            gradients, borrower = action.kind is Kind.SEND_GRAD, self.mail.borrower(action)
+            gradients, borrower = action.kind is Kind.SEND_GRAD, self.transport.borrower(action)
             source = self._residents.lent(action.unit, borrower, gradients=gradients)
         else:
             source = self._flow.read(links.source, action.span)
-        self.mail.send(action, tuple(source), step)
+        self.transport.send(action, tuple(source), step)
 
     def _receive(self, action: Action, links: Links, step: int) -> None:
-        came = self.mail.receive(action, step)
+        came = self.transport.receive(action, step)
         if action.microbatch is None:
-            gradients, borrower = action.kind is Kind.RECV_GRAD, self.mail.borrower(action)
+            gradients, borrower = action.kind is Kind.RECV_GRAD, self.transport.borrower(action)
             self._residents.receive(action.unit, borrower, came[0], gradients=gradients)
         else:
             self._flow[links.target] = came

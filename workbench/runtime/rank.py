@@ -132,7 +132,7 @@ class Rank:
                 origin=origin,
                 board=self.board,
                 compute_stream=self.engine.stream,
-                announce=self.engine.mail.announce,
+                announce=self.engine.transport.announce,
                 together=device.type == "cuda",
                 on_failure=on_failure,
             )

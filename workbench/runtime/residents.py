@@ -2,8 +2,8 @@
 
 A layer that borrows weights has a place for them, whose gradients are added to the owner's before
 their norm is taken, and which is copied again when the owner has been updated: here where both are
-on one device, else by messages between the two (mail.py). All of that is enqueued on the current
-stream.
+on one device, else by messages between the two (peer_transport.py). All of that is enqueued on the
+current stream.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from workbench.runtime.board import Board
-from workbench.runtime.host_updates import HostUpdates
 from workbench.runtime.pack_memory import PackMemory
+from workbench.runtime.protocols import Updates
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
@@ -29,7 +29,7 @@ class Residents:
         memory: PackMemory,
         layouts: Sequence[VisitLayout],
         actions: Sequence[Action],
-        updates: HostUpdates,
+        updates: Updates,
         board: Board,
     ) -> None:
         """`actions` are the rank's, in their order."""

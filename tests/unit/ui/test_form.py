@@ -124,6 +124,7 @@ def test_a_sweep_from_code() -> None:
     form.set(name="mine", timeout=60, batch=8, clip=None, layers=range(2, 5))
     assert form.data() == {
         "name": "mine",
+        "version": 2,
         "timeout": 60,
         "base": {"batch": 8, "clip": None},
         "grid": {

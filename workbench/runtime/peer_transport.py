@@ -26,7 +26,7 @@ from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
 
-class Mail:
+class PeerTransport:
     """What one rank sends and receives."""
 
     def __init__(

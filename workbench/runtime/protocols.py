@@ -1,0 +1,76 @@
+"""What the engine of a rank needs of others: a carrier of messages, and an optimizer.
+
+Between ranks of one host messages are copies into mapped memory (peer_transport.py), and the host
+updates (host_updates.py). Another carrier, or an optimizer on the device alone, offers the methods
+here, and the engine does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from workbench.runtime.bundle import Bundle
+from workbench.runtime.storage import States
+from workbench.schedule.action import Action
+
+
+class Transport(Protocol):
+    """Carries messages between the ranks of one replica, in the order of their lanes."""
+
+    def send(self, action: Action, source: Bundle, step: int) -> None:
+        """Send a bundle to the action's partner, when that has a place for it."""
+
+    def receive(self, action: Action, step: int) -> Bundle:
+        """The message, where it lies; on CUDA the current stream waits until it has come."""
+
+    def announce(self, action: Action, step: int) -> None:
+        """Tell the sender that there is a place for the message."""
+
+    def borrower(self, action: Action) -> int:
+        """The unit to which a message lends weights, or from which it brings their gradients."""
+
+    def close(self) -> None:
+        """Let go of all memory; no message is on its way."""
+
+
+class Updates(Protocol):
+    """The optimizer of a rank, and where its states are."""
+
+    settled: Mapping[str, int]
+    """Updates made before the norm was known, by what became of them."""
+
+    def gradients(self, unit: int, rank: int) -> Tensor:
+        """Where a rank's gradients of a unit arrive, flat: its share, or all of them."""
+
+    def part_number(self, unit: int) -> int:
+        """Which part of a unit this rank updates."""
+
+    def see(self, unit: int, gradients: Tensor) -> None:
+        """Take the norm of gradients on their way to where they are used."""
+
+    def see_here(self, unit: int, gradients: Tensor) -> None:
+        """Take the norm of gradients that stay on the device, on the current stream."""
+
+    def norm(self, step: int) -> None:
+        """Decide the global norm of a step, for all ranks."""
+
+    def guess(self, unit: int, step: int) -> None:
+        """Update this rank's part of a unit before the norm is known, where that seems safe."""
+
+    def settle(self, unit: int, step: int) -> None:
+        """Make such an update what it must be."""
+
+    def update(self, unit: int, step: int) -> None:
+        """Update this rank's part of a unit, unless the step is skipped."""
+
+    def update_here(self, unit: int, step: int, states: States, gradients: Tensor) -> None:
+        """Update a unit that stays on the device, unless the step is skipped."""
+
+    def check(self, step: int) -> None:
+        """Raise Diverged where a step should have been skipped and could not be."""
+
+    def states(self, unit: int) -> States:
+        """Weights, moments and masters' rest of a unit, where checkpoints are made."""
