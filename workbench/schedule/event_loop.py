@@ -17,6 +17,7 @@ from typing import Protocol
 
 from workbench.core import native
 from workbench.schedule.action import lane_kind
+from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.graph import Graph
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -40,7 +41,7 @@ class Contention(Protocol):
         """
 
 
-def times(graph: Graph, alone: list[float], contention: Contention) -> Times:
+def times(graph: Graph | ArrayGraph, alone: list[float], contention: Contention) -> Times:
     """`alone` is how long each action takes with every other lane idle, in seconds.
 
     Raises ValueError for a slowdown that is none.
@@ -49,9 +50,9 @@ def times(graph: Graph, alone: list[float], contention: Contention) -> Times:
     return compiled(graph, alone, slowdowns) or in_python(graph, alone, slowdowns)
 
 
-def in_python(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times:
+def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns) -> Times:
     """What `times` says, which says what goes in and what comes out."""
-    n, total = len(graph.schedule.actions), graph.num_nodes
+    n, total = graph.num_actions, graph.num_nodes
     lane_of, missing = graph.lane_of, graph.missing()
     rank_of, lanes_of = slowdowns.rank_of, slowdowns.lanes_of
     known: dict[int, list[tuple[int, float]]] = {}  # busy lanes of a rank -> (lane, slowdown)
@@ -100,7 +101,7 @@ def in_python(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times:
             return start, end, num_ended
 
 
-def compiled(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times | None:
+def compiled(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns) -> Times | None:
     """As `in_python`; None where it cannot be compiled, or a rank has too many lanes."""
     loop = _loop()
     if loop is None or max(map(len, slowdowns.lanes_of), default=0) > MOST_LANES:
@@ -134,7 +135,7 @@ def compiled(graph: Graph, alone: list[float], slowdowns: Slowdowns) -> Times | 
 class Slowdowns:
     """The cost model's slowdowns, by the numbers of lanes."""
 
-    def __init__(self, graph: Graph, contention: Contention) -> None:
+    def __init__(self, graph: Graph | ArrayGraph, contention: Contention) -> None:
         self._kinds = [lane_kind(lane) for _, lane in graph.lane_keys]
         self._contention = contention
         numbers: dict[int, int] = {}

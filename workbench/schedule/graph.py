@@ -39,8 +39,13 @@ class Graph:
     Those that meet wait for what each of them waits for."""
 
     @property
+    def num_actions(self) -> int:
+        """Nodes of a step."""
+        return len(self.schedule.actions)
+
+    @property
     def num_nodes(self) -> int:
-        return len(self.schedule.actions) * self.steps
+        return self.num_actions * self.steps
 
     def action(self, node: int) -> Action:
         return self.schedule.actions[node % len(self.schedule.actions)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import pytest
 from workbench import cli
 from workbench.core import methods
 from workbench.methods.pipeline import ideal, orders
+from workbench.methods.pipeline.quick import step_seconds
 from workbench.methods.pipeline.stages import balanced, in_flight
 from workbench.schedule import Kind, validate
+from workbench.schedule.action import MEETING
 from workbench.schedule.graph import ScheduleError
+from workbench.schedule.simulate import simulate
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 ALONE = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -142,3 +146,33 @@ def test_a_message_waits_for_the_pass_that_frees_its_place():
         for s in (one, all_first)
     ]
     assert len(places[0]) <= len(places[1])
+
+
+def test_arrays_say_what_the_simulator_says():
+    """Drawn orders, sizes and seconds; messages meet, and places for them are few."""
+    rng = random.Random(5)
+    for _ in range(30):
+        order, chunks = rng.choice([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])
+        ranks = rng.choice([2, 3, 4])
+        micros = ranks * rng.choice([1, 2, 3])
+        seconds = [{kind: rng.random() for kind in "FBIW"} for _ in range(ranks * chunks)]
+        message = rng.choice([0.0, 0.05, 0.4])
+        quick = step_seconds(orders.lists(order, ranks, micros, chunks), seconds, message)
+        schedule = ideal.schedule_of(order, ranks, micros, chunks=chunks)
+        events = simulate(schedule, Drawn(seconds, message), steps=1).events
+        assert quick == pytest.approx(max(event.end_s for event in events), rel=1e-12)
+
+
+class Drawn:
+    """Seconds by stage and kind."""
+
+    def __init__(self, seconds, message) -> None:
+        self._seconds, self._message = seconds, message
+
+    def seconds(self, action) -> float:
+        if action.kind in MEETING:
+            return self._message
+        return self._seconds[action.unit - 1].get(action.kind, 0.0) if action.unit else 0.0
+
+    def slowdown(self, lane, busy) -> float:
+        return 1.0

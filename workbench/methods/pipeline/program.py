@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from workbench.methods.pipeline.draft import LANES, Draft, Pipeline
+from workbench.methods.pipeline.draft import AHEAD, LANES, Draft, Pipeline
 from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.inbox import taken_from
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
 SUMS = NET_OUT + ".2"
 """Sums over replicas, beside the backward passes that follow."""
-AHEAD = 2
-"""Passes by which a message may come before its reader; outputs that may wait to be sent."""
 INBOX, ALIGNMENT = "inbox", 512
 
 
@@ -309,34 +308,32 @@ class Program:
     def _places(self, rank: int, drafts: list[Draft]) -> None:
         """Give every message a place in the rank's inbox: one whose reader is done some passes
         before the message is needed, else a new one; the receiver waits for that reader."""
-        number = {draft.name: i for i, draft in enumerate(d for d in drafts if d.lane == COMPUTE)}
+        passes = [draft for draft in drafts if draft.lane == COMPUTE]
+        number = {draft.name: i for i, draft in enumerate(passes)}
+        needed = {name: draft for draft in reversed(passes) for name in draft.after}
         freed = {label: draft for draft in drafts for label in draft.frees}
         start = 0
         for kind in (Kind.RECV, Kind.RECV_GRAD):
             messages = [d for d in drafts if d.kind is kind and d.micro is not None]
             size = max((-(-d.nbytes // ALIGNMENT) * ALIGNMENT for d in messages), default=0)
-            users: list[list[Draft]] = []
-            """Of each place: who receives there."""
-            needed = {after: d for d in reversed(drafts) if d.lane == COMPUTE for after in d.after}
-            for message in messages:
-                due = number[needed[message.name].name] - AHEAD
-
-                def gone(place: list[Draft]) -> int:
-                    return number[freed[place[-1].makes[0]].name]
-
-                free = min(users, key=gone, default=None)
-                if free is None or gone(free) >= due:
-                    free = []
-                    users.append(free)
-                free.append(message)
-            for place, those in enumerate(users):
-                before = f"{freed[those[-1].makes[0]].name}@-1"
-                for message in those:
+            ends = [freed[message.makes[0]].name for message in messages]
+            used = [number[needed[message.name].name] for message in messages]
+            places: list[list[int]] = []
+            """Of each place: the numbers of the messages that come there."""
+            at: dict[int, int] = {}
+            for message, before in enumerate(taken_from(used, [number[e] for e in ends], AHEAD)):
+                at[message] = at[before] if before >= 0 else len(places)
+                if before < 0:
+                    places.append([])
+                places[at[message]].append(message)
+            for place, those in enumerate(places):
+                before = f"{ends[those[-1]]}@-1"
+                for message in (messages[each] for each in those):
                     (label,) = message.makes
                     self._lay(rank, label, message.nbytes, slot=INBOX, offset=start + place * size)
                     message.after.append(before)
                     before = freed[label].name
-            start += len(users) * size
+            start += len(places) * size
         for draft in drafts:
             if draft.kind in (Kind.RECV, Kind.RECV_GRAD) and draft.micro is None:
                 (label,) = draft.makes

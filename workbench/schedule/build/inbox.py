@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 
 from workbench.schedule.action import H2D, NET_IN, NET_OUT
 from workbench.schedule.build.builder import ScheduleBuilder
@@ -42,3 +43,22 @@ def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence
             last = max(n for n in range(len(received)) if n % PLACES == number)
             after = (*actions[index].after, f"{spent[last]}@-1")
             actions[index] = replace(actions[index], after=after)
+
+
+def taken_from(used: Sequence[int], freed: Sequence[int], ahead: int) -> list[int]:
+    """Whose place each message takes: the number of a message before it, or -1 for a new place.
+
+    `used` are the numbers of the passes that need the messages, in their order, `freed` those that
+    read them last. A message comes `ahead` passes before it is needed; who is gone by then leaves
+    its place.
+
+    >>> taken_from([0, 1, 2, 6], [3, 5, 7, 9], ahead=2)
+    [-1, -1, -1, 0]
+    """
+    found: list[int] = []
+    free: list[tuple[int, int]] = []
+    for number, (first, last) in enumerate(zip(used, freed, strict=True)):
+        gone = free and free[0][0] < first - ahead
+        found.append(heappop(free)[1] if gone else -1)
+        heappush(free, (last, number))
+    return found
