@@ -72,6 +72,8 @@ class Draft:
     unit: int
     rank: int
     lane: str = COMPUTE
+    turn: int = 0
+    """Number of the pass through a stage, among those of its rank, that it belongs to."""
     micro: int | None = None
     after: list[str] = field(default_factory=list)
     makes: list[str] = field(default_factory=list)

@@ -92,7 +92,8 @@ class Program:
         """A rank's passes over units: what each reads and makes."""
         line, drafts = self.pipeline, []
         started: set[int] = set()
-        for each in line.passes[rank]:
+        for turn, each in enumerate(line.passes[rank]):
+            begun = len(drafts)
             units = line.stages[each.chunk * line.ranks + rank]
             for unit in units if each.kind is F else reversed(units):
                 if each.kind in (B, I) and line.recomputes(unit):
@@ -107,6 +108,8 @@ class Program:
                         started.add(("g", unit))
                         drafts[-1].makes.append(name.gradients(unit))
                 started.add(unit)
+            for draft in drafts[begun:]:
+                draft.turn = turn
         return drafts
 
     def _forward(self, kind: Kind, unit: int, micro: int, rank: int) -> Draft:
@@ -309,7 +312,7 @@ class Program:
         """Give every message a place in the rank's inbox: one whose reader is done some passes
         before the message is needed, else a new one; the receiver waits for that reader."""
         passes = [draft for draft in drafts if draft.lane == COMPUTE]
-        number = {draft.name: i for i, draft in enumerate(passes)}
+        number = {draft.name: draft.turn for draft in passes}
         needed = {name: draft for draft in reversed(passes) for name in draft.after}
         freed = {label: draft for draft in drafts for label in draft.frees}
         start = 0
