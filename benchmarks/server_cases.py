@@ -19,18 +19,13 @@ METHODS: dict[str, dict[str, Any]] = {
     **{
         name + (" (keep)" if kept else ""): {
             "method": name,
-            "activations": "keep" if kept else "recompute",
+            "activations": "keep" if kept else again,
         }
-        for name in (
-            "1f1b",
-            "gpipe",
-            "interleaved",
-            "zb-h1",
-            "torch-1f1b",
-            "torch-gpipe",
-            "torch-interleaved",
-            "torch-zero-bubble",
+        for names, again in (
+            (("1f1b", "gpipe", "interleaved", "zb-h1"), "recompute"),  # left to choose, they keep
+            (("torch-1f1b", "torch-gpipe", "torch-interleaved", "torch-zero-bubble"), "auto"),
         )
+        for name in names
         for kept in (True, False)
     },
     "zero-offload": {"method": "zero-offload"},

@@ -78,7 +78,7 @@ def changed(schedule, name, **values):
         (lambda made: replace(made, actions=()), "computes nothing"),
         (
             lambda made: changed(made, "B0.0", kind=Kind.WEIGHT_GRAD),
-            "cannot run: nothing performs W0.0, a WEIGHT_GRAD, on several ranks",
+            "cannot run: unit 0 has whole and halved backward passes",
         ),
     ],
     ids=["deadlock", "no stash", "stale weights", "no samples", "nothing", "half a pass"],

@@ -57,7 +57,7 @@ LIBRARIES = ("zero_offload", "zero_infinity")
 
 
 def method_of(library: str) -> str:
-    name = library.rpartition(".")[2].replace("_", "-")
+    name = library.removesuffix(".run").rpartition(".")[2].replace("_", "-")
     return {"megatron": "megatron-lm"}.get(name, name)
 
 

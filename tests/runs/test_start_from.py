@@ -71,7 +71,8 @@ def test_torchs_own_training_goes_on_from_ours_and_back(
             microbatches=2, activations="recompute",
         )  # fmt: skip
         if method is stronghold:
-            training, _ = train(stronghold, spec, tmp_path / name)
+            own = spec.with_(method="stronghold")
+            training, _ = train(stronghold, own, tmp_path / name)
             losses, steps = training.history.losses, training.history.step_seconds
         else:
             outcome = method.train(spec, Silent(), tmp_path / name)

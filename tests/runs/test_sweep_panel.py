@@ -258,9 +258,9 @@ def test_bad_input_is_one_sentence_and_breaks_nothing(
     fill(panel, seed="1")
     assert text(panel.fields.told) == ""
     assert "wb-refused" not in panel.fields.fields["seed"]._dom_classes
-    fill(panel, window="8", layers="4")
+    fill(panel, batch="4", microbatches="3")
     panel.buttons["start"].click()
-    assert "a window of 8 layers is out of range" in text(panel.refusal)
+    assert "a batch of 4 does not divide into 3 micro-batches" in text(panel.refusal)
     for content, words in (("{", "not JSON"), ('{"a": 1}', "unknown field"), (None, "cannot be")):
         path = tmp_path / f"{words}.json"
         if content is not None:

@@ -46,11 +46,10 @@ class Passes:
         if self._done[B, unit] and halves:
             first = self._done[halves[0], unit][0]
             shared = self._sharing(B, unit, self._span(first))
-            both = f"{self.proof.name(first)} computes what {self.proof.name(shared[0])} computes"
-            raise (
-                ScheduleError(both)
-                if shared
-                else ScheduleError(f"unit {unit} has whole and halved backward passes")
+            if not shared:
+                raise ScheduleError(f"unit {unit} has whole and halved backward passes")
+            raise ScheduleError(
+                f"{self.proof.name(first)} computes what {self.proof.name(shared[0])} computes"
             )
         if not halves:
             self._check_cover(B, unit)

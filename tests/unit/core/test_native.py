@@ -119,7 +119,7 @@ def test_a_killed_build_blocks_nobody(cache, source, tmp_path):
     )
     slow.chmod(0o755)
     code = (
-        "import sys; from pathlib import Path; from workbench import native; "
+        "import sys; from pathlib import Path; from workbench.core import native; "
         f"native.sys.prefix = {str(tmp_path / 'prefix')!r}; native.load(Path({str(source)!r}))"
     )
     environment = os.environ | {"CXX": str(slow), "PYTHONPATH": os.pathsep.join(sys.path)}

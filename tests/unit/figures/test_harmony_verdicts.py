@@ -110,7 +110,7 @@ def test_10_judges_gpus(tmp_path: Path) -> None:
         "harmony_10", rows, "GPT, minibatch 8: Harmony-PP is at least as fast as Harmony-DP"
     )
     assert (dp.verdict, dp.here) == (FAILS, pytest.approx(0.8))
-    assert judged("harmony_10", rows, "as fast as GPipe").verdict == HOLDS
+    assert judged("harmony_10", rows, "as fast as torch GPipe").verdict == HOLDS
 
 
 def test_10_leaves_a_model_without_plans_open(tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from workbench.methods.harmony import pp as harmony_pp
 from workbench.model import make_model
 from workbench.profile.match import check_profile, check_profiles
 
-METHODS = [harmony_pp, harmony_dp, pp_swap, dp_swap, gpipe, data_parallel]
+METHODS = {
+    "harmony-pp": harmony_pp,
+    "harmony-dp": harmony_dp,
+    "pp-swap": pp_swap,
+    "dp-swap": dp_swap,
+    "torch-gpipe": gpipe,
+    "data-parallel": data_parallel,
+}
 SPEC = spec_for(batch=4, ranks=2)
 PROFILE = made_up_profile(SPEC)
 VGG = ModelSpec(family="vgg", layers=5, hidden=4, heads=4, seq=32, vocab=10)
@@ -73,19 +80,19 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda module: module.__name__)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_profile_of_another_model_is_one_sentence(method, wrong):
     profile, sentence = WRONG[wrong]
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
-        method.plan(SPEC, profile)
+        METHODS[method].plan(SPEC.with_(method=method), profile)
 
 
 def test_a_profile_of_another_micro_batch_is_one_sentence():
     with pytest.raises(ValueError, match="of micro-batches of 4 samples, and was given for 8"):
-        harmony_pp.plan_sizes(SPEC, {8: PROFILE})
+        harmony_pp.plan_sizes(SPEC.with_(method="harmony-pp"), {8: PROFILE})
     with pytest.raises(ValueError, match="a profile of at least one micro-batch size"):
-        harmony_pp.plan_sizes(SPEC, {})
+        harmony_pp.plan_sizes(SPEC.with_(method="harmony-pp"), {})
 
 
 def test_what_is_right_passes():
