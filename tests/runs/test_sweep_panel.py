@@ -269,7 +269,7 @@ def test_bad_input_is_one_sentence_and_breaks_nothing(
         panel.load_file.click()
         assert words in text(panel.refusal)
     assert panel.form.text("seed") == "1"
-    fill(panel, window="")
+    fill(panel, batch="", microbatches="")
     store.root.write_text("a file, not a folder")
     panel.buttons["start"].click()
     assert "the results folder" in text(panel.refusal)
