@@ -26,9 +26,10 @@ HARDWARE = {
     "here_offload": "hardware.offload",
     "here_lanes": "hardware.lanes",
     "here_servers": "hardware.servers",
+    "pipelines": "hardware.pipelines",
 }
-"""This project's own: what it measured on named hardware, steps of it lane by lane, and what it
-measured on servers of several GPUs."""
+"""This project's own: what it measured on named hardware, steps of it lane by lane, what it
+measured on servers of several GPUs, and its pipelines."""
 HARMONY = {
     "harmony_8": "harmony.fig8",
     "harmony_10": "harmony.fig10",

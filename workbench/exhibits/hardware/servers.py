@@ -21,12 +21,16 @@ from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, g
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
+from workbench.methods.pipeline.orders import ORDERS
 from workbench.published.servers import LABELS, server_runs
 
 LINE_IN, LOW_IN = 1.75, 1.55
 """Heights of a line of bars and of a line of other panels, with the words around them."""
 ACROSS = 3
 """Panels of scaling in a line."""
+
+ELSEWHERE = (*ORDERS, "torch-interleaved", "torch-zero-bubble")
+"""Methods of the sheet that another exhibit shows (pipelines.py)."""
 
 UNFINISHED = "nothing to show: no run in servers.csv came to an end"
 
@@ -67,7 +71,8 @@ class Servers(GoalsExhibit):
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
-        return table(server_runs(at.roots()), repeated=repeated)
+        runs = (run for run in server_runs(at.roots()) if run.method not in ELSEWHERE)
+        return table(runs, repeated=repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput, bytes, scaling and predictions, as far as there are rows of each. `rows`:

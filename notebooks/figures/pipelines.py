@@ -1,0 +1,52 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Pipelines and their bubbles
+# **Claim** (this project's goals). An order of a few lines becomes a schedule that is proved,
+# simulated and trained; on equal micro-batches each of ours is at least as fast as torch's own.
+#
+# **How it is tested.** Above, every order with four ranks and eight micro-batches in theory: a
+# forward pass takes one quantum and a backward pass two. Below, samples per second of GPT-2 XL that
+# were measured on named hardware, each order beside torch's schedule of that order; the rows are
+# committed in `results/published-here/<device>/servers.csv`.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | nothing | seconds |
+# | small | nothing | seconds |
+# | paper | nothing | seconds |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
+machine: str = ""  # a folder in results/published-here; else the one with most rows
+
+# %%
+from IPython.display import display
+
+from workbench.exhibits import open_exhibit
+
+exhibit = open_exhibit("pipelines", size, results, machine=machine)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())
