@@ -25,8 +25,8 @@ from workbench.runtime.halves import WeightHalf, input_half
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_device_threads
 
-TIMES = 7
-"""Timings of each half, after two that warm up."""
+TIMES, IN_TURN = 3, 5
+"""Timings, and passes in each."""
 Tensors = tuple[Tensor, ...]
 
 
@@ -72,18 +72,29 @@ class _Halves:
 
     def of(self, cost: UnitCost) -> UnitCost:
         """The unit's cost with its halves."""
-        for _ in range(2):
-            self._run(lambda action: action())
-            self._alone.there_and_back()
-        seconds = [self._timed() for _ in range(TIMES)]
-        first, second, whole = (median(times) for times in zip(*seconds, strict=True))
-        share = cost.backward_s / whole if whole > 0 else 1.0
+        graph, first, both, whole = (
+            median(self._seconds(passes) for _ in range(TIMES))
+            for passes in (self._alone.graph, self._first, self._both, self._alone.there_and_back)
+        )
+        seconds = max(first - graph, 0.0), max(both - first, 0.0)
+        share = cost.backward_s / (whole - graph) if whole > graph else 1.0
         return replace(
-            cost, input_half_s=share * first, weight_half_s=share * second, **self._bytes()
+            cost,
+            input_half_s=share * seconds[0],
+            weight_half_s=share * seconds[1],
+            **self._bytes(),
         )
 
-    def _run(self, look: Callable[[Callable[[], object]], None]) -> None:
-        """Both halves; `look` does each of them."""
+    def _first(self) -> None:
+        """A forward pass, and the first half."""
+        self._run(lambda action: action(), both=False)
+
+    def _both(self) -> None:
+        """A forward pass, and both halves."""
+        self._run(lambda action: action())
+
+    def _run(self, look: Callable[[Callable[[], object]], None], *, both: bool = True) -> None:
+        """Both halves, or the first; `look` does each of them."""
         alone = self._alone
         x, y = alone.graph()
         ends = [t for t in y if t.requires_grad]
@@ -98,26 +109,22 @@ class _Halves:
             return grads
 
         look(first)
-        look(lambda: self._finish(halves))
+        if both:
+            look(lambda: self._finish(halves))
 
     @staticmethod
     def _finish(halves: list[WeightHalf]) -> Tensors:
         return halves.pop().gradients()
 
-    def _timed(self) -> tuple[float, float, float]:
-        """Seconds of the first half, the second, and a whole backward pass."""
-        found: list[float] = []
-        self._run(lambda action: found.append(self._seconds(action)))
-        x, y = self._alone.graph()
-        found.append(self._seconds(lambda: self._alone.backward(x, y)))
-        return tuple(found)
-
-    def _seconds(self, action: Callable[[], object]) -> float:
+    def _seconds(self, passes: Callable[[], object]) -> float:
+        """Of one after the other, as in training: a GPU is not waited for in between."""
+        passes()
         self._wait()
         start = perf_counter()
-        action()
+        for _ in range(IN_TURN):
+            passes()
         self._wait()
-        return perf_counter() - start
+        return (perf_counter() - start) / IN_TURN
 
     def _wait(self) -> None:
         if self._alone.device.type == "cuda":
