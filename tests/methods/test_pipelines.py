@@ -46,3 +46,14 @@ def test_every_order_trains_exactly(order, ranks, replicas, micros, activations,
     norms: list[float] = []
     plain.train(spec, norms=norms)
     assert training.history.grad_norms == pytest.approx(norms, rel=1e-5)
+
+
+def test_a_pipeline_goes_on_from_its_checkpoint_under_another_shape(tmp_path):
+    """Two replicas of two stages without clipping, then three stages of another order."""
+    spec = spec_for(ranks=4, clip=None, steps=2, save_every=2)
+    trained(schedule_for("1f1b", spec, 2, 3, replicas=2), spec, tmp_path / "first")
+    longer = spec_for(ranks=3, clip=None, steps=4, save_every=0, start_from="first")
+    schedule = schedule_for("zb-h1", longer, 3, 4)
+    training, parameters = trained(schedule, longer, tmp_path / "second")
+    assert len(training.history.step_seconds) == 2
+    assert_equals_plain(longer.with_(start_from=""), training, parameters)

@@ -313,7 +313,7 @@ class Program:
         before the message is needed, else a new one; the receiver waits for that reader."""
         passes = [draft for draft in drafts if draft.lane == COMPUTE]
         number = {draft.name: draft.turn for draft in passes}
-        needed = {name: draft for draft in reversed(passes) for name in draft.after}
+        needed = {other: draft for draft in reversed(passes) for other in draft.after}
         freed = {label: draft for draft in drafts for label in draft.frees}
         start = 0
         for kind in (Kind.RECV, Kind.RECV_GRAD):
