@@ -47,6 +47,8 @@ def run_rank(context: RankContext, perturb: Perturb | None = None) -> None:
 
 
 def _measured(rank: Rank) -> dict:
+    """Bytes, steps and events; of replicas, which walk the same lanes, the first one's events."""
+    events = rank.executor.events if rank.board.replica == 0 else []
     return {
         "moved_bytes": rank.engine.traffic.moved,
         "moved_parts": rank.engine.traffic.parts,
@@ -56,6 +58,6 @@ def _measured(rank: Rank) -> dict:
         "events": [
             [e.name, e.kind, e.unit, e.microbatch, e.rank, e.lane, e.step, e.start_s, e.end_s,
              e.nbytes]
-            for e in rank.executor.events
+            for e in events
         ],
     }  # fmt: skip

@@ -38,7 +38,7 @@ def planned_parts(schedule: Schedule) -> dict[str, int]:
     moved = dict.fromkeys(PARTS + BETWEEN, 0)
     for action in schedule.actions:
         if action.kind in _PARTS:
-            moved[_PARTS[action.kind]] += action.nbytes
+            moved[_PARTS[action.kind]] += action.nbytes * schedule.replicas
     return moved
 
 
