@@ -110,7 +110,7 @@ class Stages(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Those of all stages of the rank."""
+        """Layers of all stages of the rank."""
         return [self.units[unit] for unit in self.own if 0 < unit < self.layered.head]
 
     def run(self, stage: range, x: Tensor, *, samples: Tensor) -> Tensor:
@@ -178,9 +178,7 @@ class Training(plain.Training):
             self.ties = self._tie()
             self.masters = self._split_masters()
             self.optimizer = OfAllStages(self._optimizer())
-        halved = schedule.__name__ == "ScheduleInterleavedZeroBubble"
-        compiling = spec.with_(compile="off") if halved else spec  # torch halves no compiled layer
-        self.blocks = compile_blocks(self.whole, compiling, self.device)
+        self.blocks = compile_blocks(self.whole, spec, self.device)
         report.phase(f"training with {self.blocks}")
         self.loss = torch.zeros((), device=self.device)
         self.schedule = self._schedule(schedule)

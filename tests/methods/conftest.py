@@ -9,8 +9,8 @@ import pytest
 from tests.methods import plain
 
 STEPS = 8
-"""Of a training that is compared with plain training: the learning rate has risen and falls, some
-steps are clipped, and every ring has come round. With --thorough there are more."""
+"""Steps of a training that is compared with plain training: the learning rate has risen and falls,
+some steps are clipped, and every ring has come round. With --thorough there are more."""
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -39,7 +39,7 @@ def half(settings: Iterable[Any]) -> list[Any]:
 
 
 def paired(*axes: Sequence[Any]) -> list[Any]:
-    """Of the grid over some axes, enough settings that every pair of values of two axes is in one,
+    """Settings of the grid over some axes: enough that every pair of values of two axes is in one,
     and the rest for those who ask for all of it (conftest.py)."""
     grid = list(product(*(range(len(axis)) for axis in axes)))
     pairs = {row: set(combinations(enumerate(row), 2)) for row in grid}

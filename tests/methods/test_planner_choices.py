@@ -50,7 +50,7 @@ def seconds(spec, profile, choice, budgets) -> float:
     paired([(1.0, 1.0), (0.1, 1.0), (1.0, 0.1), (0.2, 0.2)], (0.5, None), (0.2, 0.6)),
 )
 def test_auto_is_within_three_percent_of_the_best_choice(speeds, clip, share):
-    """Whatever the speeds of the host and of the link."""
+    """On machines with a slower host, a slower link, or both."""
     profile = machine(*speeds)
     least = stronghold.plan(SPEC.with_(window=2, resident=0), profile).peak_bytes["device"]
     most = stronghold.plan(SPEC, profile).peak_bytes["device"]

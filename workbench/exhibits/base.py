@@ -198,9 +198,9 @@ class Exhibit(ABC):
         """Draw on an empty figure."""
         self.draw(figure, rows)
 
+    @abstractmethod
     def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Draw rows alone, where they are all there is to draw."""
-        raise NotImplementedError
 
     @abstractmethod
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:

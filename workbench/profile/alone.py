@@ -6,6 +6,9 @@ time and weigh a unit (kinds.py), and to see whether a device has room for it (p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
+
 import torch
 from torch import Tensor
 
@@ -96,6 +99,20 @@ class Alone:
     def there_and_back(self) -> None:
         """Forward with autograd, and backward."""
         self.backward(*self.graph())
+
+    def seconds(self, passes: Callable[[], object], *, times: int = 1) -> float:
+        """Wall-clock seconds of one of `times` passes, done one behind the other as in training: a
+        GPU is waited for before the first and after the last alone."""
+        self._wait()
+        start = perf_counter()
+        for _ in range(times):
+            passes()
+        self._wait()
+        return (perf_counter() - start) / times
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _made_up(self, part: Part, dtype: torch.dtype) -> Tensor:
         shape = part.full_shape(self.samples)

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
-from time import perf_counter
 
-import torch
 from torch import Tensor
 
 from workbench.model.base import LayeredModel
@@ -64,9 +62,12 @@ def with_checkpoints(
 
 
 def _measured(alone: Alone, cost: UnitCost) -> UnitCost:
-    for _ in range(2):
+    def pair() -> None:
         alone.backward(*alone.checkpoint())
-    pair_s = median(_seconds(alone) for _ in range(TIMES))
+
+    for _ in range(2):
+        pair()
+    pair_s = median(alone.seconds(pair, times=IN_TURN) for _ in range(TIMES))
     meter, output = alone.meter, bytes_of(alone.forward())
     before = meter.now
     x, y = alone.checkpoint()
@@ -82,18 +83,3 @@ def _measured(alone: Alone, cost: UnitCost) -> UnitCost:
         checkpoint_bytes=kept,
         checkpointed_scratch_bytes=scratch,
     )
-
-
-def _seconds(alone: Alone) -> float:
-    """Of a forward and a backward pass."""
-    _wait(alone.device)
-    start = perf_counter()
-    for _ in range(IN_TURN):
-        alone.backward(*alone.checkpoint())
-    _wait(alone.device)
-    return (perf_counter() - start) / IN_TURN
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -72,9 +71,12 @@ class _Halves:
 
     def of(self, cost: UnitCost) -> UnitCost:
         """The unit's cost with its halves."""
+        alone = self._alone
+        timed = alone.graph, self._first, self._both, alone.there_and_back
+        for passes in timed:
+            passes()
         graph, first, both, whole = (
-            median(self._seconds(passes) for _ in range(TIMES))
-            for passes in (self._alone.graph, self._first, self._both, self._alone.there_and_back)
+            median(alone.seconds(passes, times=IN_TURN) for _ in range(TIMES)) for passes in timed
         )
         seconds = max(first - graph, 0.0), max(both - first, 0.0)
         share = cost.backward_s / (whole - graph) if whole > graph else 1.0
@@ -115,20 +117,6 @@ class _Halves:
     @staticmethod
     def _finish(halves: list[WeightHalf]) -> Tensors:
         return halves.pop().gradients()
-
-    def _seconds(self, passes: Callable[[], object]) -> float:
-        """Of one after the other, as in training: a GPU is not waited for in between."""
-        passes()
-        self._wait()
-        start = perf_counter()
-        for _ in range(IN_TURN):
-            passes()
-        self._wait()
-        return (perf_counter() - start) / IN_TURN
-
-    def _wait(self) -> None:
-        if self._alone.device.type == "cuda":
-            torch.cuda.synchronize(self._alone.device)
 
     def _bytes(self) -> dict[str, int]:
         """As UnitCost counts them. The unit's output is autograd's until the first half is done."""

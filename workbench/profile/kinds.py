@@ -100,16 +100,8 @@ class _Costs:
         found: list[float] = []
         until = perf_counter() + lasting(SECONDS)
         while len(found) < FEWEST or (perf_counter() < until and len(found) < MOST):
-            self._wait()
-            start = perf_counter()
-            action()
-            self._wait()
-            found.append(perf_counter() - start)
+            found.append(self._alone.seconds(action))
         return summarize([Sample(s, s) for s in found]).seconds if len(found) > 3 else median(found)
-
-    def _wait(self) -> None:
-        if self._alone.device.type == "cuda":
-            torch.cuda.synchronize(self._alone.device)
 
     def _bytes(self) -> dict[str, int]:
         """As UnitCost counts them: see footprint.py."""

@@ -65,6 +65,7 @@ class PackEngine:
         self._host, self._layouts, self._updates = host, layouts, updates
         self._groups = Groups(schedule)
         mine = [action for action in schedule.actions if action.rank == position]
+        self._numbers = {a.name: n for n, a in enumerate(schedule.actions) if a.kind is Kind.NORM}
         self._links = {action.name: links_of(action, schedule) for action in mine}
         spans = [action.span for action in mine if action.samples] or [(0, 0)]
         span = min(spans)[0], max(end for _, end in spans)
@@ -153,7 +154,7 @@ class PackEngine:
         if self.board.replica == 0:
             self._updates.norm(step)
         else:
-            self.board.wait(self.schedule.actions.index(action), step, replica=0)
+            self.board.wait(self._numbers[action.name], step, replica=0)
 
     def _update(self, action: Action, links: Links, step: int) -> None:
         if action.turn == GUESS:

@@ -8,6 +8,7 @@ measured on named hardware, each says how its run was set up (`measured_here`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -110,13 +111,13 @@ class StrongholdExhibit(Exhibit):
     def paint(self, at: Opened, figure: Figure, rows: pd.DataFrame) -> None:
         self.draw(figure, rows, same_scale=at.size.name == "paper")
 
+    @abstractmethod
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
         """Draw values of one machine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
         """Draw what may be compared between machines."""
-        raise NotImplementedError
 
     def draw(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True) -> None:
         """One panel where all is of one machine, else absolute values beside ratios. `same_scale`:
@@ -155,9 +156,9 @@ class StrongholdExhibit(Exhibit):
 
     # -- verdicts -------------------------------------------------------------------------------
 
+    @abstractmethod
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """Judge the claim by the rows of one series."""
-        raise NotImplementedError
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         found = [self.verdicts(rows, *series) for series in series_to_judge(rows)]

@@ -3,6 +3,7 @@ number."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -20,9 +21,9 @@ class Line(StrongholdExhibit):
     over_first: ClassVar[tuple[str, str]]
     """Names of the axes of the ratios."""
 
+    @abstractmethod
     def relative(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Each series over its own first point."""
-        raise NotImplementedError
 
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
         drawing.lines(axes, rows, *self.over)

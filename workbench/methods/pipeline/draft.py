@@ -10,11 +10,16 @@ from typing import Literal
 from workbench.methods.pipeline.orders import Pass
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.inbox import RETURNS
 
 AHEAD = 2
 """Passes by which a message may come before its reader; outputs that may wait to be sent."""
-BACK = {Kind.SEND_GRAD: NET_OUT + ".1", Kind.RECV_GRAD: NET_IN + ".1"}
-LANES = {Kind.SEND: NET_OUT, Kind.RECV: NET_IN, **BACK}
+LANES = {
+    Kind.SEND: NET_OUT,
+    Kind.RECV: NET_IN,
+    Kind.SEND_GRAD: RETURNS,
+    Kind.RECV_GRAD: NET_IN + ".1",
+}
 """Activations and their gradients go on lanes of their own, so that neither waits for the other."""
 
 

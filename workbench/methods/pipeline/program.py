@@ -17,12 +17,12 @@ from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.inbox import taken_from
+from workbench.schedule.build.inbox import INBOX, taken_from
+from workbench.schedule.build.ring import aligned
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
 SUMS = NET_OUT + ".2"
 """Sums over replicas, beside the backward passes that follow."""
-INBOX, ALIGNMENT = "inbox", 512
 
 
 class Program:
@@ -318,7 +318,7 @@ class Program:
         start = 0
         for kind in (Kind.RECV, Kind.RECV_GRAD):
             messages = [d for d in drafts if d.kind is kind and d.micro is not None]
-            size = max((-(-d.nbytes // ALIGNMENT) * ALIGNMENT for d in messages), default=0)
+            size = max((aligned(d.nbytes) for d in messages), default=0)
             ends = [freed[message.makes[0]].name for message in messages]
             used = [number[needed[message.name].name] for message in messages]
             places: list[list[int]] = []
@@ -341,7 +341,7 @@ class Program:
             if draft.kind in (Kind.RECV, Kind.RECV_GRAD) and draft.micro is None:
                 (label,) = draft.makes
                 self._lay(rank, label, draft.nbytes, slot=INBOX, offset=start)
-                start += -(-draft.nbytes // ALIGNMENT) * ALIGNMENT
+                start += aligned(draft.nbytes)
 
     # -- small answers --------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from workbench.schedule.build.inbox import taken_from
 from workbench.schedule.event_loop import times
 
 
-class Alone:
+class Undisturbed:
     """Lanes that do not disturb each other."""
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
@@ -43,7 +43,7 @@ def step_seconds(
     graph = step.graph()
     alone = [seconds[stage][kind] for kind, stage, _ in step.nodes]
     alone += [message_s] * (graph.num_nodes - len(step.nodes))
-    _, ends, ended = times(graph, alone, Alone())
+    _, ends, ended = times(graph, alone, Undisturbed())
     if ended < graph.num_nodes:
         raise ValueError("the order deadlocks: its passes wait for each other")
     return max(ends)
