@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,11 @@ FP64_BYTES = 8
 class Doubled(ProfiledSizes):
     """Sizes in fp64, from a profile of fp32."""
 
-    def __init__(self, profile: Profile, *, tied: dict[int, tuple[int, int]]) -> None:
-        super().__init__({1: replace(profile, weight_bytes=FP64_BYTES)}, tied=tied)
+    def __init__(
+        self, profiles: Mapping[int, Profile], *, tied: Mapping[int, tuple[int, int]]
+    ) -> None:
+        doubled = {n: replace(each, weight_bytes=FP64_BYTES) for n, each in profiles.items()}
+        super().__init__(doubled, tied=tied)
 
     def input_bytes(self, unit: int, samples: int) -> int:
         return 2 * super().input_bytes(unit, samples)

@@ -38,6 +38,7 @@ def schedule_for(
     *,
     replicas: int = 1,
     activations: str = "keep",
+    sizes_of: type[ProfiledSizes] = ProfiledSizes,
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1
@@ -46,7 +47,7 @@ def schedule_for(
     micro = spec.batch // (micros * replicas)
     model = spec.model
     tied = {units - 1: (0, model.vocab * model.hidden)} if model.tied else {}
-    sizes = ProfiledSizes({1: made_up_profile(spec.with_(microbatches=spec.batch))}, tied=tied)
+    profile = made_up_profile(spec.with_(microbatches=spec.batch))
     pipeline = Pipeline(
         method=order,
         passes=lists(order, ranks, micros, chunks),
@@ -56,7 +57,7 @@ def schedule_for(
         activations=activations,
         clipped=spec.clip is not None,
     )
-    return Program(pipeline, sizes).schedule()
+    return Program(pipeline, sizes_of({1: profile}, tied=tied)).schedule()
 
 
 def trained(schedule: Schedule, spec: RunSpec, folder: Path, what: str = "delays"):

@@ -1,4 +1,5 @@
-"""In fp64, where rounding hides nothing, packs of any cut train as plain training does."""
+"""In fp64, where rounding hides nothing, packs of any cut and pipelines of every order train as
+plain training does."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from baselines.swapping.division import Division
 from baselines.swapping.program import build as build_swapping
-from tests.methods import double, plain
+from tests.methods import double, pipelines, plain
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from tests.methods.test_guesses import settled
@@ -43,7 +44,7 @@ def spec_for(**changes):
 
 def sizes() -> double.Doubled:
     profile = plain.made_up_profile(spec_for(microbatches=BATCH))
-    return double.Doubled(profile, tied={UNITS - 1: (0, MODEL.vocab * MODEL.hidden)})
+    return double.Doubled({1: profile}, tied={UNITS - 1: (0, MODEL.vocab * MODEL.hidden)})
 
 
 def drawn(seed: int) -> Packs:
@@ -118,6 +119,29 @@ def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
     make = of_packs if isinstance(what, int) else swapping
     schedule = make(drawn(what) if isinstance(what, int) else what, clip is not None)
     spec = spec_for(clip=clip, ranks=schedule.num_ranks)
+    with trained(schedule, spec, tmp_path) as crew:
+        assert_follows(crew, spec)
+
+
+@pytest.mark.parametrize(
+    ("order", "ranks", "replicas", "micros", "activations", "clip"),
+    [
+        ("1f1b", 2, 2, 3, "keep", 0.5),
+        ("zb-h1", 3, 1, 3, "recompute", 0.5),
+        ("interleaved", 2, 1, 6, "checkpoint", None),
+        pytest.param("gpipe", 4, 1, 2, "keep", 0.5, marks=pytest.mark.thorough),
+        pytest.param("zb-h1", 2, 2, 6, "keep", None, marks=pytest.mark.thorough),
+        pytest.param("interleaved", 3, 1, 3, "keep", 0.5, marks=pytest.mark.thorough),
+    ],
+)
+def test_pipelines_of_every_order_are_plain_training(
+    order, ranks, replicas, micros, activations, clip, tmp_path
+):
+    spec = pipelines.spec_for(ranks=ranks * replicas, clip=clip)
+    schedule = pipelines.schedule_for(
+        order, spec, ranks, micros,
+        replicas=replicas, activations=activations, sizes_of=double.Doubled,
+    )  # fmt: skip
     with trained(schedule, spec, tmp_path) as crew:
         assert_follows(crew, spec)
 
