@@ -16,8 +16,9 @@ import pytest
 from workbench import cli
 from workbench.core import methods
 from workbench.methods.pipeline import ideal, orders
+from workbench.methods.pipeline.orders import in_flight
 from workbench.methods.pipeline.quick import step_seconds
-from workbench.methods.pipeline.stages import balanced, in_flight
+from workbench.partition.stages import min_max_stages
 from workbench.schedule import Kind, validate
 from workbench.schedule.action import MEETING
 from workbench.schedule.graph import ScheduleError
@@ -129,13 +130,13 @@ def test_the_order_of_the_readme_is_all_that_a_new_one_takes(monkeypatch, capsys
 
 
 def test_stages_are_as_fast_as_memory_allows():
-    free = balanced([1, 1, 1, 1, 4], 2, lambda stage, units: True)
+    free = min_max_stages([1, 1, 1, 1, 4], 2, lambda stage, units: True)
     assert free == (range(4), range(4, 5))
-    tight = balanced([1.0] * 8, 2, lambda stage, units: len(units) <= (3, 5)[stage])
+    tight = min_max_stages([1.0] * 8, 2, lambda stage, units: len(units) <= (3, 5)[stage])
     assert tight == (range(3), range(3, 8))
-    assert balanced([1.0] * 8, 2, lambda stage, units: len(units) <= 3) is None
+    assert min_max_stages([1.0] * 8, 2, lambda stage, units: len(units) <= 3) is None
     with pytest.raises(ValueError, match="3 stages need a unit each, and the model has 2"):
-        balanced([1, 1], 3, lambda stage, units: True)
+        min_max_stages([1, 1], 3, lambda stage, units: True)
 
 
 def test_a_message_waits_for_the_pass_that_frees_its_place():

@@ -32,6 +32,11 @@ class Options(Common):
                 f"stages is {self.stages!r}; it must be numbers of units such as '5 4 4 3', or auto"
             )
 
+    @property
+    def given_stages(self) -> list[int]:
+        """Units of each stage, where the user gave them; else empty."""
+        return [] if self.stages == "auto" else [int(word) for word in self.stages.split()]
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
         if self.replicas < 1 or spec.ranks % self.replicas:

@@ -10,8 +10,9 @@ simulated and run like any other schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.schedule.action import Kind
@@ -84,6 +85,16 @@ def zb_h1(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
         if micro + ahead < micros:
             yield Pass(F, micro + ahead)
     yield from (Pass(W, micro) for micro in range(max(0, micros - rank), micros))
+
+
+def in_flight(passes: Sequence[Pass], chunk: int = 0) -> int:
+    """The most micro-batches of a chunk whose activations a rank keeps at once.
+
+    >>> [in_flight([*one_f_one_b(rank, 4, 8)]) for rank in range(4)]
+    [4, 3, 2, 1]
+    """
+    change = {F: 1, B: -1, W: -1}
+    return max(accumulate(change.get(p.kind, 0) for p in passes if p.chunk == chunk))
 
 
 @dataclass(frozen=True, kw_only=True)

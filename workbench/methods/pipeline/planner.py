@@ -11,16 +11,17 @@ from dataclasses import replace
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.draft import Pipeline
-from workbench.methods.pipeline.orders import ORDERS, Pass, lists
+from workbench.methods.pipeline.orders import ORDERS, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
-from workbench.methods.pipeline.stages import balanced, in_flight
 from workbench.methods.rank_plans import binding
 from workbench.model import make_model, units_of
+from workbench.partition.stages import min_max_stages
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
+from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
@@ -45,7 +46,7 @@ def check(spec: RunSpec, mode: str) -> None:
             f"{stages} stages need a unit each, and the model has {units}: its layers, the "
             "embedding and the head"
         )
-    given = [int(word) for word in spec.options.stages.split() if word != "auto"]
+    given = spec.options.given_stages
     if given and (len(given), sum(given)) != (stages, units):
         raise ValueError(
             f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; the ranks "
@@ -120,15 +121,9 @@ def _schedule(
         activations=activations,
         clipped=spec.clip is not None,
     )
-    given = [int(word) for word in spec.options.stages.split() if word != "auto"]
-    stages = _cut(given) if given else _balanced(spec, sizes, pipeline, device_bytes)
+    given = spec.options.given_stages
+    stages = packs_of(given) if given else _balanced(spec, sizes, pipeline, device_bytes)
     return Program(replace(pipeline, stages=stages), sizes).schedule()
-
-
-def _cut(counts: list[int]) -> tuple[range, ...]:
-    """Consecutive stages of so many units."""
-    ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
-    return tuple(range(*pair) for pair in zip(ends, ends[1:], strict=False))
 
 
 def _balanced(
@@ -160,5 +155,5 @@ def _balanced(
         return chunks > 1 or sum(nbytes(u, flights[rank]) for u in stretch) <= device_bytes
 
     count = pipeline.ranks * chunks
-    found = balanced(seconds, count, fits)
-    return found or balanced(seconds, count, lambda stage, stretch: True)
+    found = min_max_stages(seconds, count, fits)
+    return found or min_max_stages(seconds, count, lambda stage, stretch: True)

@@ -2,7 +2,7 @@
 
 Stages are units here, and a step is arrays (schedule/arrays.py): passes on one lane a rank, and
 messages on lanes of their own, which meet as in the simulator. Memory is a formula
-(`stages.in_flight`); whoever chooses by this proves the choice.
+(`orders.in_flight`); whoever chooses by this proves the choice.
 """
 
 from __future__ import annotations

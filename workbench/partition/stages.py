@@ -1,28 +1,19 @@
-"""Which units lie in which stage: the slowest stage is as fast as memory allows."""
+"""Cuts of a chain of units into stages whose slowest one is the fastest possible, where each stage
+has memory of its own.
+
+For packs that all have the same memory see chain.py. In a pipeline an earlier stage keeps more
+micro-batches, so whether units fit depends on the stage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from workbench.methods.pipeline.orders import B, F, Pass, W
-
 ROUNDS = 60
 """Halvings of the interval in which the slowest stage's time lies."""
 
 
-def in_flight(passes: Sequence[Pass], chunk: int = 0) -> int:
-    """The most micro-batches of a chunk whose activations a rank keeps at once.
-
-    >>> from workbench.methods.pipeline.orders import one_f_one_b
-    >>> [in_flight([*one_f_one_b(rank, 4, 8)]) for rank in range(4)]
-    [4, 3, 2, 1]
-    """
-    change = {F: 1, B: -1, W: -1}
-    return max(accumulate(change.get(p.kind, 0) for p in passes if p.chunk == chunk))
-
-
-def balanced(
+def min_max_stages(
     seconds: Sequence[float], count: int, fits: Callable[[int, range], bool]
 ) -> tuple[range, ...] | None:
     """Cut a chain of units into `count` stages whose slowest takes as few seconds as possible among
