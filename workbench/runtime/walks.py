@@ -8,8 +8,8 @@ of schedule/issue.py. Lanes that wait on the host, for updates or for other rank
 theirs.
 
 Two things that lanes do beside their actions are lanes too. That there is room for a message is
-announced when it is so, and not when it is its turn; and what other ranks wait for in host memory
-is told when the device has done it, which the thread that issued it does not wait for.
+announced when it is so, and not when it is its turn; and an action that other ranks wait for is
+told to them when the device has done it, by a thread of its own: the thread that issued it goes on.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
     joined = _joined(schedule, lanes, own, remote) if together else {COMPUTE}
-    told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}}
+    told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined if together}
     told = {lane: those for lane, those in told.items() if those}
     receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]
     announced = {lane + ANNOUNCED: lanes[lane] for lane in receiving}
