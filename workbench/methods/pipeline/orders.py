@@ -10,6 +10,8 @@ simulated and run like any other schedule.
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -87,6 +89,49 @@ def zb_h1(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
     yield from (Pass(W, micro) for micro in range(max(0, micros - rank), micros))
 
 
+def varuna(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """Recomputations as late as their gradients allow, each with its backward pass behind it, and
+    forward passes in what is left (Athlur et al., EuroSys 2022). The list is a first order: while
+    it runs, a recomputation whose gradient is not there lets the next forward pass go first."""
+    yield from _varuna_lists(ranks, micros)[rank]
+
+
+@functools.lru_cache(maxsize=8)
+def _varuna_lists(ranks: int, micros: int) -> list[list[Pass]]:
+    """All ranks' lists. In each quantum a rank serves the first of: the second half of a backward
+    pass, a backward pass, a recomputation, a forward pass. What it serves queues the next pass for
+    itself or its neighbour from the next quantum on."""
+    queues = [{kind: deque() for kind in (W, B, R, F)} for _ in range(ranks)]
+    queues[0][F].extend(range(micros))
+    found: list[list[Pass]] = [[] for _ in range(ranks)]
+    while any(len(own) < (3 if r < ranks - 1 else 2) * micros for r, own in enumerate(found)):
+        served = []
+        for rank, own in enumerate(queues):
+            kind = next((kind for kind, waiting in own.items() if waiting), None)
+            if kind is not None:
+                served.append((rank, kind, own[kind].popleft()))
+        for rank, kind, micro in served:
+            if kind is not W:
+                found[rank].append(Pass(kind, micro))
+            if kind is F and rank < ranks - 1:
+                queues[rank + 1][F].append(micro)
+            elif kind in (F, R):  # the last rank has no need to compute again
+                queues[rank][B].append(micro)
+            elif kind is B:
+                queues[rank][W].append(micro)
+                if rank:
+                    queues[rank - 1][R].append(micro)
+    return found
+
+
+def gpipe_as_varuna_has_it(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """GPipe as Varuna's simulator compares with it: backward passes from the last micro-batch to
+    the first, each behind a recomputation, on the last rank too."""
+    yield from (Pass(F, micro) for micro in range(micros))
+    for micro in reversed(range(micros)):
+        yield from (Pass(R, micro), Pass(B, micro))
+
+
 def in_flight(passes: Sequence[Pass], chunk: int = 0) -> int:
     """The most micro-batches of a chunk whose activations a rank keeps at once.
 
@@ -110,6 +155,8 @@ class Order:
     """Whether each rank has several stages; then micro-batches must be a multiple of the ranks."""
     halved: bool = False
     """Whether backward passes are in two halves."""
+    recomputes: bool = False
+    """Whether recomputations are in its lists."""
 
     @property
     def options(self) -> str:
@@ -128,11 +175,22 @@ ORDERS = {
     ),
 }
 """By the name of the method, which each of them is (core/methods.py)."""
+LISTED = {
+    "varuna": Order(
+        passes=varuna, label="Varuna", summary="recomputations wait for gradients", recomputes=True
+    ),
+}
+"""Orders that are drawn and timed, and no methods yet."""
+
+
+def known() -> dict[str, Order]:
+    """All orders."""
+    return ORDERS | LISTED
 
 
 def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
     """The passes of each rank. Raises ValueError for what the order cannot divide."""
-    order = ORDERS[name]
+    order = known()[name]
     if not order.chunked and chunks != 1:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:
