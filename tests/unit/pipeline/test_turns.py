@@ -48,6 +48,13 @@ def test_lists_are_the_published_ones(golden, capsys):
         assert lines[one["stage"]].split()[1:] == one["tasks"]
 
 
+def test_quanta_are_the_published_generators(golden):
+    told = json.loads((golden / "golden_lists.json").read_text())["makespan_quanta"]["cases"]
+    assert told
+    for one in told:
+        assert sum(1 for _ in orders.varuna_quanta(one["P"], one["N"])) == one["quanta"]
+
+
 @pytest.mark.parametrize("column", COLUMNS)
 def test_steps_are_the_published_simulators_to_the_microsecond(golden, capsys, column):
     with (golden / "golden_simulator.csv").open(newline="") as file:

@@ -98,30 +98,37 @@ def varuna(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
 
 @functools.lru_cache(maxsize=8)
 def _varuna_lists(ranks: int, micros: int) -> list[list[Pass]]:
-    """All ranks' lists. In each quantum a rank serves the first of: the second half of a backward
-    pass, a backward pass, a recomputation, a forward pass. What it serves queues the next pass for
-    itself or its neighbour from the next quantum on."""
+    found: list[list[Pass]] = [[] for _ in range(ranks)]
+    for served in varuna_quanta(ranks, micros):
+        for rank, each in enumerate(served):
+            if each is not None and each.kind is not W:
+                found[rank].append(each)
+    return found
+
+
+def varuna_quanta(ranks: int, micros: int) -> Iterator[list[Pass | None]]:
+    """Quantum by quantum, the pass that each rank serves, None where it has none: the first of the
+    second half of a backward pass, a backward pass, a recomputation, and a forward pass. A pass
+    queues the next one for its rank or a neighbour from the next quantum on."""
     queues = [{kind: deque() for kind in (W, B, R, F)} for _ in range(ranks)]
     queues[0][F].extend(range(micros))
-    found: list[list[Pass]] = [[] for _ in range(ranks)]
-    while any(len(own) < (3 if r < ranks - 1 else 2) * micros for r, own in enumerate(found)):
-        served = []
-        for rank, own in enumerate(queues):
+    while any(any(own.values()) for own in queues):
+        served: list[Pass | None] = []
+        for own in queues:
             kind = next((kind for kind, waiting in own.items() if waiting), None)
-            if kind is not None:
-                served.append((rank, kind, own[kind].popleft()))
-        for rank, kind, micro in served:
-            if kind is not W:
-                found[rank].append(Pass(kind, micro))
-            if kind is F and rank < ranks - 1:
-                queues[rank + 1][F].append(micro)
-            elif kind in (F, R):  # the last rank has no need to compute again
-                queues[rank][B].append(micro)
-            elif kind is B:
-                queues[rank][W].append(micro)
+            served.append(None if kind is None else Pass(kind, own[kind].popleft()))
+        yield served
+        for rank, each in enumerate(served):
+            if each is None:
+                continue
+            if each.kind is F and rank < ranks - 1:
+                queues[rank + 1][F].append(each.micro)
+            elif each.kind in (F, R):  # the last rank has no need to compute again
+                queues[rank][B].append(each.micro)
+            elif each.kind is B:
+                queues[rank][W].append(each.micro)
                 if rank:
-                    queues[rank - 1][R].append(micro)
-    return found
+                    queues[rank - 1][R].append(each.micro)
 
 
 def gpipe_as_varuna_has_it(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
