@@ -12,6 +12,7 @@ from workbench.methods.pipeline.orders import ORDERS, lists
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
 from workbench.schedule import Kind, simulate, validate
+from workbench.schedule.action import MEETING
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
@@ -19,7 +20,11 @@ RANKS, MICROS = 3, 6
 LAYERS = Layers([700, *[300] * 6, 900], tied={7: 0})
 
 
-def schedule_of(order: str, activations: str, own: int | None) -> Schedule:
+TWICE = Layers([700, *[300] * 6, 900], tied={4: 0, 7: 0})
+"""The first unit's weights are used on both other ranks."""
+
+
+def schedule_of(order: str, activations: str, own: int | None, layers=LAYERS) -> Schedule:
     """Units of 2 or 3 stages a rank and 6 micro-batches; `own` of a rank's units have a place of
     their own, and where it is None all stay on the device with their states."""
     chunks = 2 if ORDERS[order].chunked else 1
@@ -30,7 +35,7 @@ def schedule_of(order: str, activations: str, own: int | None) -> Schedule:
         method=order, passes=lists(order, RANKS, MICROS, chunks), stages=stages, micro=1,
         activations=activations, places=places,
     )  # fmt: skip
-    return Program(line, LAYERS).schedule()
+    return Program(line, layers).schedule()
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,20 @@ def test_every_order_is_training(order, activations, own):
     kinds = {action.kind for action in schedule.actions}
     assert (Kind.LOAD in kinds) == (own is not None)
     assert (Kind.STASH in kinds) == (Kind.FETCH in kinds) == (activations == "stash")
+
+
+@pytest.mark.parametrize("order", [name for name, order in ORDERS.items() if not order.chunked])
+def test_weights_are_lent_to_two_ranks(order):
+    """Each borrower sends its gradients to the owner and gets the new weights."""
+    schedule = schedule_of(order, "keep", None, TWICE)
+    validate(schedule)
+    lent = [a for a in schedule.actions if a.kind in MEETING and a.microbatch is None]
+    assert {a.rank for a in lent if a.kind is Kind.RECV} == {1, 2}
+    for kind in (Kind.SEND, Kind.RECV, Kind.SEND_GRAD, Kind.RECV_GRAD):
+        assert sorted(a.turn for a in lent if a.kind is kind) == [0, 1]
+    (owned,) = [a for a in schedule.actions if (a.kind, a.unit) == (Kind.UPDATE, 0)]
+    last = [a for a in lent if a.kind is Kind.RECV_GRAD]
+    assert {a.rank for a in last} == {owned.rank} == {0}
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -3,6 +3,9 @@ that two ranks share."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from workbench.methods.pipeline.draft import Draft
 from workbench.methods.pipeline.orders import B, F, W
 from workbench.methods.pipeline.sheet import Sheet
@@ -43,9 +46,10 @@ def write(sheet: Sheet) -> None:
             complete[unit] = draft.name
     borrowers = {u: sizes.owner(u) for u in complete if sizes.owner(u) != u}
     apart = {u: o for u, o in borrowers.items() if line.rank_of[u] != line.rank_of[o]}
+    turns = _turns(apart)
     for unit, owner in apart.items():
         complete[owner] = _lend(
-            sheet, unit, owner, Kind.SEND_GRAD, Kind.RECV_GRAD, complete[unit], complete[owner]
+            sheet, unit, owner, turns[unit], Kind.SEND_GRAD, complete[unit], complete[owner]
         )
     ready = [*complete.values()]
     if line.clipped:
@@ -57,36 +61,51 @@ def write(sheet: Sheet) -> None:
         draft.after.append(norm.name if line.clipped else complete[unit])
         draft.reads += [name.weights(unit), name.states(unit), name.gradients(unit)]
         if unit in apart:  # its gradients are on their way until then
-            draft.after.append(act(Kind.SEND_GRAD, owner, rank=rank))
+            draft.after.append(act(Kind.SEND_GRAD, owner, turn=turns[unit], rank=rank))
         elif owner is not None:  # whose weights it copies
             draft.after.append(act(Kind.UPDATE, owner, rank=rank))
             draft.reads.append(name.weights(owner))
-        if unit in apart.values():
-            draft.after.append(act(Kind.SEND, unit, rank=rank, step=-1))
+        draft.after += [
+            act(Kind.SEND, unit, turn=turns[borrower], rank=rank, step=-1)
+            for borrower, lender in apart.items()
+            if lender == unit
+        ]
         sheet.write(draft)
         first[unit].after.insert(0, f"{draft.name}@-1")
     for unit, owner in apart.items():
         updated = act(Kind.UPDATE, owner, rank=line.rank_of[owner])
         there = act(Kind.UPDATE, unit, rank=line.rank_of[unit])
-        came = _lend(sheet, unit, owner, Kind.SEND, Kind.RECV, updated, there)
+        came = _lend(sheet, unit, owner, turns[unit], Kind.SEND, updated, there)
         first[unit].after.append(f"{came}@-1")
 
 
+def _turns(apart: Mapping[int, int]) -> dict[int, int]:
+    """Borrower -> how many of its owner's come before it: their messages are named alike."""
+    lent: Counter[int] = Counter()
+    turns = {}
+    for borrower, owner in sorted(apart.items()):
+        turns[borrower] = lent[owner]
+        lent[owner] += 1
+    return turns
+
+
 def _lend(
-    sheet: Sheet, borrower: int, owner: int, send: Kind, receive: Kind, sent: str, there: str
+    sheet: Sheet, borrower: int, owner: int, turn: int, send: Kind, sent: str, there: str
 ) -> str:
     """Have weights go to a borrower on another rank, or their gradients to the owner, where
     they are added when its own are there; returns what takes them in."""
     line, gradients = sheet.line, send is Kind.SEND_GRAD
-    ranks = [line.rank_of[unit] for unit in ((borrower, owner) if gradients else (owner, borrower))]
+    receive = Kind.RECV_GRAD if gradients else Kind.RECV
+    units = (borrower, owner) if gradients else (owner, borrower)
     text = name.lent_gradients if gradients else name.lent_weights
     nbytes = sheet.sizes.visit_bytes(borrower) - sheet.sizes.weight_bytes(borrower)
     what = name.gradients if gradients else name.weights
     out, into = (
-        sheet.message(k, owner, None, r) for k, r in zip((send, receive), ranks, strict=True)
+        sheet.message(kind, owner, None, line.rank_of[unit])
+        for kind, unit in zip((send, receive), units, strict=True)
     )
+    out.turn = into.turn = turn
     out.nbytes = into.nbytes = nbytes
-    units = (borrower, owner) if gradients else (owner, borrower)
     out.after.append(sent)
     out.reads.append(what(units[0]))
     into.after += [there, f"{into.name}@-1"]
