@@ -70,7 +70,8 @@ class Loads:
         )
 
     def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
-        """What `Trials.step_seconds` finds, about."""
+        """Estimated seconds of a step that is not clipped, and of a clipped one; see
+        `EvaluationCache.step_seconds`."""
         spec, block, micros, each = self._spec, self._block, self._micros, self._overhead
         layers, resident, pulled, window = (
             self._layers, choice.resident, choice.pulled, choice.window

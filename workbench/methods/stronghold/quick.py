@@ -23,9 +23,9 @@ from math import ceil, exp
 
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.search import ACROSS, ALONG, Enough, Search, Trial, objective
-from workbench.methods.stronghold.trials import Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 
@@ -96,21 +96,21 @@ class QuickSearch(Search):
         spec: RunSpec,
         profile: Profile,
         budgets: Budgets,
-        trials: Trials | None = None,
+        cache: EvaluationCache | None = None,
         *,
         before: Before | None = None,
         afresh: bool = False,
     ) -> None:
-        """Simulations that `trials` knows already are not counted, unless `afresh`: the answer is
+        """Simulations that `cache` knows already are not counted, unless `afresh`: the answer is
         then the same whatever was asked before."""
-        super().__init__(spec, profile, budgets, trials)
+        super().__init__(spec, profile, budgets, cache)
         self.before = before
         self._loads = Loads(spec, profile)
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
         self.simulations = max(3 + WINDOW_TRIALS, WORK // actions)
         """As many at the most."""
         self._limit = self.simulations
-        self._free = frozenset() if afresh else self.trials.known(self.steps)
+        self._free = frozenset() if afresh else self.cache.known(self.steps)
         self._counted: dict[Choice, int] = {}
         """Choice -> its place in the order of simulations."""
         self._slopes = {stash: self._slope(stash) for stash in self._stashes()}

@@ -1,8 +1,8 @@
-"""What a choice costs, whatever the budgets: bytes of every tier, and seconds of a step.
+"""Cache of what choices cost, whatever the budgets: bytes of every tier, and seconds of a step.
 
-A search asks the same of many choices, and several searches may ask of one model on one machine
-under different budgets: what was found once is kept. Memory is known first, and cheaply; a choice
-is simulated only where somebody asks for its time.
+A search evaluates many choices, and several searches may ask of one model on one machine under
+different budgets, so every evaluation is kept. Memory is known first, and cheaply; a choice is
+simulated only where a search asks for its time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from workbench.schedule.schedule import DEVICE, TIERS, Schedule
 from workbench.schedule.simulate import step_seconds
 
 STEPS, PROOF_STEPS = 2, 3
-"""Of every schedule that is tried: the second step is like all later ones within a thousandth, but
-for states that visit the device, which may be late from the third on."""
+"""Steps of a schedule that are simulated, and proved. The second step is as long as all later ones
+within a thousandth; states that visit the device may be late from the third on."""
 
 BUILT = 8
 """Schedules that are kept."""
 
 
 def go_on() -> None:
-    """Nobody wants the work to stop."""
+    """Let the work go on: the check of a search that nobody interrupts."""
 
 
-class Trials:
+class EvaluationCache:
     """Bytes and seconds of choices for one spec, its budgets aside, on one machine."""
 
     def __init__(
@@ -48,14 +48,14 @@ class Trials:
         self._proved: dict[tuple[Choice, str], int] = {}
         self._seconds: dict[tuple[Choice, int], tuple[float, float | None]] = {}
         self._built: dict[Choice, Schedule] = {}
-        """The last ones, in the order in which they were asked for."""
+        """The last `BUILT` schedules, in the order in which they were asked for."""
 
     def known(self, steps: int = STEPS) -> frozenset[Choice]:
         """Choices whose time in so many steps is known: asking for it again costs nothing."""
         return frozenset(choice for choice, known in self._seconds if known == steps)
 
     def device_bytes(self, choice: Choice) -> int:
-        """What the choice needs of the device; which layers are on the disk makes no difference."""
+        """Bytes of the device tier; which layers are on the disk makes no difference."""
         key = _anywhere(choice)
         if key not in self._device:
             layout = layout_of(self.spec, self.profile, replace(key, eager="none"))
@@ -67,9 +67,9 @@ class Trials:
     def peaks(self, choice: Choice, limits: Mapping[str, int]) -> dict[str, int]:
         """Tier -> bytes that no execution exceeds.
 
-        What has a slot or is permanent, with all the rest together, is as much as is ever there,
-        and quickly known. Only where that exceeds its limit, and there is such a rest, is there
-        something to prove.
+        The bytes of slots, of permanent buffers and of all other buffers together are a bound, and
+        quickly known. A smaller one is proved only where that exceeds its limit and there are
+        buffers without a slot.
         """
         if choice not in self._sums:
             schedule = self.schedule(choice)
@@ -91,9 +91,9 @@ class Trials:
         return peaks | {tier: self._proved[choice, tier] for tier in tight}
 
     def step_seconds(self, choice: Choice, steps: int = STEPS) -> tuple[float, float | None]:
-        """Seconds of a step whose gradients are not clipped, and of one whose are: None where that
-        makes no difference, or the user is sure that it does not happen. The mean of so many steps,
-        without the first."""
+        """Seconds of a step whose gradients are not clipped, and of a clipped one: None where
+        clipping makes no difference, or the user is sure that it does not happen. The mean of
+        `steps` steps, without the first."""
         if (choice, steps) not in self._seconds:
             layout, graph = self._layout(choice), unroll(self.schedule(choice), steps)
             stands, clips = step_seconds(graph, self._costs[False]), None
@@ -103,8 +103,8 @@ class Trials:
         return self._seconds[choice, steps]
 
     def schedule(self, choice: Choice) -> Schedule:
-        """Kept until a few others were asked for: memory and time of a choice want the same one,
-        and so does who shows it."""
+        """The choice's schedule. The last few are kept: memory, time and drawing of a choice need
+        one schedule."""
         schedule = self._built.pop(choice, None)
         if schedule is None:
             self._check()
@@ -119,6 +119,7 @@ class Trials:
 
 
 def _anywhere(choice: Choice) -> Choice:
-    """The choice without what makes no difference to the device: who is updated on the host, when,
-    and from where. States that visit come once more where their updates do not wait."""
+    """The choice without its settings that make no difference to the device: which layers are
+    updated on the host, when, and from where. States that visit come once more where their updates
+    do not wait."""
     return replace(choice, on_disk=0, eager="none" if choice.eager == "none" else "some")
