@@ -27,9 +27,9 @@ from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
+from workbench.runtime.pinned_scalars import PinnedScalars
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
-from workbench.runtime.told import Told
 from workbench.schedule.action import GUESS, VERDICT
 
 SMALL = 1 << 16
@@ -91,8 +91,8 @@ class Optimizer:
         self.calm = False
         """Whether the last step was neither clipped nor skipped."""
         with memory.meter.on_host():
-            self._seen = Told(len(flats), memory.device)
-            self._total = Told(1, memory.device)
+            self._seen = PinnedScalars(len(flats), memory.device)
+            self._total = PinnedScalars(1, memory.device)
 
     def resume(self, done: int, grad_norms: list[float | None]) -> None:
         """Go on after `done` updates, and steps with these norms: what is guessed next depends on
@@ -114,7 +114,7 @@ class Optimizer:
         state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
         state.seen.append(unit)
         if unit in self.awaiting:
-            self._seen.tell(unit, state.norms)
+            self._seen.write_norm(unit, state.norms)
 
     def check(self, state: Step) -> None:
         """Raises Diverged for a step that should have been skipped and was not."""
@@ -125,7 +125,7 @@ class Optimizer:
 
     def norm(self, state: Step) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""
-        self._total.tell(0, state.norms)
+        self._total.write_norm(0, state.norms)
         self._arrive()
         total = state.grad_norm = self._total[0]
         state.norms.clear()

@@ -116,10 +116,10 @@ class Planner:
         self._quick = QuickSearch(spec, profile, budgets, cache, before=self._before)
 
     def fits(self, spec: RunSpec, profile: Profile) -> bool:
-        """What the function of that name says, with what is known already."""
-        cache = self._known(spec, profile) or EvaluationCache(
-            spec, profile
-        )  # not kept: not interrupted
+        """Whether any plan fits the budgets; evaluations of earlier questions are used."""
+        cache = self._known(spec, profile)
+        if cache is None:  # a new one is not kept, since nothing interrupts it
+            cache = EvaluationCache(spec, profile)
         return Search(spec, profile, Budgets.of(spec, profile, allocated=True), cache).fits()
 
     def _choose(self, choice: Choice, spec: RunSpec) -> Choice:

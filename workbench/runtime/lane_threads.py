@@ -1,15 +1,16 @@
-"""Which thread walks which lanes.
+"""Lanes of a rank, divided among threads.
 
 A lane whose actions are only issued, to a device that does them later, needs no thread of its own,
 and is better off without: threads of one interpreter pass its lock around, and some ten of them
 took 0.4 ms an action, longer than the passes of a small GPU. So where a device works the lanes off,
-one thread walks the compute lane and all that wait for nothing but it and each other, in the order
+one thread walks the compute lane and all lanes that wait for nothing but each other, in the order
 of schedule/issue.py. Lanes that wait on the host, for updates or for other ranks' host memory, keep
-theirs.
+a thread each.
 
-Two things that lanes do beside their actions are lanes too. That there is room for a message is
-announced when it is so, and not when it is its turn; and what other ranks wait for in host memory
-is told when the device has done it, which the thread that issued it does not wait for.
+Two things that lanes do beside their actions are lanes too. Room for a message is announced as soon
+as it is there, whatever messages are received before it. Actions that other ranks wait for in host
+memory are published when the device has done them; the thread that issued them does not wait for
+the device.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from workbench.schedule.graph import unroll
 from workbench.schedule.issue import ANNOUNCED, Issue
 from workbench.schedule.schedule import Schedule
 
-TOLD = ".told"
-"""Ends the name of the lane that tells other ranks what has ended on another."""
+PUBLISH = ".publish"
+"""Ends the name of the lane that publishes to other ranks what has ended on another lane."""
 ISSUED = (H2D, D2H, NET_IN, NET_OUT)
 """Kinds of lanes that the compute lane's thread may walk, too."""
 
-Walk = list[tuple[str, int]]
+Items = list[tuple[str, int]]
 """(lane, action) in their order."""
 Refs = list[tuple[tuple[int, int], ...]]
-"""Action -> (relative step, action) of what it waits for."""
+"""Action -> (relative step, action) of each action that it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walks:
+class LaneThreads:
     """The threads of one rank."""
 
-    own: Refs
+    local: Refs
     """Waits of each action for its own rank."""
     remote: Refs
     """Waits of each action for others."""
@@ -45,16 +46,18 @@ class Walks:
     """Actions that others wait for."""
     lanes: Mapping[str, list[int]]
     """Lane -> its actions."""
-    walks: Mapping[str, Walk]
-    """Thread, called as its first lane -> what it walks."""
+    threads: Mapping[str, Items]
+    """Thread, named by its first lane -> the actions of all its lanes."""
     announcing: Set[str]
-    telling: Set[str]
+    """Lanes that announce room for messages."""
+    publishing: Set[str]
+    """Lanes that publish to other ranks what has ended on another lane."""
 
 
-def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> Walks:
+def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> LaneThreads:
     """Divide a rank's lanes among threads. `together`: a device works the lanes off."""
     actions = schedule.actions
-    own, remote = _divided(schedule)
+    local, remote = _divided(schedule)
     published = {
         other
         for i, waits in enumerate(remote)
@@ -67,12 +70,14 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
-    joined = _joined(schedule, lanes, own, remote) if together else {COMPUTE}
-    told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}}
-    told = {lane: those for lane, those in told.items() if those}
+    joined = _joined(schedule, lanes, local, remote) if together else {COMPUTE}
+    publishing = {
+        lane + PUBLISH: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}
+    }
+    publishing = {lane: those for lane, those in publishing.items() if those}
     receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]
     announced = {lane + ANNOUNCED: lanes[lane] for lane in receiving}
-    everything = {**lanes, **told, **announced}
+    everything = {**lanes, **publishing, **announced}
     found = {lane: [(lane, i) for i in those] for lane, those in everything.items()}
     if len(joined) > 1:
         issue = Issue(schedule)
@@ -82,26 +87,26 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
         for lane in {lane for lane, _ in of_node.values()}:
             del found[lane]
         found[COMPUTE] = [of_node[node] for node in issue.order() if node in of_node]
-    return Walks(
-        own=own,
+    return LaneThreads(
+        local=local,
         remote=remote,
         published=published,
         lanes=everything,
-        walks=found,
+        threads=found,
         announcing={*announced},
-        telling={*told},
+        publishing={*publishing},
     )
 
 
 def _divided(schedule: Schedule) -> tuple[Refs, Refs]:
     """Waits of each action for its own rank, and for others."""
-    own, remote, actions = [], [], schedule.actions
+    local, remote, actions = [], [], schedule.actions
     for action, waits in zip(actions, unroll(schedule).references, strict=True):
         mine = [wait for wait in waits if actions[wait[1]].rank == action.rank]
-        own.append(tuple(mine))
+        local.append(tuple(mine))
         meets = action.kind in MEETING  # they wait for each other by themselves
         remote.append(() if meets else tuple(wait for wait in waits if wait not in mine))
-    return own, remote
+    return local, remote
 
 
 def _joined(
