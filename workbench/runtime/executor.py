@@ -1,8 +1,9 @@
 """Runs any schedule: the simulator's counterpart on real hardware.
 
-A thread walks each lane in order. Before an action it waits for what the action names in `after`:
-on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event,
-so that copies, compute and host updates overlap exactly as far as the dependencies allow:
+A thread walks each lane in order. Before an action it waits for the actions that it names in
+`after`: on the host by a `Completion` that is set when the other lane has issued its work, on CUDA
+by an event, so that copies, compute and host updates overlap exactly as far as the dependencies
+allow:
 
 * the compute lane runs in the caller's thread, on its own stream; on a device of several ranks that
   thread walks all other lanes that are only issued, too (lane_threads.py);
@@ -35,10 +36,10 @@ from contextlib import nullcontext, suppress
 import torch
 
 from workbench.runtime.board import Board, Failed
+from workbench.runtime.completions import Completions
 from workbench.runtime.lane_threads import lane_threads
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
-from workbench.runtime.tokens import Tokens
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -129,7 +130,7 @@ class Executor:
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == rank)
+        self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -142,7 +143,7 @@ class Executor:
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
-        self._tokens.begin(steps[:2])
+        self._completions.begin(steps[:2])
         self._progress = dict.fromkeys(self._lane_items, first_step)
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
@@ -161,7 +162,7 @@ class Executor:
         sys.setswitchinterval(interval)
         if self._streams:
             gc.unfreeze()
-        self._tokens.clear()
+        self._completions.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             # The frames it passed hold activations, which the next attempt may have no room beside.
@@ -249,30 +250,30 @@ class Executor:
             self._fail(error)
 
     def _enter(self, thread: str, step: int, steps: range) -> None:
-        """Keep the tokens of the steps in flight, drop those that every thread has passed."""
+        """Keep the completions of the steps in flight, drop those that every thread has passed."""
         with self._lock:
-            if self._stop:  # tokens made from now on would never be set
+            if self._stop:  # completions made from now on would never be set
                 raise Stopped
             self._progress[thread] = step
-            self._tokens.drop_before(min(self._progress.values()) - self._depth)
-            self._tokens.add(step)
+            self._completions.drop_before(min(self._progress.values()) - self._depth)
+            self._completions.add(step)
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
         for back, other in self._waits[index] if lane not in self._publishing else ((0, index),):
-            tokens = self._tokens.of(step + back)
-            if tokens is None:  # before this segment
+            completions = self._completions.of(step + back)
+            if completions is None:  # before this segment
                 continue
-            token = tokens[other]
-            if not token.issued:
-                token.wait()
+            completion = completions[other]
+            if not completion.issued:
+                completion.wait()
             if self._stop:  # set by the lane that failed, not by the action
                 raise Stopped
-            if token.cuda is not None:
+            if completion.cuda is not None:
                 if stream is not None:
-                    stream.wait_event(token.cuda)
+                    stream.wait_event(completion.cuda)
                 else:
-                    token.cuda.synchronize()
+                    completion.cuda.synchronize()
         if lane in self._publishing:
             self._board.publish(index, step)
             return
@@ -295,9 +296,9 @@ class Executor:
         if self._perturb is not None:
             self._perturb(action, step)
         end = now(stream)
-        token = self._tokens.of(step)[index]
-        token.cuda = end if stream is not None else None
-        token.set()
+        completion = self._completions.of(step)[index]
+        completion.cuda = end if stream is not None else None
+        completion.set()
         if index in self._published:
             if stream is not None:
                 end.synchronize()
@@ -320,9 +321,9 @@ class Executor:
             ):
                 self._failure = error
             self._stop = True
-            tokens = self._tokens.all()
-        for token in tokens:
-            token.set()
+            completions = self._completions.all()
+        for completion in completions:
+            completion.set()
         if self._on_failure is not None:
             self._on_failure(error)
 
