@@ -8,7 +8,7 @@ memory is never whole anywhere; and `make_whole` makes the same model, bit for b
 module that plain training and libraries expect.
 
 Units of one `kind` have equal shapes and run alike. So one module per kind and buffer is enough:
-make an empty `shell`, point its parameters into a buffer (`parameter.data = view`), and run any
+make an `empty_module`, point its parameters into a buffer (`parameter.data = view`), and run any
 unit of the kind whose weights are in the buffer.
 """
 
@@ -196,7 +196,7 @@ class LayeredModel(ABC):
         move_buffers(module, device)
         return module
 
-    def shell(
+    def empty_module(
         self,
         unit: int,
         *,

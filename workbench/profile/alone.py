@@ -48,7 +48,7 @@ class Alone:
             values = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
             for part in weights.split(NOISE):
                 part.copy_(values[: len(part)])
-        self.module = model.shell(unit, device=device, dtype=dtype)
+        self.module = model.empty_module(unit, device=device, dtype=dtype)
         flat.point_weights(self.module, weights)
         self.parameters = flat.parameters(self.module)
         for (borrower, local), (owner, name) in model.tied().items():

@@ -73,7 +73,7 @@ def _measured(
     flat = Flat.of(model, unit)
     weights = meter.zeros(flat.numel, dtype)
     weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
-    module = model.shell(unit, device=device, dtype=dtype)
+    module = model.empty_module(unit, device=device, dtype=dtype)
     flat.point_weights(module, weights)
     chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
     replays = Replays(Template(model, compiled=compiled).block, shape, dtype, meter)

@@ -21,11 +21,11 @@ from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, Step
 from workbench.runtime.replay import Chain, Replays
-from workbench.runtime.shells import Shells, write_initial
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
 from workbench.runtime.traffic import Traffic
+from workbench.runtime.unit_modules import UnitModules, write_initial
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
@@ -92,7 +92,7 @@ class Engine:
             if (slab := self._gradient_slab(unit)) is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
         slots = {unit: self._slot(unit) for unit in memory.streamed}
-        self._shells = Shells(model, memory, self._flats, slots, self._gradients)
+        self._modules = UnitModules(model, memory, self._flats, slots, self._gradients)
         self._replays: Replays | None = None
         self._replayed: frozenset[int] = frozenset()
         """Units whose passes are recorded."""
@@ -115,7 +115,7 @@ class Engine:
             self._inputs,
             self._graphs,
             self._output_grads,
-            self._shells,
+            self._modules,
             self._gradients,
         ):
             held.clear()
@@ -127,10 +127,10 @@ class Engine:
 
     def _record(self) -> None:
         """The passes of blocks that recompute, where the schedule has memory for recordings."""
-        rows, shells = self.spec.microbatch, self._shells
+        rows, modules = self.spec.microbatch, self._modules
         self._replayed = frozenset(self._recomputed - {0})
         chains = {
-            unit: Chain(modules=(shells[unit],), parameters=(shells.parameters(unit),), rows=rows)
+            unit: Chain(modules=(modules[unit],), parameters=(modules.parameters(unit),), rows=rows)
             for unit in sorted(self._replayed)
         }
         shape = rows, self.spec.model.seq, self.model.hidden
@@ -159,7 +159,7 @@ class Engine:
             calm=self.optimizer.calm,
         )
         for unit in memory.resident:
-            if self._shells.ends(unit):
+            if self._modules.ends(unit):
                 memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
@@ -211,7 +211,7 @@ class Engine:
         elif unit == 0:
             y.backward(self._output_grads.pop((unit, micro)))
         else:
-            parameters = self._shells.parameters(unit)
+            parameters = self._modules.parameters(unit)
             output_grad = self._output_grads.pop((unit, micro))
             input_grad, *grads = torch.autograd.grad(
                 y, (x, *parameters), output_grad, materialize_grads=True
@@ -313,7 +313,7 @@ class Engine:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        return self._template.forward(unit, self._shells[unit], x, ctx, targets)
+        return self._template.forward(unit, self._modules[unit], x, ctx, targets)
 
     def _input(self, state: Step, unit: int, micro: int, *, grad: bool) -> Tensor:
         if unit == 0:

@@ -1,7 +1,7 @@
 """Activations and their gradients on one rank's device, by the buffers they lie in.
 
-Which lane made what lies in a buffer is known, since its memory is free again when that lane has
-waited for the one that reads it last (spent.py)."""
+The lane that made a bundle is kept beside it: its memory is free again when that lane has waited
+for the lane that reads it last (deferred_frees.py)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from itertools import chain
 import torch
 
 from workbench.runtime.bundle import Boundary, Bundle, copy_into
+from workbench.runtime.deferred_frees import DeferredFrees
 from workbench.runtime.links import holds_all, what_of
 from workbench.runtime.shared import SharedHost
-from workbench.runtime.spent import Spent
 from workbench.schedule.action import Action
 
 
 class Flow(dict[str, Bundle]):
-    """Buffer -> the bundle that lies there. Some hold one micro-batch, some all samples of the
-    rank, of which passes read and write theirs. There, what does not grow with the batch is the
-    same in all passes, but of its gradients each micro-batch has one."""
+    """Buffer -> the bundle that lies there. Some buffers hold one micro-batch, some all samples of
+    the rank, of which passes read and write theirs. In the latter, a tensor that does not grow with
+    the batch is equal in all passes, and each micro-batch has a gradient of its own for it."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class Flow(dict[str, Bundle]):
         first: int,
         end: int,
         device: torch.device,
-        spent: Spent,
+        deferred: DeferredFrees,
     ) -> None:
         """`boundaries` by the unit they lead into; the rank's samples are [first, end)."""
         super().__init__()
         self._boundaries, self._first, self._end = boundaries, first, end
-        self._device, self._spent = device, spent
+        self._device, self._deferred = device, deferred
         self._made_on: dict[str, str] = {}
         """Buffer -> the lane on which what lies there was made; not of places in an inbox."""
         self._apart: dict[str, dict[tuple[int, int], Bundle]] = {}
@@ -42,11 +42,11 @@ class Flow(dict[str, Bundle]):
         """By their actions: they lie where they lay in the step before."""
 
     def boundary_of(self, unit: int) -> Boundary:
-        """What flows into a unit."""
+        """The boundary of the tensors that flow into a unit."""
         return self._boundaries[unit]
 
     def boundary(self, label: str) -> Boundary:
-        """Of what lies in a buffer of activations or of their gradients."""
+        """The boundary of the tensors in a buffer of activations or of their gradients."""
         what, unit = what_of(label)
         if what in ("y", "d", "ds"):  # named after the unit that they come out of
             unit += 1
@@ -54,7 +54,7 @@ class Flow(dict[str, Bundle]):
         return boundary.gradients() if what in ("d", "ds", "e") else boundary
 
     def read(self, label: str, span: tuple[int, int]) -> Bundle:
-        """What lies in a buffer, or of these samples in one that holds all."""
+        """The bundle in a buffer, or the rows of `span` in a buffer of all samples."""
         held = self[label]
         if not holds_all(label):
             return held
@@ -76,12 +76,12 @@ class Flow(dict[str, Bundle]):
         return self._stashes[action.name]
 
     def lay(self, label: str, bundle: Bundle, action: Action) -> None:
-        """Let what an action has made lie in a buffer."""
+        """Put a bundle that `action` has made into a buffer."""
         self[label], self._made_on[label] = bundle, action.lane
 
     def write(self, label: str, value: Bundle, action: Action, *, borrowed: bool = False) -> None:
-        """Let an action's bundle lie in a buffer, or among the samples of one that holds all. What
-        is `borrowed` is copied in any case."""
+        """Put an action's bundle into a buffer, or among the samples of one that holds all. A
+        `borrowed` bundle is copied in any case."""
         if not holds_all(label):
             self.lay(label, tuple(t.clone() for t in value) if borrowed else value, action)
             return
@@ -98,21 +98,21 @@ class Flow(dict[str, Bundle]):
             self._apart.setdefault(label, {})[action.span] = own
 
     def drop(self, action: Action, step: int) -> None:
-        """Let go of what lies in the buffers that an action frees, if anything does."""
+        """Let go of the bundles in the buffers that an action frees, if there are any."""
         for label in action.frees:
             bundle, made_on = self.pop(label, ()), self._made_on.pop(label, None)
             apart = self._apart.pop(label, {}).values()
             if made_on is not None:
-                self._spent.hold((*bundle, *chain(*apart)), made_on, action, step)
+                self._deferred.hold((*bundle, *chain(*apart)), made_on, action, step)
 
     def begin(self, action: Action, step: int) -> None:
-        """An action begins, and its lane has waited for all that it waits for."""
-        self._spent.release(action, step)
+        """Free what the action's lane has waited for: an action begins, after all its waits."""
+        self._deferred.release(action, step)
 
     def clear(self) -> None:
-        """Let go of all; every lane has ended."""
+        """Let go of all bundles; every lane has ended."""
         super().clear()
         self._made_on.clear()
         self._apart.clear()
         self._stashes.clear()
-        self._spent.clear()
+        self._deferred.clear()

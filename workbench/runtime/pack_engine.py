@@ -17,6 +17,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Boundary, bytes_of, copy_into
+from workbench.runtime.deferred_frees import DeferredFrees
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.groups import Groups
@@ -29,7 +30,6 @@ from workbench.runtime.protocols import Transport, Updates
 from workbench.runtime.rank_passes import RankPasses
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
-from workbench.runtime.spent import Spent
 from workbench.runtime.traffic import Traffic
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
@@ -73,8 +73,8 @@ class PackEngine:
             unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        spent = Spent(schedule, position)
-        self._flow = Flow(boundaries, *span, device, spent)
+        deferred = DeferredFrees(schedule, position)
+        self._flow = Flow(boundaries, *span, device, deferred)
         self.transport: Transport = PeerTransport(
             schedule, board, inbox, self._flow, self.traffic,
             folder=folder, device=device, dtype=dtype,

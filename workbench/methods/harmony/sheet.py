@@ -34,7 +34,7 @@ class Sheet(Draft):
         self._replay = replay
         self._next: dict[Task, Task] = {}
         self._previous: dict[Task, Task] = {}
-        self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self._freed_by: dict[tuple[int, str], list[str]] = defaultdict(list)
         """(rank, lane) -> what frees each thing that came on that lane, in order."""
         self._received: dict[int, list[int]] = defaultdict(list)
         """Rank -> its receiving actions, by their places among all actions."""
@@ -163,7 +163,7 @@ class Sheet(Draft):
     def lay_inboxes(self) -> None:
         """Places for the messages of every rank."""
         for rank, received in self._received.items():
-            lay_inbox(self, received, self._spent[rank, NET_IN])
+            lay_inbox(self, received, self._freed_by[rank, NET_IN])
 
     def after_stashes(self, task: Task) -> list[str]:
         """What the inputs of a task wait for before they are made on its own rank, so that compute
@@ -171,7 +171,7 @@ class Sheet(Draft):
         as if they did."""
         unit, rank = task.units.start, task.rank
         if not task.forward:
-            return self._spent[rank, D2H][-AHEAD : 1 - AHEAD]
+            return self._freed_by[rank, D2H][-AHEAD : 1 - AHEAD]
         if unit not in self.stashed:
             return []
         last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
@@ -180,7 +180,7 @@ class Sheet(Draft):
     def before_gradients(self, task: Task) -> list[str]:
         """What the gradients of all of a task's inputs wait for, where they come on its own rank:
         the last of those inputs that go to the host."""
-        return self._spent[task.rank, D2H][-1:]
+        return self._freed_by[task.rank, D2H][-1:]
 
     def after_stash(self, task: Task, unit: int, micro: int) -> list[str]:
         """The same of one input of a unit inside a task, which goes to the host by itself."""
@@ -189,9 +189,9 @@ class Sheet(Draft):
 
     def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
         """What must be gone before one more thing comes on a lane; notes what will free it."""
-        spent = self._spent[rank, lane]
-        spent.append(ends)
-        return [spent[-1 - held(lane)]] if len(spent) > held(lane) else []
+        freed_by = self._freed_by[rank, lane]
+        freed_by.append(ends)
+        return [freed_by[-1 - held(lane)]] if len(freed_by) > held(lane) else []
 
     def _made(self, kind: Kind, unit: int, task: Task, span: Samples) -> list[str]:
         """A task's passes over a unit that share samples with a span."""

@@ -141,7 +141,7 @@ class _Walk:
         """Rank -> bytes of its ring of weights."""
         self.gone: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when each stash was on the host: no more than `AHEAD` wait on the device."""
-        self.spent: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
+        self.freed: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when what was fetched was of no more use; no more than `AHEAD` are there."""
         self.left: _Made = [], []
         """Micro-batches of the task before, and when the outputs of each were there."""
@@ -217,7 +217,7 @@ class _Walk:
         inputs = _arrivals(self.left if task.fused else ([], []), task)
         gradients = _arrivals(([], []) if task.fused else self.returned, task)
         fetched = not task.fused and units.start > 0
-        spent, fetch = self.spent[rank], self.fetch[rank]
+        freed, fetch = self.freed[rank], self.fetch[rank]
         compute, net, back, samples = self.compute[rank], self.net[rank], [], 0
         for (first, end), came, returned in zip(task.micros, inputs, gradients, strict=True):
             if end - first != samples:
@@ -229,12 +229,12 @@ class _Walk:
             start = came if came > compute else compute
             start = ready if ready > start else start
             if fetched:
-                fetch = max(fetch, spent[-AHEAD]) + fetch_s
+                fetch = max(fetch, freed[-AHEAD]) + fetch_s
                 start = max(start, fetch)
             again = start + all_s if start + all_s > least else least
             compute = (returned if returned > again else again) + backward_s
             if fetched:
-                spent.append(compute)
+                freed.append(compute)
             if message_s:
                 net = (net if net > compute else compute) + message_s
             back.append(net if message_s else compute)

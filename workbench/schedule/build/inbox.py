@@ -30,10 +30,10 @@ def held(lane: str) -> int:
     return PLACES if lane == NET_IN else AHEAD
 
 
-def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence[str]) -> None:
+def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], freed_by: Sequence[str]) -> None:
     """Give a rank's messages their places, in turn: the first messages of a step wait for the last
     ones of the step before. `received` are indices of the rank's receiving actions among all
-    actions, `spent` the actions that free each of them."""
+    actions, `freed_by` the actions that free each of them."""
     actions, buffers = builder.actions, builder.buffers
     size = max((aligned(actions[index].nbytes) for index in received), default=0)
     for number, index in enumerate(received):
@@ -41,16 +41,16 @@ def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence
         buffers[label] = replace(buffers[label], offset=number % PLACES * size)
         if number < PLACES:
             last = max(n for n in range(len(received)) if n % PLACES == number)
-            after = (*actions[index].after, f"{spent[last]}@-1")
+            after = (*actions[index].after, f"{freed_by[last]}@-1")
             actions[index] = replace(actions[index], after=after)
 
 
 def taken_from(used: Sequence[int], freed: Sequence[int], ahead: int) -> list[int]:
-    """Whose place each message takes: the number of a message before it, or -1 for a new place.
+    """The earlier message whose place each message takes, by its number, or -1 for a new place.
 
-    `used` are the numbers of the passes that need the messages, in their order, `freed` those that
-    read them last. A message comes `ahead` passes before it is needed; who is gone by then leaves
-    its place.
+    `used` are the numbers of the passes that need the messages, in their order; `freed` are the
+    numbers of the passes that read them last. A message comes `ahead` passes before it is needed,
+    and may take the place of one that is freed by then.
 
     >>> taken_from([0, 1, 2, 6], [3, 5, 7, 9], ahead=2)
     [-1, -1, -1, 0]

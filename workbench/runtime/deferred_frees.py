@@ -1,11 +1,11 @@
-"""What lanes of a device have read for the last time, until its memory may be used again.
+"""References to tensors that a device has yet to read for the last time.
 
-An activation is made on one lane and read for the last time on another: a copy to the host, or to
-another device. On the host that read is issued long before the device does it. The allocator's own
-answer is to keep the memory until it sees that the device is done, however far the host is ahead by
-then, so that a run holds more than was planned; and a plan says exactly when it is free again: when
-the lane that made it has waited for the one that read it, as whoever takes the memory next must.
-Until then it is held here.
+An activation is made on one stream and read for the last time on another: by a copy to the host, or
+to another device. The host issues that read long before the device does it. torch's `record_stream`
+would free the tensor only when the host sees that the read's event has completed, so a host that
+runs ahead would hold more than the plan proved. A plan says exactly when the memory is free: once
+the lane that made the tensor has waited for the lane that read it, as the next action that takes
+the memory must. A reference is kept here until that wait.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from workbench.schedule.issue import Issue
 from workbench.schedule.schedule import Schedule
 
 
-class Spent:
-    """Bundles of one rank that are read, by the lane that made them."""
+class DeferredFrees:
+    """Bundles of one rank whose last read is issued, by the lane that made them."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         lanes: dict[str, list[str]] = defaultdict(list)
@@ -35,21 +35,21 @@ class Spent:
         }
 
     def hold(self, bundle: Bundle, made_on: str, action: Action, step: int) -> None:
-        """`action` is the last to read what was made on a lane."""
+        """Keep a bundle made on lane `made_on`; `action` is the last to read it."""
         if made_on != action.lane:
             end = step * self._sizes[action.lane] + self._number[action.name] + 1
             self._held[made_on][action.lane].append((end, bundle))
 
     def release(self, action: Action, step: int) -> None:
-        """An action begins, before which its lane has waited for all that it waits for: let go of
-        what was made on that lane and has been read by then."""
+        """Let go of bundles made on the lane of `action` whose last read that lane has waited for.
+        The action begins, after all waits of its lane."""
         ended = self._clocks[action.name]
         for lane, held in self._held[action.lane].items():
             while held and held[0][0] <= step * self._sizes[lane] + ended[lane]:
                 held.popleft()
 
     def clear(self) -> None:
-        """Let go of all; every lane has ended."""
+        """Let go of all bundles; every lane has ended."""
         for lanes in self._held.values():
             for held in lanes.values():
                 held.clear()

@@ -1,7 +1,7 @@
-"""The modules that units run in: views of the memory that the units' weights lie in.
+"""Modules that units run in: views of the memory that the units' weights lie in.
 
-A resident unit has a module of its own. The others share one for each slot and kind of unit, which
-is a view of the slot for good, and whoever is in the slot runs in it.
+A resident unit has a module of its own. Streamed units share one for each slot and kind of unit. It
+is a view of the slot for good, and the unit whose weights are in the slot runs in it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WRITERS = 4
 
 
 class Seeded(Protocol):
-    """Who takes first weights."""
+    """A keeper of units' first weights."""
 
     def seed(self, unit: int, master: Tensor) -> None:
-        """A unit's fp32 weights; of several units at the same time."""
+        """Keep a unit's fp32 weights, flat; called for several units at the same time."""
         ...
 
 
-class Shells:
-    """Modules by unit."""
+class UnitModules:
+    """The module of each unit of one model."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Shells:
         self._parameters: dict[nn.Module, list[nn.Parameter]] = {}
         self._modules: dict[int, nn.Module] = {}
         for unit in sorted(memory.resident):
-            self._modules[unit] = self._shell(unit, memory.weights(unit))
+            self._modules[unit] = self._module_on(unit, memory.weights(unit))
             if self.ends(unit):
                 flats[unit].point_gradients(self._modules[unit], gradients[unit])
         for (unit, local), (owner, owners) in model.tied().items():
@@ -60,32 +60,32 @@ class Shells:
             key = (slots[unit], model.kind(unit))
             if key not in shared_by:
                 slot = memory.weight_slots[slots[unit]]
-                shared_by[key] = self._shell(unit, slot[: flats[unit].numel])
+                shared_by[key] = self._module_on(unit, slot[: flats[unit].numel])
             self._modules[unit] = shared_by[key]
 
     def __getitem__(self, unit: int) -> nn.Module:
-        """Where a unit runs, while its weights are there."""
+        """The module in which a unit runs, while its weights are there."""
         return self._modules[unit]
 
     def parameters(self, unit: int) -> list[nn.Parameter]:
-        """A block's, in the order of the unit's pieces."""
+        """Parameters of a block's module, in the order of the unit's pieces."""
         return self._parameters[self._modules[unit]]
 
     def ends(self, unit: int) -> bool:
-        """The embedding and the head may share a matrix: autograd adds their gradients up in a
-        slab. A block's are taken from autograd as they come, and copied where they must go.
+        """Whether a unit is the embedding or the head. They may share a matrix: autograd adds their
+        gradients up in a slab. A block's are taken from autograd as they come, and copied.
         """
         return unit in (0, self._model.head)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Let go of all modules."""
         self._modules.clear()
         self._parameters.clear()
 
-    def _shell(self, unit: int, slab: Tensor) -> nn.Module:
+    def _module_on(self, unit: int, slab: Tensor) -> nn.Module:
         """A module for units of this kind that is a view of `slab`."""
         memory, flat = self._memory, self._flats[unit]
-        module = self._model.shell(unit, device=memory.device, dtype=memory.dtype)
+        module = self._model.empty_module(unit, device=memory.device, dtype=memory.dtype)
         flat.point_weights(module, slab)
         if not self.ends(unit):
             self._parameters[module] = flat.parameters(module)
@@ -102,8 +102,8 @@ def write_initial(
 ) -> None:
     """Write the initial weights of all units; `watch` is called after each, and may raise.
 
-    One unit is made at a time, for random numbers may be drawn from one generator; what is made is
-    written beside that, for a disk, and large units, take longer than the draws.
+    One unit is made at a time, for random numbers may be drawn from one generator. Units that are
+    made are written by `WRITERS` threads, for a disk, and large units, take longer than the draws.
     """
 
     buffers = threading.local()  # of each writer: new memory is zeroed first, page by page
