@@ -32,9 +32,9 @@ from baselines.blocks import compile_blocks
 from baselines.common import cap_device, decay_groups, named_units
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
-from baselines.ledger import Ledger
 from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
+from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -175,10 +175,10 @@ class Training(Stepping):
         if not self.on_gpu or nth != 1:
             yield
             return
-        with Ledger() as ledger:
+        with TransferCounter() as counter:
             yield
-        books = ledger.close_step(None)
-        self.moved = {"load": books.load_bytes, "store": books.store_bytes}
+        counts = counter.close_step(None)
+        self.moved = {"load": counts.load_bytes, "store": counts.store_bytes}
 
     # -- checkpoints ----------------------------------------------------------------------------
 

@@ -115,9 +115,9 @@ class Load(ABC):
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def host_slab(self, ledger: Tier, nbytes: int, *, pin: bool = True) -> Tensor:
+    def host_slab(self, tier: Tier, nbytes: int, *, pin: bool = True) -> Tensor:
         """A host slab whose every page is there."""
-        made = slab(ledger, f"{id(self)}.{len(self._slabs)}", nbytes, torch.uint8, pin=pin)
+        made = slab(tier, f"{id(self)}.{len(self._slabs)}", nbytes, torch.uint8, pin=pin)
         self._slabs.append(made)
         return made.tensor.zero_()
 

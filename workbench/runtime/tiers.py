@@ -1,7 +1,7 @@
 """Memory tiers with byte budgets, and the flat slabs that live in them.
 
 STRONGHOLD trains what does not fit, so how much fits is a result to be measured and not an
-accident: every large allocation of the runtime is entered in the ledger of its tier first, and a
+accident: every large allocation of the runtime is entered in its tier first, and a
 tier that is full raises ``OutOfMemory``, in the same way on a server and on a laptop that pretends
 to be one.
 
@@ -142,7 +142,7 @@ class Slab:
         return self._tensor
 
     def free(self) -> None:
-        """Unpin the bytes and strike them out of the ledger. Does nothing the second time."""
+        """Unpin the bytes and take them out of the tier. Does nothing the second time."""
         pages, self._pages, self._tensor = self._pages, None, None
         if pages is not None:
             pages.release()
@@ -185,7 +185,7 @@ def slab(
 
 
 class _Pages(mmap.mmap):
-    """Anonymous memory that unpins itself and leaves its ledger before it is unmapped.
+    """Anonymous memory that unpins itself and leaves its tier before it is unmapped.
 
     A finalizer and not a weak reference: those of a map (and of the storage over it) run after the
     memory is gone, too late to unpin it.

@@ -1,12 +1,12 @@
-"""Which memory a library uses on which tier, and what it copies between them, seen from outside.
+"""Counts the memory that a library uses on each tier, and its copies between them, from outside.
 
 On a GPU the device allocator knows. On a CPU alone the "device" and the "host" tensors of an
 offloading library are the same kind of memory, and the library's own counter is the size of the
-process. What tells them apart is what they are for: tensors that the offloaded optimizer owns
+process. Their purpose tells them apart: tensors that the offloaded optimizer owns
 (master weights, moments, pinned gradient buffers, weights that wait to be fetched) would be on the
 host of a machine with a GPU, everything else on its device. So this mode writes down every storage
-that is born or dies and every copy while a step runs, and the books are closed after the step, when
-it is known which storages are the optimizer's.
+that is born or dies and every copy while a step runs, and adds them up after the step, when it is
+known which storages are the optimizer's.
 
 It counts storages, as `workbench.runtime.device_budget` does for our own methods: no fragmentation,
 no rounding, no temporaries inside a kernel.
@@ -27,12 +27,12 @@ from torch.utils._pytree import tree_iter
 
 COPY_INTO, COPY_OF = torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default
 ALIASED = -1
-"""Serial of device memory that is there only by the library's own account: see `Ledger.alias`."""
+"""Serial of device memory that no storage stands for: see `TransferCounter.alias`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Books:
-    """One step, closed."""
+class StepCounts:
+    """Bytes of one step."""
 
     device_peak_bytes: int
     device_bytes: int
@@ -43,8 +43,11 @@ class Books:
     """Copied the other way."""
 
 
-class Ledger(TorchDispatchMode):
-    """Enter it around a step; `adopt` what was there before; `close_step` when the step is done."""
+class TransferCounter(TorchDispatchMode):
+    """Counts a library's storages and copies; its figures are asked for step by step.
+
+    `adopt` the tensors that exist, enter it around a step, and `close_step` when the step is done.
+    """
 
     supports_higher_order_operators = True
     """A compiled block's backward pass, seen from outside, has operators of a higher order."""
@@ -81,15 +84,15 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def host_work(self) -> Iterator[None]:
-        """What is born inside belongs to the host, even if nobody owns it when the step is over."""
+        """Count storages born inside as the host's, even if nobody owns them after the step."""
         self._host_work = True
         try:
             yield
         finally:
             self._host_work = False
 
-    def close_step(self, host: Iterable[Tensor] | None) -> Books:
-        """The step's figures; begins the next step.
+    def close_step(self, host: Iterable[Tensor] | None) -> StepCounts:
+        """Return the step's counts, and begin the next step.
 
         `host` are the tensors that belong to the host; None where there is a GPU: those on the CPU.
         """
@@ -102,14 +105,14 @@ class Ledger(TorchDispatchMode):
                 now += nbytes
                 peak = max(peak, now)
         crossing = [(s in ours, n) for s, d, n in self._copies if (s in ours) != (d in ours)]
-        books = Books(
+        counts = StepCounts(
             device_peak_bytes=peak,
             device_bytes=start,
             load_bytes=sum(n for from_host, n in crossing if from_host) + self._alias_loads,
             store_bytes=sum(n for from_host, n in crossing if not from_host),
         )
         self._start()
-        return books
+        return counts
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
