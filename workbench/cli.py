@@ -297,7 +297,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
         return OK
     try:
-        records = _conduct(file, sweep, progress)
+        records = _run_visibly(file, sweep, progress)
     finally:
         progress.end()
     if arguments.json:
@@ -308,22 +308,22 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return NOT_OK if counts["failed"] or counts["pending"] else OK
 
 
-def _conduct(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
+def _run_visibly(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
     """Run a sweep so that a notebook or a page that looks finds it; one that another process
-    conducts already is run beside that, and waits for it."""
-    from workbench.conductor import Conductor
+    runs already is run beside that, and waits for it."""
     from workbench.runs.campaign import Campaign
+    from workbench.sweep_process import SweepProcess
 
     campaign = Campaign(sweep.store, file.name)
     lock = campaign.lock()
     if lock is None:
         pid = campaign.status().pid
-        progress.line(f"process {pid} conducts the sweep {campaign.name} already; waiting for it")
+        progress.line(f"process {pid} runs the sweep {campaign.name} already; waiting for it")
         return sweep.run(progress.on_event)
     try:
         campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
         campaign.go_on()
-        Conductor(campaign, [sweep]).run(progress.on_event)
+        SweepProcess(campaign, [sweep]).run(progress.on_event)
     finally:
         lock.release()
     return [point.record for point in sweep.points if point.record is not None]

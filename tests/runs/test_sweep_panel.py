@@ -187,7 +187,7 @@ def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
     )
     data = {"name": "mine", "base": {"method": "fake", "text": f"until {tmp_path}", "seed": 0}}
     Campaign.create(store, data)
-    words = [str(HERE / "conductor_driver.py"), str(store.root)]
+    words = [str(HERE / "sweep_process_driver.py"), str(store.root)]
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

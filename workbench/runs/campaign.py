@@ -3,10 +3,10 @@
     RESULTS/sweeps/<name>/   sweep.json order.json state.json events.jsonl log.txt lock order.lock
 
 Nothing of a sweep runs in a notebook's kernel, so the kernel stays usable, may be restarted, and
-may look at a sweep that somebody else started. The process (conductor.py) holds the folder's lock:
-a second one gives up, so two tabs cannot start a sweep twice. What people want (run, pause, cancel,
-retry) is ``order.json``, what the process does is ``state.json``, both replaced whole; what is
-finished is, as always, what the store has records of.
+may look at a sweep that somebody else started. The process (sweep_process.py) holds the folder's
+lock: a second one gives up, so two tabs cannot start a sweep twice. What people want (run, pause,
+cancel, retry) is ``order.json``, what the process does is ``state.json``, both replaced whole; what
+is finished is, as always, what the store has records of.
 
 A sweep is either attached, and ends with the process that started it, or detached, and goes on
 without it. Either way it can be started again, and goes on with what has no record.
@@ -39,7 +39,7 @@ LIVE: tuple[State, ...] = ("waiting", "running", "paused")
 Want = Literal["run", "pause", "cancel"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-COMMAND = (sys.executable, "-m", "workbench.conductor")
+COMMAND = (sys.executable, "-m", "workbench.sweep_process")
 START_S = 15.0
 """Longest time in which a process that was started says so."""
 
@@ -106,8 +106,9 @@ class Campaign:
     def create(cls, store: Store, data: dict[str, Any], *, replace: bool = False) -> Campaign:
         """Write a sweep down under its ``name``.
 
-        `replace` another sweep of that name: for who has seen that no process conducts it. Raises
-        ValueError for a sweep that is malformed, or whose name another one has, and StoreError.
+        `replace` another sweep of that name: for a caller who has seen that no process runs it.
+        Raises ValueError for a sweep that is malformed, or whose name another one has, and
+        StoreError.
         """
         data = {"version": VERSION} | data
         file = SweepFile.parse(data, "sweep")
@@ -212,7 +213,7 @@ class Campaign:
 
     @property
     def alive(self) -> bool:
-        """Whether a process conducts the sweep."""
+        """Whether a process runs the sweep."""
         if self._process is not None:
             self._process.poll()  # one of our own that ended is nobody's zombie
         return FileLock.is_taken(self.folder / "lock")
@@ -226,7 +227,7 @@ class Campaign:
         return replace(found, text=found.text or _read(Orders, self.folder / "order.json")[1])
 
     def lock(self) -> FileLock | None:
-        """The right to conduct the sweep; None while another process has it."""
+        """The lock of the process that runs the sweep; None while another process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return FileLock.take(self.folder / "lock")
@@ -234,7 +235,7 @@ class Campaign:
             raise self.store.unusable(error) from error
 
     def say(self, status: Status) -> None:
-        """Replace what the sweep is said to be doing; for the process that conducts it."""
+        """Replace what the sweep is said to be doing; for the process that runs it."""
         try:
             write_whole(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
         except OSError as error:

@@ -1,6 +1,6 @@
 """The evaluation of the claims, one after the other: a controller that knows no widgets.
 
-Each claim is an exhibit at a size. Its runs are conducted by a process of their own, as a sweep
+Each claim is an exhibit at a size. Its runs have a process of their own, as a sweep
 named after the exhibit (runs/campaign.py); planning and drawing happen in another (aside.py). So
 nothing here takes time, whatever runs may be watched from several pages, and nothing that has been
 measured is run again or deleted.

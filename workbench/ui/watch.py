@@ -97,7 +97,7 @@ class SweepWatch:
 
     @property
     def live(self) -> bool:
-        """Whether a process conducts it."""
+        """Whether a process runs the sweep."""
         return self.status.state in LIVE
 
     @property

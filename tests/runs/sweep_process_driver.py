@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from workbench.conductor import main
 from workbench.core import methods
+from workbench.sweep_process import main
 
 methods.METHODS["fake"] = methods.Method(
     name="fake", label="Fake", module="fake_method", summary="for tests"

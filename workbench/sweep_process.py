@@ -1,8 +1,8 @@
-"""The process that conducts a named sweep, or the runs of an exhibit (runs/campaign.py).
+"""The process that runs a named sweep, or the runs of an exhibit (runs/campaign.py).
 
-Run as ``python -m workbench.conductor FOLDER``, standard input being a pipe from whoever started
-it: when that closes, nobody is left who wants the runs, and they are cancelled. With ``--detached``
-it goes on without anybody. SIGTERM cancels. However it dies, its workers die with it
+Run as ``python -m workbench.sweep_process FOLDER``, standard input being a pipe from the process
+that started it: when that closes, nobody is left who wants the runs, and they are cancelled. With
+``--detached`` it goes on without anybody. SIGTERM cancels. However it dies, its workers die with it
 (runs/guard.py), and what was finished stays finished.
 """
 
@@ -28,9 +28,9 @@ from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
 
 LOCK_PATIENCE_S = 2.0
-"""Somebody may just be looking whether the lock is free."""
+"""Seconds to wait for the lock: another process may just be testing whether it is free."""
 SAY_S = 0.5
-"""Longest time between two states, while anything changes."""
+"""Longest time in seconds between two written states, while anything changes."""
 OF_RUNS = frozenset({"step", "phase", "profile", "started", "ended", "exit"})
 """Events that stand in the runs' own folders, and are not repeated in the sweep's."""
 DONE, FAILED, TAKEN = 0, 3, 4
@@ -38,7 +38,7 @@ DONE, FAILED, TAKEN = 0, 3, 4
 Stage = Sweep | Search
 
 
-class Conductor:
+class SweepProcess:
     """Carries a campaign's stages out, one after the other, as its orders say."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Conductor:
         detached: bool = False,
         gone: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`gone`: whether nobody wants the runs any more."""
+        """`gone` says whether the process that wanted the runs has ended."""
         self.campaign = campaign
         self._stages = iter(stages)
         self._detached, self._gone = detached, gone
@@ -64,8 +64,8 @@ class Conductor:
         self._complete = False
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> Status:
-        """Until all has ended; an exception (Ctrl-C) cancels. The last word is the state in which
-        it is left."""
+        """Run all stages to their end, and return the state in which the sweep is left; an
+        exception (Ctrl-C) cancels."""
         status = Status(state="interrupted", text="it was interrupted")
         try:
             for stage in self._stages:
@@ -96,7 +96,7 @@ class Conductor:
         return status
 
     def cancel(self, why: str) -> None:
-        """End what runs and start nothing more."""
+        """End the points that run, and start no more."""
         if not self._cancelled:
             self._cancelled = why
             if self._stage is not None:
@@ -149,14 +149,14 @@ class Conductor:
         )
 
     def _final(self) -> Status:
-        """How it ended. What was cancelled when all of it was done, is done."""
+        """The state at the end; a sweep cancelled when all points were done is done."""
         if not self._cancelled or self._complete:
             return Status(state="done")
         state = "interrupted" if self._gone() else "cancelled"
         return Status(state=state, text=self._cancelled)
 
     def _with_facts(self, status: Status) -> Status:
-        """The same, with what does not change."""
+        """Return `status` with the facts of this process added."""
         return Status(
             **{
                 **vars(status),
@@ -168,7 +168,7 @@ class Conductor:
         )
 
     def _say(self, status: Status, *, at_once: bool = False) -> None:
-        """Write the state down where it has changed, not more often than anybody looks."""
+        """Write the state to the sweep's folder if it has changed, every `SAY_S` at the most."""
         at, said = self._said
         if at_once:
             counts = dict(self._before)
@@ -180,7 +180,7 @@ class Conductor:
 
 
 def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[Stage]:
-    """What there is to run: the sweep as written down, or the searches and sweeps of an exhibit.
+    """Stages of a campaign: its sweep as written, or the searches and sweeps of an exhibit.
 
     Raises ValueError for a campaign that is malformed.
     """
@@ -200,7 +200,7 @@ def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[Stage]:
     )
 
 
-def conduct(
+def run_stages(
     campaign: Campaign,
     lock: FileLock,
     *,
@@ -210,13 +210,13 @@ def conduct(
     """Carry a campaign out in this process, which holds its lock; returns the exit code."""
     try:
         stages = stages_of(campaign, retry=asked(campaign) > campaign.status().retried)
-        conductor = Conductor(campaign, stages, detached=detached, gone=gone)
-        signal.signal(signal.SIGTERM, lambda *_: conductor.cancel("its process was asked to end"))
-        conductor.run()
+        process = SweepProcess(campaign, stages, detached=detached, gone=gone)
+        signal.signal(signal.SIGTERM, lambda *_: process.cancel("its process was asked to end"))
+        process.run()
     except (ValueError, OSError) as error:
         sentence = " ".join(str(error).split())
         campaign.say(Status(state="failed", text=sentence, started=time.time(), pid=os.getpid()))
-        print(f"conductor: {sentence}", file=sys.stderr)
+        print(f"sweep process: {sentence}", file=sys.stderr)
         return FAILED
     finally:
         lock.release()
@@ -224,7 +224,7 @@ def conduct(
 
 
 def asked(campaign: Campaign) -> int:
-    """How often people asked to run again what failed."""
+    """How many times people asked to run failed points again."""
     found = campaign.orders().get("retry", 0)
     return found if isinstance(found, int) else 0
 
@@ -244,7 +244,7 @@ def main(folder: Path, *, detached: bool) -> int:
     def gone() -> bool:
         return os.getppid() != parent or bool(select.select([0], [], [], 0)[0])
 
-    return conduct(campaign, lock, detached=detached, gone=(lambda: False) if detached else gone)
+    return run_stages(campaign, lock, detached=detached, gone=(lambda: False) if detached else gone)
 
 
 def _values(event: Event) -> Event:
@@ -252,7 +252,7 @@ def _values(event: Event) -> Event:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m workbench.conductor")
+    parser = argparse.ArgumentParser(prog="python -m workbench.sweep_process")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--detached", action="store_true")
     options = parser.parse_args()
