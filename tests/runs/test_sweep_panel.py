@@ -39,7 +39,7 @@ def opened(store: Store) -> Iterator[Callable[..., SweepPanel]]:
     panels = []
 
     def opened(**more: object) -> SweepPanel:
-        panels.append(SweepPanel(store, aside=InProcess(), **more))
+        panels.append(SweepPanel(store, helper=InProcess(), **more))
         return panels[-1]
 
     yield opened

@@ -1,7 +1,7 @@
 """What a board does with the runs that somebody chose: details, comparison, timeline, commands,
 exports.
 
-What takes long is asked of the process beside the kernel, one thing at a time; the newest wish is
+Long work is asked of the helper process, one question at a time; the newest wish is
 the one that is shown.
 """
 
@@ -16,12 +16,12 @@ import ipywidgets as widgets
 
 from workbench.runs.campaign import Campaign
 from workbench.ui import board_html, html
-from workbench.ui.aside import Answer, Aside
 from workbench.ui.board import Board
 from workbench.ui.board_files import check_name
 from workbench.ui.board_plot_panel import WORK, PlotPanel
 from workbench.ui.board_query import Query
 from workbench.ui.frame_panel import button
+from workbench.ui.helper_process import Answer, HelperProcess
 
 MOST_SWEEPS = 20
 WHERE = "reports/board"
@@ -31,9 +31,9 @@ class ChosenPanel:
     """Buttons for the chosen runs, and below them what they show."""
 
     def __init__(
-        self, board: Board, aside: Aside, plot: PlotPanel, query: Callable[[], Query]
+        self, board: Board, helper: HelperProcess, plot: PlotPanel, query: Callable[[], Query]
     ) -> None:
-        self.board, self._aside, self._plot, self._query = board, aside, plot, query
+        self.board, self._helper, self._plot, self._query = board, helper, plot, query
         self.chosen: tuple[str, ...] = ()
         self._answer: Answer | None = None
         self._show_answer: Callable[[Any], None] = lambda _: None
@@ -165,7 +165,7 @@ class ChosenPanel:
     ) -> None:
         self._show_answer = show
         root = str(self.board.store.root)
-        self._answer = self._aside.ask(f"{WORK}:{function}", root=root, **arguments)
+        self._answer = self._helper.ask(f"{WORK}:{function}", root=root, **arguments)
         self._say(words)
 
     def _say(self, words: str, *, bad: bool = False) -> None:

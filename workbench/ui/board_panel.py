@@ -23,7 +23,6 @@ from workbench.core.record import STATUSES
 from workbench.runs.index import Index
 from workbench.runs.store import Store
 from workbench.ui import board_html, html
-from workbench.ui.aside import Aside
 from workbench.ui.board import Board
 from workbench.ui.board_chosen_panel import ChosenPanel
 from workbench.ui.board_fields import ENDINGS, NOT_SHOWN, described, plain
@@ -32,6 +31,7 @@ from workbench.ui.board_query import ANY, Query
 from workbench.ui.board_thread import Beside
 from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import button, framed
+from workbench.ui.helper_process import HelperProcess
 from workbench.ui.ticker import Ticker
 
 TICK_S, LOOK_S = 0.1, 1.0
@@ -46,12 +46,13 @@ class BoardPanel:
     """A results folder, live. `close` it to end what works beside it."""
 
     def __init__(
-        self, store: Store, *, index: Index | None = None, aside: Aside | None = None
+        self, store: Store, *, index: Index | None = None, helper: HelperProcess | None = None
     ) -> None:
-        """`aside`: a process that other panels use too; else one of its own, when first needed."""
+        """`helper`: a process that other panels use too; otherwise one of its own, when first
+        needed."""
         self.board = Board(store, index)
-        self._own_aside = None if aside else Aside()
-        self._aside = aside or self._own_aside
+        self._own_helper = None if helper else HelperProcess()
+        self._helper = helper or self._own_helper
         self._looking = Beside()
         self._look_at = 0.0
         self._look_took = 0.0
@@ -61,8 +62,8 @@ class BoardPanel:
         """The last query that says something: the table and the plot show its runs."""
         self._filling = False
         self._make_controls()
-        self.plot = PlotPanel(self.board, self._aside, lambda: self._understood)
-        self.chosen = ChosenPanel(self.board, self._aside, self.plot, lambda: self.query)
+        self.plot = PlotPanel(self.board, self._helper, lambda: self._understood)
+        self.chosen = ChosenPanel(self.board, self._helper, self.plot, lambda: self.query)
         self.widget = self._lay_out()
         self.board.refresh(FIRST_LOOK_S)
         self._show()
@@ -129,10 +130,10 @@ class BoardPanel:
         return not self.board.pending and self.plot.settled and self.chosen.settled
 
     def close(self) -> None:
-        """Look no more, and end the process beside the kernel where it is this panel's own."""
+        """Look no more, and end the helper process where it is this panel's own."""
         self.ticker.stop()
-        if self._own_aside is not None:
-            self._own_aside.close()
+        if self._own_helper is not None:
+            self._own_helper.close()
         self.widget.close()
 
     def _failed(self, error: Exception) -> None:

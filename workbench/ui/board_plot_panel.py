@@ -1,6 +1,6 @@
 """The live plot of a board: what is drawn over what, and the picture, redrawn when its rows change.
 
-The rows are gathered in a thread and drawn in the process beside the kernel, so that nothing here
+The rows are gathered in a thread and drawn in the helper process, so that nothing here
 keeps anybody waiting. While one picture is made, only the newest wish for another is kept.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.ui import board_html, html
-from workbench.ui.aside import Answer, Aside
 from workbench.ui.board import Board
 from workbench.ui.board_fields import SENTENCES, Field
 from workbench.ui.board_plot import KINDS, NONE, Plot, words_of
 from workbench.ui.board_query import Query
 from workbench.ui.board_thread import Beside
+from workbench.ui.helper_process import Answer, HelperProcess
 
 WORK = "workbench.ui.board_work"
 LABELS = {"x": "x", "y": "y", "colour": "colour", "facet": "panels"}
@@ -35,8 +35,8 @@ TOOLTIPS = {
 class PlotPanel:
     """Controls and picture. `tick` is called again and again by the panel that holds it."""
 
-    def __init__(self, board: Board, aside: Aside, query: Callable[[], Query]) -> None:
-        self.board, self._aside, self._query = board, aside, query
+    def __init__(self, board: Board, helper: HelperProcess, query: Callable[[], Query]) -> None:
+        self.board, self._helper, self._query = board, helper, query
         self.order: dict[str, Any] | None = None
         """What the picture shows, as `board_plot.plot_order` says it; None before the first."""
         self._next: tuple[str, dict[str, Any]] | None = None
@@ -128,7 +128,7 @@ class PlotPanel:
     def tick(self, *, start: bool = True) -> None:
         """Show what was drawn, and draw what is wanted and not drawn. Never waits.
 
-        Not to `start` while the process beside the kernel does something long: it would not take
+        Not to `start` while the helper process does something long: it would not take
         the rows yet.
         """
         if self._thread.ready:
@@ -165,7 +165,7 @@ class PlotPanel:
         if digest == self._drawn:
             return None
         self._next = (digest, order)
-        return self._aside.ask(f"{WORK}:picture", order=text)
+        return self._helper.ask(f"{WORK}:picture", order=text)
 
     def _gathered(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What a board has done in the process beside the kernel (aside.py): drawing, planning, writing.
+"""Work of a board in the helper process (helper_process.py): drawing, planning, writing.
 
 Arguments and answers are plain data. Nothing is kept between two questions.
 """

@@ -236,6 +236,6 @@ class EvaluationPanel:
         self.reported.value = html.told(words, "bad" if answer.error else "")
 
     def close(self) -> None:
-        """Look no more, and end the process beside this one."""
+        """Look no more, and end the helper process."""
         self.ticker.stop()
         self.evaluation.close()

@@ -1,4 +1,4 @@
-"""What the evaluation asks of the process beside it (aside.py): reading, planning, drawing.
+"""Work of the evaluation in the helper process (helper_process.py): reading, planning, drawing.
 
 Everything goes in and comes out as plain data. Nothing here runs a training.
 """

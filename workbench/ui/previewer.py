@@ -1,4 +1,4 @@
-"""What the preview of a sweep asks of the process beside the page (aside.py).
+"""Work of a sweep's preview in the helper process (helper_process.py).
 
 Planning a point takes up to seconds of pure Python, so it happens there, in questions of a limited
 length each, the cheap ones first: which runs there are and which are done, which fit, and only then

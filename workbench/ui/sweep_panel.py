@@ -22,10 +22,10 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html, sweep_html
-from workbench.ui.aside import Aside
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
 from workbench.ui.frame_panel import button, framed
+from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_control import ACTIONS, SweepControl
 from workbench.ui.ticker import Ticker
@@ -56,10 +56,12 @@ COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_sec
 class SweepPanel:
     """The page. What its widgets do, `control` does without them."""
 
-    def __init__(self, store: Store, *, aside: Aside | None = None, confined: bool = False) -> None:
+    def __init__(
+        self, store: Store, *, helper: HelperProcess | None = None, confined: bool = False
+    ) -> None:
         """Shows the sweep that runs or was interrupted, if there is one. `confined` as in
         `SweepControl`."""
-        self.control = SweepControl(store, aside=aside, confined=confined)
+        self.control = SweepControl(store, helper=helper, confined=confined)
         self._make()
         self.widget = framed(
             [

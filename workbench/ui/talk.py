@@ -4,11 +4,11 @@ anew.
     talk = Conversation(store)
     talk.answer(Question.of(layers=100, device_memory="24GiB", host_memory="90GiB"))
 
-A question is never waited for. `ask` hands it to a process beside this one (aside.py) and returns;
-`poll` says what has come back since. Only the newest question counts: the process works in slices
-of less than a tenth of a second, so that an old question is left in the middle. The first answer to
-a question comes from a quick search near the last one (methods/stronghold/quick.py); it is
-replaced, step by step, by what `workbench plan` answers.
+A question is never waited for. `ask` hands it to a process beside this one (helper_process.py) and
+returns; `poll` says what has come back since. Only the newest question counts: the process works in
+slices of less than a tenth of a second, so that an old question is left in the middle. The first
+answer to a question comes from a quick search near the last one (methods/stronghold/quick.py); it
+is replaced, step by step, by what `workbench plan` answers.
 
 Nothing here knows widgets; what the process does is in talk_work.py.
 """
@@ -27,7 +27,7 @@ from workbench.core.bytesize import FACTORS
 from workbench.core.spec import RunSpec, flat
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.aside import Answer, Aside
+from workbench.ui.helper_process import Answer, HelperProcess
 
 ANY = "any"
 """Instead of a method: whichever is the fastest that fits."""
@@ -198,11 +198,11 @@ class Reply:
 class Conversation:
     """Questions and answers over one results folder. Close it, or let it end with this process."""
 
-    def __init__(self, store: Store, *, aside: Aside | None = None) -> None:
-        """Starts nothing. `aside` should be this conversation's own: a question waits for what was
+    def __init__(self, store: Store, *, helper: HelperProcess | None = None) -> None:
+        """Starts nothing. `helper` should be this conversation's own: a question waits for what was
         asked there before."""
         self.store = store
-        self._aside = Aside() if aside is None else aside
+        self._helper = HelperProcess() if helper is None else helper
         self._wanted: Question | None = None
         self._sent: Question | None = None
         self._answer: Answer | None = None
@@ -227,7 +227,7 @@ class Conversation:
             return None
         if not self._answer.done:
             if self._sent != self._wanted and time.monotonic() > self._asked_at + LONG_S:
-                self._aside.leave()
+                self._helper.leave()
                 self._send(0.0)
             return None
         answer, self._answer = self._answer, None
@@ -258,12 +258,12 @@ class Conversation:
     def close(self) -> None:
         """End the process that works for this conversation."""
         self._answer = None
-        self._aside.close()
+        self._helper.close()
 
     def _send(self, seconds: float) -> None:
         """Have the process work on the question for about so long, or until a first answer."""
         self._sent, self._asked_at = self._wanted, time.monotonic()
-        self._answer = self._aside.ask(
+        self._answer = self._helper.ask(
             WORK, question=self._sent.to_dict(), root=str(self.store.root), seconds=seconds
         )
 

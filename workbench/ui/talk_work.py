@@ -1,4 +1,4 @@
-"""What a conversation with the planner (talk.py) asks of the process beside it (aside.py).
+"""Work of a conversation with the planner (talk.py) in the helper process (helper_process.py).
 
 One question is worked on at a time, in slices. Its stages, the most wanted first:
 

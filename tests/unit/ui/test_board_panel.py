@@ -32,17 +32,17 @@ from tests.unit.ui.made_up_records import (
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import board_panel
-from workbench.ui.aside import Aside
 from workbench.ui.board_panel import BoardPanel
 from workbench.ui.board_plot import Plot
+from workbench.ui.helper_process import HelperProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def aside() -> Iterator[Aside]:
+def helper() -> Iterator[HelperProcess]:
     """One process for all panels of this file."""
-    process = Aside()
+    process = HelperProcess()
     yield process
     process.close()
 
@@ -59,13 +59,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def panel(store: Store, aside: Aside) -> Iterator[BoardPanel]:
+def panel(store: Store, helper: HelperProcess) -> Iterator[BoardPanel]:
     """30 good runs, and one that failed in a hostile way."""
     fill(store, 30)
     log = f"step 1\nTraceback (most recent call last):\n  File 'x'\nValueError: {HOSTILE}\n"
     started = "2026-12-01T00:00:00+00:00"
     put(store, failed(100, "error", HOSTILE, notes=[HOSTILE], started=started), log=log)
-    found = BoardPanel(store, aside=aside)
+    found = BoardPanel(store, helper=helper)
     yield found
     found.close()
 
@@ -172,12 +172,12 @@ def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: BoardPanel
 
 
 def test_what_did_not_change_is_not_sent_and_not_drawn_again(
-    panel: BoardPanel, aside: Aside, monkeypatch: pytest.MonkeyPatch
+    panel: BoardPanel, helper: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(panel)
-    tables, pictures, ask = changes(panel.table), [], aside.ask
+    tables, pictures, ask = changes(panel.table), [], helper.ask
     monkeypatch.setattr(
-        aside, "ask", lambda what, **data: pictures.append(what) or ask(what, **data)
+        helper, "ask", lambda what, **data: pictures.append(what) or ask(what, **data)
     )
     look(panel)
     assert (tables, pictures) == ([], [])
@@ -317,8 +317,8 @@ def test_problems_are_sentences_and_the_rest_is_shown(panel: BoardPanel) -> None
     assert panel.problems.value == ""
 
 
-def test_an_empty_folder_waits_for_its_first_run(store: Store, aside: Aside) -> None:
-    panel = BoardPanel(store, aside=aside)
+def test_an_empty_folder_waits_for_its_first_run(store: Store, helper: HelperProcess) -> None:
+    panel = BoardPanel(store, helper=helper)
     settle(panel)
     assert "No run yet." in panel.table.value
     assert panel.plot.plot is None

@@ -47,11 +47,11 @@ def test_asking_does_not_wait_and_the_last_question_is_answered(
 ) -> None:
     """Nobody answers while they are asked."""
     talk.ask(Question.of(machine=V100, layers=20))
-    talk._aside._process.send_signal(signal.SIGSTOP)
+    talk._helper._process.send_signal(signal.SIGSTOP)
     with answered("planner's page: asking 20 questions, without the answers", 0.2, "thread"):
         for layers in range(20, 60, 2):
             talk.ask(Question.of(machine=V100, layers=layers))
-    talk._aside._process.send_signal(signal.SIGCONT)
+    talk._helper._process.send_signal(signal.SIGCONT)
     replies = []
     wait_for(lambda: replies.append(talk.poll()) or not talk.busy)
     last = [reply for reply in replies if reply is not None][-1]

@@ -181,7 +181,7 @@ def test_an_old_question_that_takes_long_does_not_keep_a_new_one(
     panel: TalkPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(talk, "LONG_S", 0.0)
-    first = panel.talk._aside._process
+    first = panel.talk._helper._process
     first.send_signal(signal.SIGSTOP)  # as good as a plan that takes forever
     panel.ask(layers=31)
     panel.ask(layers=32)

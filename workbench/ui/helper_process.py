@@ -1,9 +1,9 @@
-"""A second process for what would hold the kernel up: planning, reading, drawing.
+"""A helper process for work that would hold a notebook's kernel up: planning, reading, drawing.
 
 A kernel has one interpreter lock. Whatever takes a second of Python there, in a thread or not, is a
 second in which a slider does not answer. So a panel asks a process of its own: `ask` names a
-function of this project and its arguments (plain data), and returns at once; the answer is there
-when it is there. The process starts when first asked, keeps what it imported, ends with whoever
+function of this project and its arguments (plain data), and returns at once an `Answer` that is
+filled in later. The process starts when first asked, keeps its imports, ends with the process that
 started it, and is started anew if it dies.
 """
 
@@ -26,7 +26,7 @@ END_S = 2.0
 
 
 class Answer:
-    """What was asked for, once it is there."""
+    """The answer to one question, once it is there."""
 
     def __init__(self) -> None:
         self.done = False
@@ -36,8 +36,8 @@ class Answer:
         """One sentence, where there is no value."""
 
 
-class Aside:
-    """The process; close it, or let it end with this one."""
+class HelperProcess:
+    """One helper process; close it, or let it end with this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
@@ -46,11 +46,12 @@ class Aside:
         self._lock = threading.Lock()
 
     def ask(self, function: str, **arguments: Any) -> Answer:
-        """Have ``package.module:function`` called there. Questions are answered in turn."""
+        """Have ``package.module:function`` called in the helper; questions are answered in
+        order."""
         answer = Answer()
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
-                self._lost(self._process)  # who listens to it may not have come to say so
+                self._lost(self._process)  # the listening thread may not have said so yet
                 self._process = None
             if self._process is None:
                 self._start()
@@ -65,14 +66,14 @@ class Aside:
         return answer
 
     def leave(self) -> None:
-        """Leave what was asked unanswered, at once; the next question starts the process anew."""
+        """Leave all questions unanswered, at once; the next question starts the process anew."""
         process, self._process = self._process, None
         self._asked.clear()
         if process is not None:
-            process.kill()  # who listens to it waits for its end
+            process.kill()  # the listening thread waits for its end
 
     def close(self) -> None:
-        """End the process; what was asked and not answered is not answered."""
+        """End the process; open questions stay unanswered."""
         process, self._process = self._process, None
         if process is not None:
             with suppress(OSError):
@@ -85,7 +86,7 @@ class Aside:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workbench.ui.aside"],
+            [sys.executable, "-m", "workbench.ui.helper_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -109,7 +110,7 @@ class Aside:
             self._lost(process)
 
     def _lost(self, process: subprocess.Popen) -> None:
-        """Nothing that was asked of a process that died will be answered."""
+        """Give all open questions of a process that died an error."""
         if self._process not in (process, None):
             return
         for answer in self._asked.values():
@@ -132,7 +133,7 @@ def serve(lines: Any, say: Callable[[str], object]) -> None:
 
 
 def lines_of(stream: Iterable[str]) -> Iterator[str]:
-    """Lines as they come. Where they end, whoever asked is gone: this process ends at once,
+    """Lines as they come. At their end the asking process is gone, and this process ends at once,
     whatever it is working on."""
     waiting: SimpleQueue[str] = SimpleQueue()
 
@@ -147,8 +148,7 @@ def lines_of(stream: Iterable[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Questions come on standard input and answers go to standard output, which nothing else may
-    write to."""
+    """Answer questions of standard input on standard output, which nothing else may write to."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     serve(lines_of(sys.stdin), out.write)
