@@ -66,9 +66,9 @@ class Dashboard:
         return BoardPanel(self.store)
 
     def _plan(self) -> object:
-        from workbench.ui.talk_panel import TalkPanel
+        from workbench.ui.planner_panel import PlannerPanel
 
-        return TalkPanel(self.store, on_use=self._use)
+        return PlannerPanel(self.store, on_use=self._use)
 
     def _use(self, spec: RunSpec) -> None:
         """Go on from a plan: the form of a sweep, filled with it."""

@@ -114,7 +114,7 @@ class HelperProcess:
         if self._process not in (process, None):
             return
         for answer in self._asked.values():
-            answer.error = "the process that works beside this page was ended; ask again"
+            answer.error = "the helper process of this page was ended; ask again"
             answer.done = True
         self._asked.clear()
 

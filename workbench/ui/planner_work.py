@@ -1,4 +1,4 @@
-"""Work of a conversation with the planner (talk.py) in the helper process (helper_process.py).
+"""Work of the planner's page (planner.py) in the helper process (helper_process.py).
 
 One question is worked on at a time, in slices. Its stages, the most wanted first:
 
@@ -30,9 +30,9 @@ from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import simulate
-from workbench.ui.talk import ANY, Question, Row
-from workbench.ui.talk_parts import parts_of
-from workbench.ui.talk_profile import at_depth, profile_of
+from workbench.ui.planner import ANY, Question, Row
+from workbench.ui.planner_memory import parts_of
+from workbench.ui.planner_profile import at_depth, profile_of
 from workbench.ui.timeline_data import timeline_data
 
 DEEPEST = 512
@@ -40,37 +40,37 @@ DEEPEST = 512
 WARM_UP, SHOWN = 1, 2
 """Simulated steps before those of a timeline, and its own."""
 FINENESS, MOST = 32, 2048
-"""What would help is counted in units of about this part of a budget, up to so many of them."""
+"""Unit in which more memory is counted, as a part of a budget, and the most units tried."""
 STAGES = ("", "first", "better", "full")
 _, FIRST, BETTER, FULL = STAGES
 
 
 class TimeUp(Exception):
-    """The slice is over."""
+    """Raised when the time of a slice is over."""
 
 
-def think(question: dict[str, Any], root: str, seconds: float) -> dict[str, Any]:
-    """What is known of the question after working on it for about so long, as the fields of
-    `talk.Reply`.
+def work_on(question: dict[str, Any], root: str, seconds: float) -> dict[str, Any]:
+    """Work on the question for about `seconds`; returns the fields of a `planner.Reply`.
 
     A new question is worked on until there is a first answer, however long that takes. Raises
-    ValueError for what cannot be planned.
+    ValueError for a question that cannot be planned.
     """
-    return _thinker(root).think(Question.from_dict(question), seconds)
+    return _work_for(root).work_on(Question.from_dict(question), seconds)
 
 
 @lru_cache(maxsize=1)
-def _thinker(root: str) -> Thinker:
-    return Thinker(Store(root))
+def _work_for(root: str) -> PlannerWork:
+    return PlannerWork(Store(root))
 
 
-class Thinker:
-    """The stages of one question after the other."""
+class PlannerWork:
+    """Works through the stages of one question after the other."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._planners: dict[str, Any] = {}
-        """Of methods that plan quicker what is close to what they planned before; else None."""
+        """Method -> its planner object, which plans a question near the last one quicker; or
+        None."""
         self._largest: dict[str, int] = {}
         """Layers, as last found."""
         self._fastest = "stronghold"
@@ -80,27 +80,27 @@ class Thinker:
         self._plans: dict[str, Plan] = {}
         self._until, self._pieces = math.inf, 0
 
-    def think(self, question: Question, seconds: float) -> dict[str, Any]:
-        """`think`, for this results folder."""
+    def work_on(self, question: Question, seconds: float) -> dict[str, Any]:
+        """Work on the question for about `seconds`; returns the fields of a `planner.Reply`."""
         if question != self._question or not self._ready:
             self._begin(question)
         self._until, self._pieces = time.perf_counter() + seconds, 0
         try:
             self._stages()
-            self._told["done"] = True
+            self._reply["done"] = True
         except TimeUp:
             pass
-        return {**self._told, "rows": [asdict(row) for row in self._rows.values()]}
+        return {**self._reply, "rows": [asdict(row) for row in self._rows.values()]}
 
     def check(self) -> None:
-        """Called before every piece of work. One at least is done in a slice, and the first answer
-        is always waited for."""
+        """Raise TimeUp at the end of a slice. A slice does one piece of work at least, and goes on
+        until the first answer; called before every piece."""
         if self._ready and self._pieces and time.perf_counter() >= self._until:
             raise TimeUp
         self._pieces += 1
 
     def _begin(self, question: Question) -> None:
-        """Raises ValueError where nothing is known of the machine."""
+        """Begin a question. Raises ValueError where nothing is known of the machine."""
         self._question, self._ready, self._done, self._plans = question, False, {}, {}
         own, note = profile_of(question, self._store.root)
         self._profile = own.with_link(question.spec.link_bytes_per_s)
@@ -111,7 +111,7 @@ class Thinker:
         hardware, spec = self._profile.hardware, question.spec
         capacity = {DEVICE: hardware.device_bytes, HOST_TIER: hardware.host_bytes}
         asked = {DEVICE: spec.device_memory, HOST_TIER: spec.host_memory, DISK: spec.disk_memory}
-        self._told = {
+        self._reply = {
             "hardware": hardware.name,
             "source": hardware.source,
             "device": hardware.device,
@@ -137,20 +137,20 @@ class Thinker:
         for method in self._rows:
             self._plan(method)
         self._choose()
-        chosen = self._told["chosen"]
+        chosen = self._reply["chosen"]
         if not self._rows[chosen].fits:
-            self._told["helps"] = [*self._helps(chosen)]
+            self._reply["helps"] = [*self._helps(chosen)]
         searched = [method for method in self._rows if self._planner(method)]
         for method in searched:
             self._plan(method, enough=(BETTER, FULL))
         self._choose()
-        self._find_largest(self._told["chosen"])
+        self._find_largest(self._reply["chosen"])
         for method in searched:
             self._plan(method, enough=(FULL,))
         self._choose()
         for method in self._rows:
             self._find_largest(method)
-        self._draw(self._told["chosen"])
+        self._draw(self._reply["chosen"])
 
     # -- plans -------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Thinker:
         return self._planners[method]
 
     def _take(self, method: str, stage: str, plan: Plan) -> None:
-        """What a plan says, as a row."""
+        """Enter a plan as the row of its method."""
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
         clipped = settings.get(CLIPPED)
@@ -229,9 +229,9 @@ class Thinker:
         fitting = [row for row in self._rows.values() if row.fits and row.step_seconds is not None]
         if fitting:
             self._fastest = min(fitting, key=lambda row: row.step_seconds).method
-            self._told["chosen"] = self._fastest
+            self._reply["chosen"] = self._fastest
         else:
-            self._told["chosen"] = [*self._rows][-1]
+            self._reply["chosen"] = [*self._rows][-1]
 
     # -- what fits ---------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Thinker:
 
     def _helps(self, method: str) -> Iterator[dict[str, int]]:
         """Changes each of which is enough: more of one memory, or else of two; fewer layers."""
-        budgets = {t: n for t, n in self._told["budgets"].items() if t != DISK}
+        budgets = {t: n for t, n in self._reply["budgets"].items() if t != DISK}
         alone = False
         for tier, budget in budgets.items():
             more = self._more(budget, lambda n, tier=tier: self._fits(method, **{tier: n}))
@@ -292,7 +292,7 @@ class Thinker:
                 yield {tier: more}
         if not alone and len(budgets) > 1:
             yield from self._both(method, budgets)
-        disk = self._told["budgets"].get(DISK, 0)
+        disk = self._reply["budgets"].get(DISK, 0)
         if self._profile.hardware.disk_read_bytes_per_s:
             unit = _unit(budgets[HOST_TIER])
             more = self._more(disk, lambda n: self._fits(method, **{DISK: n}), unit)
@@ -342,7 +342,7 @@ class Thinker:
         events = simulate(plan.schedule, costs, steps=WARM_UP + SHOWN).events
         shown = [replace(e, step=e.step - WARM_UP + 1) for e in events if e.step >= WARM_UP]
         layers = self._question.spec.model.layers
-        self._told["timeline"] = timeline_data(
+        self._reply["timeline"] = timeline_data(
             predicted=shown,
             title=f"{row.label}, {layers} layers",
             schedule=plan.schedule,

@@ -1,4 +1,4 @@
-"""The planner's answer as HTML: memory of each tier as a bar, and what it is made of.
+"""The planner's answer as HTML: a bar of memory for each tier, by kind of buffers.
 
 Colours are Okabe and Ito's; no colour says what no word says. All text is escaped.
 """
@@ -9,8 +9,8 @@ from html import escape
 
 from workbench.core.bytesize import format_bytes
 from workbench.ui import html
-from workbench.ui.talk import Reply, Row
-from workbench.ui.talk_words import TIERS
+from workbench.ui.planner import Reply, Row
+from workbench.ui.planner_words import TIERS
 
 COLORS = {
     "weights": "#0072B2",
@@ -35,8 +35,8 @@ STYLE = """<style>
 .wb-parts {margin: 0; padding: 0; list-style: none; font-size: 12px}
 .wb-parts li {display: inline-block; margin-right: 1em}
 .wb-answer {font-size: 16px; font-weight: 600}
-.wb-talk p {margin: 0.2em 0}
-.wb-talk td:not(:last-child) {white-space: nowrap}
+.wb-planner p {margin: 0.2em 0}
+.wb-planner td:not(:last-child) {white-space: nowrap}
 </style>"""
 """Once on a page."""
 
@@ -51,7 +51,7 @@ def bars(reply: Reply) -> str:
 
 
 def bar(tier: str, row: Row, budget: int | None) -> str:
-    """What is used of a tier, and of what; hatched is what exceeds the budget."""
+    """A bar of a tier's memory by kind of buffers; bytes over the budget are hatched."""
     peak = row.peak.get(tier, 0)
     words = f"{TIERS[tier]}: {format_bytes(peak)}"
     words += f" of {format_bytes(budget)}" if budget else ""

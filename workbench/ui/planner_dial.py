@@ -123,8 +123,8 @@ def link(own: float, *, slowest: float = 1 / 32) -> Scale:
 class Dial(anywidget.AnyWidget):
     """`value` as the slider or the box last said; `changed` is called after each change by hand."""
 
-    _esm = HERE / "talk_dial.js"
-    _css = HERE / "talk_dial.css"
+    _esm = HERE / "planner_dial.js"
+    _css = HERE / "planner_dial.css"
     label = traitlets.Unicode().tag(sync=True)
     help = traitlets.Unicode().tag(sync=True)
     low = traitlets.Float().tag(sync=True)

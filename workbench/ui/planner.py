@@ -1,16 +1,17 @@
-"""The planner as a conversation: a question, an answer at once, and better ones while nobody asks
-anew.
+"""Controls the planner's page: a question, an answer at once, and better ones until the next
+question.
 
-    talk = Conversation(store)
-    talk.answer(Question.of(layers=100, device_memory="24GiB", host_memory="90GiB"))
+    planner = PlannerControl(store)
+    planner.answer(Question.of(layers=100, device_memory="24GiB", host_memory="90GiB"))
 
-A question is never waited for. `ask` hands it to a process beside this one (helper_process.py) and
-returns; `poll` says what has come back since. Only the newest question counts: the process works in
-slices of less than a tenth of a second, so that an old question is left in the middle. The first
-answer to a question comes from a quick search near the last one (methods/stronghold/quick.py); it
-is replaced, step by step, by what `workbench plan` answers.
+The page never waits for an answer. `ask` hands a question to the helper process
+(helper_process.py) and returns; `poll` returns the reply that has come back since. Only the newest
+question counts: the process works in slices of less than a tenth of a second, so that an old
+question is left in the middle. The first answer to a question comes from a quick search near the
+last one (methods/stronghold/quick.py); it is replaced, step by step, by the answer of `workbench
+plan`.
 
-Nothing here knows widgets; what the process does is in talk_work.py.
+Nothing here knows widgets; the work of the process is in planner_work.py.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
 
 ANY = "any"
-"""Instead of a method: whichever is the fastest that fits."""
-WORK = "workbench.ui.talk_work:think"
+"""Instead of a method: the fastest one that fits."""
+WORK = "workbench.ui.planner_work:work_on"
 SLICE_S = 0.05
-"""Of work between two looks at whether somebody asked something else."""
+"""Seconds of work between two looks at whether another question was asked."""
 LONG_S = 5.0
-"""A process that has been at an old question for so long is left for a new one."""
+"""Seconds at an old question after which the process is left for a new one."""
 LOOK_S = 0.005
 PATIENCE_S = 120.0
 FLAGS = (
@@ -47,10 +48,10 @@ FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What somebody wants to know. Make one with `of`."""
+    """A question to the planner. Make one with `of`."""
 
     spec: RunSpec
-    """Model, budgets and settings; its method is of no matter where `method` is any."""
+    """Model, budgets and settings; its method is not used where `method` is `ANY`."""
     method: str = ANY
     machine: str | None = None
     """A published machine; None is this one."""
@@ -66,18 +67,18 @@ class Question:
         return cls(spec=spec, method=method, machine=machine)
 
     def with_(self, **changes: Any) -> Question:
-        """The same question with other fields of the spec, or another method or machine."""
+        """Return the question with other fields of the spec, or another method or machine."""
         method, machine = changes.pop("method", self.method), changes.pop("machine", self.machine)
         spec = make_spec(self.spec.to_dict(), changes, {"method": _named(method)}, lenient=True)
         return Question(spec=spec, method=method, machine=machine)
 
     def specs(self) -> list[RunSpec]:
-        """One a method that is compared: the paper's, and the one that is asked for."""
+        """One spec for each method that is compared: the paper's, and the one asked for."""
         names = dict.fromkeys((*methods.METHODS, self.spec.method))
         return [self.spec.with_(method=name) for name in names]
 
     def command(self, results: Path = REPOSITORY_RESULTS) -> str:
-        """The command line that asks the same."""
+        """The command line that asks this question."""
         asked, usual = flat(self.spec), flat(RunSpec(method=self.spec.method))
         words = ["workbench", "plan", *([] if self.method == ANY else ["-m", self.method])]
         if asked["family"] != usual["family"]:
@@ -106,7 +107,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one method says."""
+    """The answer of one method."""
 
     method: str
     label: str
@@ -116,14 +117,14 @@ class Row:
     fits: bool = False
     step_seconds: float | None = None
     clipped_seconds: float | None = None
-    """Of a step whose gradients are clipped, where that takes another time."""
+    """Seconds of a step whose gradients are clipped, where that takes another time."""
     samples_per_second: float | None = None
     peak: dict[str, int] = field(default_factory=dict)
-    """Tier -> bytes; where it does not fit, what the smallest layout needs."""
+    """Tier -> bytes; of the smallest layout, where nothing fits."""
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Tier -> what the peak is made of, in bytes."""
+    """Tier -> kind of buffers -> their bytes in the peak."""
     binding: str = ""
-    """What decides, in words; why, where it does not fit."""
+    """The constraint that decides, in words; the reason, where nothing fits."""
     lacking: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """window, resident, pulled_layers, kept_layers, stashed_inputs, disk_layers, ... as planned."""
@@ -154,20 +155,20 @@ class Reply:
     device: str = ""
     """``cuda`` or ``cpu``."""
     note: str = ""
-    """What a reader of the times should know."""
+    """A sentence on how far the times can be trusted."""
     parameters: int = 0
     budgets: dict[str, int] = field(default_factory=dict)
-    """Tier -> bytes: what was asked for, else what the machine has; no disk unless asked for."""
+    """Tier -> bytes asked for, otherwise all of the machine; no disk unless asked for."""
     capacity: dict[str, int] = field(default_factory=dict)
-    """Tier -> bytes: what the machine has."""
+    """Tier -> bytes of the machine."""
     link_bytes_per_s: float = 0.0
-    """Each way, as it was asked about."""
+    """Bytes a second each way, of the link asked about."""
     own_link_bytes_per_s: float = 0.0
     helps: tuple[dict[str, int], ...] = ()
     """Where nothing fits: each entry is a change that would help. device, host, disk: more bytes;
     layers: how many fit; microbatches: in how many parts."""
     timeline: dict[str, Any] | None = None
-    """What timeline_data.py makes of the predicted events."""
+    """The predicted events, as timeline_data.py prepares them."""
 
     @property
     def refining(self) -> bool:
@@ -176,7 +177,7 @@ class Reply:
 
     @property
     def row(self) -> Row | None:
-        """That of the chosen method."""
+        """The row of the chosen method."""
         return next((row for row in self.rows if row.method == self.chosen and row.stage), None)
 
     def run_spec(self) -> RunSpec:
@@ -187,7 +188,7 @@ class Reply:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], question: Question) -> Reply:
-        """From the plain data of talk_work.py."""
+        """Make a reply from the plain data of planner_work.py."""
         rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in data["rows"])
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in data.items() if name in known}
@@ -195,12 +196,11 @@ class Reply:
         return cls(**values)
 
 
-class Conversation:
+class PlannerControl:
     """Questions and answers over one results folder. Close it, or let it end with this process."""
 
     def __init__(self, store: Store, *, helper: HelperProcess | None = None) -> None:
-        """Starts nothing. `helper` should be this conversation's own: a question waits for what was
-        asked there before."""
+        """Start nothing. `helper` should be used by nobody else: it answers questions in order."""
         self.store = store
         self._helper = HelperProcess() if helper is None else helper
         self._wanted: Question | None = None
@@ -208,7 +208,7 @@ class Conversation:
         self._answer: Answer | None = None
         self._asked_at = 0.0
         self.reply: Reply | None = None
-        """The last one."""
+        """The last reply."""
 
     @property
     def busy(self) -> bool:
@@ -216,13 +216,13 @@ class Conversation:
         return self._answer is not None
 
     def ask(self, question: Question) -> None:
-        """From now on only this question counts. Returns at once."""
+        """Ask a question, which replaces the one before. Returns at once."""
         self._wanted = question
         if self._answer is None:
             self._send(0.0)
 
     def poll(self) -> Reply | None:
-        """What is new about the last question, if anything is. Takes no time."""
+        """Return a new reply to the last question, or None. Takes no time."""
         if self._answer is None:
             return None
         if not self._answer.done:
@@ -244,7 +244,7 @@ class Conversation:
 
     def answer(self, question: Question, *, full: bool = False) -> Reply:
         """Ask, and wait for the first answer, which takes a tenth of a second; or, with `full`, for
-        all there is to say, which takes a few. For scripts: a page polls.
+        the last one, which takes a few seconds. For scripts: a page polls.
         """
         self.ask(question)
         until = time.monotonic() + PATIENCE_S
@@ -256,7 +256,7 @@ class Conversation:
         raise ValueError(f"the planner did not answer within {PATIENCE_S:g} s")
 
     def close(self) -> None:
-        """End the process that works for this conversation."""
+        """End the helper process."""
         self._answer = None
         self._helper.close()
 

@@ -1,5 +1,5 @@
 // A slider and a box for one value, both named for who cannot see them. The kernel knows what a
-// place of the slider means (talk_dial.py); here is only what the hand does.
+// place of the slider means (planner_dial.py); here is only what the hand does.
 
 function render({ model, el }) {
   // Each dial loads this module for itself: a counter here would give all of them one name.

@@ -1,11 +1,11 @@
-"""What the planner answers, in sentences and tables of text. Nothing here is HTML yet."""
+"""Sentences and tables of text for the planner's replies. Nothing here is HTML yet."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
-from workbench.ui.talk import ANY, Reply, Row
+from workbench.ui.planner import ANY, Reply, Row
 
 TIERS = {"device": "device memory", "host": "host memory", "disk": "disk"}
 
@@ -31,7 +31,7 @@ def headline(reply: Reply) -> str:
 
 
 def state(reply: Reply) -> str:
-    """What is still being worked on; empty when nothing is."""
+    """A sentence on the work that still goes on; empty when none does."""
     if reply.problem or reply.done:
         return ""
     if reply.refining:
@@ -88,7 +88,7 @@ def bound(row: Row) -> str:
 
 
 def helps(reply: Reply) -> str:
-    """What would make it fit; empty where it fits or nothing is known to help."""
+    """Changes that would make it fit; empty where it fits or none is known to help."""
     row = reply.row
     if row is None or row.fits or not reply.helps:
         return ""
@@ -164,7 +164,7 @@ def parameters(count: int) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """Of a link, in the units of its data sheet."""
+    """Rate of a link, in the units of its data sheet."""
     return f"{bytes_per_s / 1e9:.3g} GB/s"
 
 

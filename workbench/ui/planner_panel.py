@@ -1,12 +1,12 @@
-"""The conversation with the planner as widgets: sliders on one side, the answer on the other.
+"""The planner's panel: sliders on one side, the answer on the other.
 
-    panel = TalkPanel(store)
+    panel = PlannerPanel(store)
     panel.widget                                            # the page
-    panel.ask(layers=100, device_memory="24GiB")            # the same from code
+    panel.ask(layers=100, device_memory="24GiB")            # asks from code, too
     panel.reply                                             # what was answered so far
     panel.spec                                              # what `Use this` handed over
 
-The kernel only hands questions over and shows what comes back (talk.py).
+The kernel only hands questions over and shows replies (planner.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.published.hardware import MACHINES
 from workbench.runs.store import Store
-from workbench.ui import html, talk_html, talk_words
+from workbench.ui import html, planner_html, planner_words
 from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import framed
-from workbench.ui.talk import ANY, Conversation, Question, Reply
-from workbench.ui.talk_dial import GIB, Dial, link, memory, whole
+from workbench.ui.planner import ANY, PlannerControl, Question, Reply
+from workbench.ui.planner_dial import GIB, Dial, link, memory, whole
 from workbench.ui.ticker import Ticker
 from workbench.ui.timeline import Timeline
 
 LOOK_S = 0.005
-"""Between two looks at what has come back, while something is to come."""
+"""Seconds between two looks for a reply, while one is to come."""
 HERE = "this machine"
 SHAPE = {
     "hidden": ("hidden size", "Width of the residual stream", 8192),
@@ -45,8 +45,8 @@ ROOM = 2.0
 """How far beyond what the machine has the sliders of memory reach."""
 
 
-class TalkPanel:
-    """The page. What its widgets do, `talk` does without them."""
+class PlannerPanel:
+    """The planner's widgets; `planner` does their work without them."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class TalkPanel:
         question: Question | None = None,
         on_use: Callable[[RunSpec], None] | None = None,
     ) -> None:
-        """`on_use` is called with a run spec when somebody wants to use what was answered."""
-        self.talk = Conversation(store)
+        """`on_use` is called with a run spec when the user presses `Use this`."""
+        self.planner = PlannerControl(store)
         self.question = Question.of() if question is None else question
-        """The last one that made sense."""
+        """The last valid question."""
         self.spec: RunSpec | None = None
-        """What was handed over last."""
+        """The run spec that was handed over last."""
         self._on_use, self._filling = on_use, False
         self._own = (0.0, 0.0, 0.0)
         """Device and host memory and link of the machine that the sliders know."""
@@ -73,28 +73,28 @@ class TalkPanel:
 
     @property
     def reply(self) -> Reply | None:
-        """All that is known of the question so far; None before the first answer."""
-        found = self.talk.reply
+        """The last reply to the question; None before the first."""
+        found = self.planner.reply
         return found if found is not None and found.question == self.question else None
 
     def ask(self, question: Question | None = None, **changes: Any) -> None:
-        """Ask another question, or the same one changed, and show it. Raises ValueError."""
+        """Ask `question`, or the last one changed, and show it. Raises ValueError."""
         base = self.question if question is None else question
         self.question = base.with_(**changes) if changes else base
         self._fill()
         self._ask()
 
     def tick(self) -> bool:
-        """Show what has come back; returns whether more is to come."""
-        reply = self.talk.poll()
+        """Show a reply that has come back; returns whether more is to come."""
+        reply = self.planner.poll()
         if reply is not None:
             self._show(reply)
-        return self.talk.busy
+        return self.planner.busy
 
     def close(self) -> None:
-        """Look no more, and end the process that plans."""
+        """Stop polling, and end the helper process."""
         self._ticker.stop()
-        self.talk.close()
+        self.planner.close()
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -161,12 +161,14 @@ class TalkPanel:
         self.use.on_click(lambda _: self._use())
         self.timeline_box = widgets.VBox()
         for made in (self.details, self.table, self.command):
-            made.add_class("wb-talk")
+            made.add_class("wb-planner")
         asked = [self.method, self.machine, *first, self.refused, self.shape]
         answered = [self.answer, self.details, self.bars]
         self.widget = framed(
             [
-                widgets.HTML(f"{html.STYLE}{talk_html.STYLE}<div class='wb'><h2>Plan</h2></div>"),
+                widgets.HTML(
+                    f"{html.STYLE}{planner_html.STYLE}<div class='wb'><h2>Plan</h2></div>"
+                ),
                 widgets.HBox(
                     [
                         widgets.VBox(asked, layout={"flex": "1 1 330px", "max_width": "430px"}),
@@ -191,7 +193,7 @@ class TalkPanel:
             self._filling = False
 
     def _changed(self) -> None:
-        """Somebody moved something: ask, if that makes sense, and say why if it does not."""
+        """Ask the question that the widgets show, or say why it is not valid."""
         if self._filling:
             return
         wrong = [dial.error for dial in self.dials.values() if dial.error]
@@ -211,7 +213,7 @@ class TalkPanel:
 
     def _ask(self) -> None:
         self.refused.value = html.told("")
-        self.talk.ask(self.question)
+        self.planner.ask(self.question)
         self._ticker.start()
 
     @staticmethod
@@ -223,15 +225,15 @@ class TalkPanel:
     def _show(self, reply: Reply) -> None:
         row, layers = reply.row, reply.question.spec.model.layers
         bad = bool(reply.problem) or (row is not None and not row.fits)
-        words = talk_words.headline(reply), talk_words.state(reply)
-        _put(self.answer, talk_html.answer(*words, bad=bad))
-        sentences = [talk_words.helps(reply)]
+        words = planner_words.headline(reply), planner_words.state(reply)
+        _put(self.answer, planner_html.answer(*words, bad=bad))
+        sentences = [planner_words.helps(reply)]
         if row is not None:
-            sentences += [talk_words.bound(row), talk_words.settings(row, layers)]
-        sentences += [talk_words.largest(reply), talk_words.costs(reply)]
-        _put(self.details, talk_html.details(*sentences))
-        _put(self.bars, talk_html.bars(reply))
-        rows = [] if reply.problem else talk_words.table(reply)
+            sentences += [planner_words.bound(row), planner_words.settings(row, layers)]
+        sentences += [planner_words.largest(reply), planner_words.costs(reply)]
+        _put(self.details, planner_html.details(*sentences))
+        _put(self.bars, planner_html.bars(reply))
+        rows = [] if reply.problem else planner_words.table(reply)
         _put(self.table, html.table(rows, "Which method"))
         _put(self.command, self._commands(reply))
         self.use.disabled = row is None or not row.fits
@@ -239,7 +241,7 @@ class TalkPanel:
         self._fit_sliders(reply)
 
     def _commands(self, reply: Reply) -> str:
-        command = reply.question.command(self.talk.store.root)
+        command = reply.question.command(self.planner.store.root)
         return html.paragraph("The same question on the command line:", "soft") + html.log(
             command, "command line that asks the same"
         )
@@ -270,7 +272,7 @@ class TalkPanel:
         self.dials["link_bytes_per_s"].rescale(link(reply.own_link_bytes_per_s))
 
     def _use(self) -> None:
-        """Hand over what was answered."""
+        """Hand the run spec of the answer over."""
         reply = self.reply
         if reply is None or reply.row is None or not reply.row.fits:
             return

@@ -1,4 +1,4 @@
-"""What the memory of a plan is made of, in the words of people who train models."""
+"""Memory of a plan by kind: weights, optimizer states, gradients, activations, libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDER = ("weights", "optimizer states", "gradients", PASSING, OTHER)
 
 
 def parts_of(schedule: Schedule, tier: str, peak: int) -> dict[str, int]:
-    """What of a tier's peak is there for the whole run, by kind, and what comes and goes; bytes.
+    """Kind of buffers -> bytes of a tier's peak.
 
     Buffers of a slot count once, the largest. The parts add up to the peak.
     """

@@ -1,4 +1,4 @@
-"""The page of the conversation with the planner, driven without a browser: sliders are moved and
+"""The planner's panel, driven without a browser: sliders are moved and
 text is typed as a hand would, and the planner really answers."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.core.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.ui import talk
-from workbench.ui.talk_dial import GIB, link, memory, whole
-from workbench.ui.talk_panel import TalkPanel
+from workbench.ui import planner
+from workbench.ui.planner_dial import GIB, link, memory, whole
+from workbench.ui.planner_panel import PlannerPanel
 
 pytestmark = pytest.mark.slow
 
@@ -25,18 +25,18 @@ SEVERAL = {"STRONGHOLD", "L2L", "Megatron-LM", "ZeRO-Offload", "ZeRO-Infinity"}
 
 
 @pytest.fixture(scope="module")
-def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TalkPanel]:
+def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerPanel]:
     """One page for all tests here: its process takes a second to start."""
-    root = tmp_path_factory.mktemp("talk") / "<img src=x onerror=alert(1)>"
-    panel = TalkPanel(Store(root))
+    root = tmp_path_factory.mktemp("planner") / "<img src=x onerror=alert(1)>"
+    panel = PlannerPanel(Store(root))
     yield panel
     panel.close()
 
 
 @pytest.fixture(autouse=True)
-def begin(panel: TalkPanel) -> None:
+def begin(panel: PlannerPanel) -> None:
     """Every test begins with the same small question."""
-    panel.ask(talk.Question.of(machine=V100, layers=24))
+    panel.ask(planner.Question.of(machine=V100, layers=24))
     answered(panel)
 
 
@@ -45,12 +45,12 @@ def text(widget: widgets.HTML) -> str:
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", widget.value).split()))
 
 
-def answered(panel: TalkPanel, *, full: bool = False) -> None:
+def answered(panel: PlannerPanel, *, full: bool = False) -> None:
     """Ticks until the question that stands there has an answer, or all of it."""
     wait_for(lambda: (panel.tick(), panel.reply and (panel.reply.done or not full))[1])
 
 
-def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: TalkPanel) -> None:
+def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: PlannerPanel) -> None:
     panel.ask(device_memory="24GiB", layers=48)
     answered(panel, full=True)
     assert re.match(
@@ -69,7 +69,7 @@ def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: Tal
     assert "--device-memory 24GiB" in text(panel.command)
 
 
-def test_there_is_a_bar_for_each_tier_and_it_is_read_out(panel: TalkPanel) -> None:
+def test_there_is_a_bar_for_each_tier_and_it_is_read_out(panel: PlannerPanel) -> None:
     panel.ask(device_memory="24GiB", layers=48)
     answered(panel)
     labels = re.findall(r'role="img" aria-label="([^"]*)"', panel.bars.value)
@@ -82,7 +82,7 @@ def test_there_is_a_bar_for_each_tier_and_it_is_read_out(panel: TalkPanel) -> No
     assert "optimizer states" in labels[0]
 
 
-def test_less_memory_than_fits_says_what_would_help(panel: TalkPanel) -> None:
+def test_less_memory_than_fits_says_what_would_help(panel: PlannerPanel) -> None:
     panel.dials["device_memory"].position = 1.0
     answered(panel, full=True)
     assert text(panel.answer).startswith("No method fits with 24 layers")
@@ -93,7 +93,7 @@ def test_less_memory_than_fits_says_what_would_help(panel: TalkPanel) -> None:
     assert panel.timeline_box.layout.display == "none"
 
 
-def test_a_timeline_follows_the_full_answer(panel: TalkPanel) -> None:
+def test_a_timeline_follows_the_full_answer(panel: PlannerPanel) -> None:
     answered(panel, full=True)
     assert panel.timeline_box.layout.display is None
     (timeline,) = panel.timeline_box.children
@@ -117,7 +117,7 @@ def test_a_timeline_follows_the_full_answer(panel: TalkPanel) -> None:
     ],
 )
 def test_every_slider_asks_about_its_field(
-    panel: TalkPanel, name: str, position: float, field: str, value: int, shown: str
+    panel: PlannerPanel, name: str, position: float, field: str, value: int, shown: str
 ) -> None:
     panel.dials[name].position = position
     spec = panel.question.spec
@@ -127,7 +127,7 @@ def test_every_slider_asks_about_its_field(
     assert panel.reply.question.spec == spec
 
 
-def test_a_slower_link_makes_a_streamed_step_slower(panel: TalkPanel) -> None:
+def test_a_slower_link_makes_a_streamed_step_slower(panel: PlannerPanel) -> None:
     panel.ask(method="stronghold", device_memory="12GiB", layers=48)
     answered(panel, full=True)
     fast = panel.reply.row.step_seconds
@@ -154,7 +154,7 @@ def test_a_slower_link_makes_a_streamed_step_slower(panel: TalkPanel) -> None:
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(
-    panel: TalkPanel, name: str, typed: str, words: str
+    panel: PlannerPanel, name: str, typed: str, words: str
 ) -> None:
     before, answer = panel.question, panel.answer.value
     panel.dials[name].text = typed
@@ -166,7 +166,7 @@ def test_what_makes_no_sense_is_one_sentence(
     assert not panel.dials[name].wrong
 
 
-def test_the_last_of_many_moves_is_the_one_that_is_answered(panel: TalkPanel) -> None:
+def test_the_last_of_many_moves_is_the_one_that_is_answered(panel: PlannerPanel) -> None:
     shown = []
     panel.answer.observe(lambda change: shown.append(change["new"]), "value")
     for place in range(30, 60):
@@ -178,10 +178,10 @@ def test_the_last_of_many_moves_is_the_one_that_is_answered(panel: TalkPanel) ->
 
 
 def test_an_old_question_that_takes_long_does_not_keep_a_new_one(
-    panel: TalkPanel, monkeypatch: pytest.MonkeyPatch
+    panel: PlannerPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "LONG_S", 0.0)
-    first = panel.talk._helper._process
+    monkeypatch.setattr(planner, "LONG_S", 0.0)
+    first = panel.planner._helper._process
     first.send_signal(signal.SIGSTOP)  # as good as a plan that takes forever
     panel.ask(layers=31)
     panel.ask(layers=32)
@@ -190,7 +190,7 @@ def test_an_old_question_that_takes_long_does_not_keep_a_new_one(
     assert first.wait(HANG_S) == -signal.SIGKILL
 
 
-def test_what_was_answered_is_handed_over(panel: TalkPanel) -> None:
+def test_what_was_answered_is_handed_over(panel: PlannerPanel) -> None:
     found: list[RunSpec] = []
     panel._on_use = found.append
     panel.ask(device_memory="24GiB")
@@ -202,7 +202,7 @@ def test_what_was_answered_is_handed_over(panel: TalkPanel) -> None:
     assert text(panel.used).startswith("Handed over: ")
 
 
-def test_nothing_that_is_shown_is_markup_of_somebody_else(panel: TalkPanel) -> None:
+def test_nothing_that_is_shown_is_markup_of_somebody_else(panel: PlannerPanel) -> None:
     assert "<img" in text(panel.command), "the folder's name is told as it is"
     for place in (panel.answer, panel.details, panel.bars, panel.table, panel.command):
         assert "<img" not in place.value

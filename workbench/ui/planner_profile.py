@@ -1,4 +1,4 @@
-"""Which costs answer a question about a machine, and how far they are from what was measured.
+"""Chooses the costs that answer a question about a machine, and says how far they were measured.
 
 A profile holds for one micro-batch, and only those that ran here were measured. Somebody who moves
 a slider asks about all of them: the nearest measured one then serves in proportion, and the answer
@@ -14,10 +14,10 @@ from pathlib import Path
 from workbench.profile.profile import Profile, UnitCost
 from workbench.profile.store import ceilings, stored_profile
 from workbench.published.hardware import published_profile
-from workbench.ui.talk import Question
+from workbench.ui.planner import Question
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Where measurements are looked for, besides the micro-batch itself."""
+"""Micro-batches whose measurements may serve, besides the one asked for."""
 ALIKE = {"embedding", "block", "head"}
 PROPORTIONAL = (
     "forward_s", "recompute_s", "backward_s", "flops", "input_bytes", "output_bytes", "kept_bytes",
@@ -27,7 +27,7 @@ PROPORTIONAL = (
 
 
 def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
-    """The profile with the machine's own link, and what a reader of its times should know.
+    """The profile with the machine's own link, and a sentence on how its times were obtained.
 
     Raises ValueError where nothing is known, as published machines are not in bf16.
     """
