@@ -136,7 +136,7 @@ def test_what_is_wrong_is_a_sentence_and_nothing_that_was_written_is_executed(
     assert [line[: len(READ)] for line in log.inner_text().splitlines()] == [
         "first line", READ, "last line",
     ]  # fmt: skip
-    assert f"! failed: {READ}" in tab.locator(".wb-board p.bad").inner_text()
+    assert f"! failed: {READ}" in tab.locator(".wb-runs-table p.bad").inner_text()
     newer = tab.get_by_text("is not counted: the record has schema 99, this version reads up to 2")
     assert newer.count() == 1
     tab.get_by_label("filter").fill(EVIL)

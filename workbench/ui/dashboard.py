@@ -61,9 +61,9 @@ class Dashboard:
             self.tabs.selected_index = index
 
     def _results(self) -> object:
-        from workbench.ui.board_panel import BoardPanel
+        from workbench.ui.runs_table_panel import RunsTablePanel
 
-        return BoardPanel(self.store)
+        return RunsTablePanel(self.store)
 
     def _plan(self) -> object:
         from workbench.ui.planner_panel import PlannerPanel

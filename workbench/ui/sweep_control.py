@@ -17,9 +17,9 @@ from workbench.core.spec import RunSpec, flat
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import INSIDE, confine, inside
 from workbench.runs.store import Store
-from workbench.ui.board_commands import sweep_commands
 from workbench.ui.form import MOST_RUNS, Form
 from workbench.ui.helper_process import HelperProcess
+from workbench.ui.runs_table_commands import sweep_commands
 from workbench.ui.sweep_preview import Preview
 from workbench.ui.watch import SweepWatch, Watch
 

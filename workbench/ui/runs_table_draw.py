@@ -16,10 +16,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from workbench.figures.style import LOOKS, PAGE_IN, Look, styled
-from workbench.ui.board_classes import Classes
-from workbench.ui.board_fields import ENDINGS, Row
-from workbench.ui.board_legend import DASHES, legend, small_print, source_look
-from workbench.ui.board_plot import EDGE, NOWHERE, SOURCES, VALUE
+from workbench.ui.runs_table_classes import Classes
+from workbench.ui.runs_table_fields import ENDINGS, Row
+from workbench.ui.runs_table_legend import DASHES, legend, small_print, source_look
+from workbench.ui.runs_table_plot import EDGE, NOWHERE, SOURCES, VALUE
 
 PALETTE = (
     Look("#0072B2", "o"), Look("#D55E00", "s"), Look("#009E73", "^"), Look("#CC79A7", "D"),
@@ -38,7 +38,7 @@ ROW_IN, PANEL_IN, SMALL_PANEL_IN = 0.16, 2.7, 1.75
 
 
 def draw(order: dict[str, Any]) -> Figure:
-    """The figure of what `board_plot.plot_order` made."""
+    """The figure of what `runs_table_plot.plot_order` made."""
     with styled():
         return _Drawing(order).figure()
 

@@ -1,4 +1,4 @@
-"""The board as widgets, driven in this process as a page would drive it."""
+"""The runs table as widgets, driven in this process as a page would drive it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.unit.ui.made_up_records import (
 )
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
-from workbench.ui import board_panel
-from workbench.ui.board_panel import BoardPanel
-from workbench.ui.board_plot import Plot
+from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
+from workbench.ui.runs_table_panel import RunsTablePanel
+from workbench.ui.runs_table_plot import Plot
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,7 +50,7 @@ def helper() -> Iterator[HelperProcess]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the folder as often as the test ticks."""
-    monkeypatch.setattr(board_panel, "LOOK_S", 0.02)
+    monkeypatch.setattr(runs_table_panel, "LOOK_S", 0.02)
 
 
 @pytest.fixture
@@ -59,23 +59,23 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def panel(store: Store, helper: HelperProcess) -> Iterator[BoardPanel]:
+def panel(store: Store, helper: HelperProcess) -> Iterator[RunsTablePanel]:
     """30 good runs, and one that failed in a hostile way."""
     fill(store, 30)
     log = f"step 1\nTraceback (most recent call last):\n  File 'x'\nValueError: {HOSTILE}\n"
     started = "2026-12-01T00:00:00+00:00"
     put(store, failed(100, "error", HOSTILE, notes=[HOSTILE], started=started), log=log)
-    found = BoardPanel(store, helper=helper)
+    found = RunsTablePanel(store, helper=helper)
     yield found
     found.close()
 
 
-def settle(panel: BoardPanel) -> None:
+def settle(panel: RunsTablePanel) -> None:
     """Tick until everything that was asked for is shown."""
     wait_for(lambda: (panel.tick(), panel.settled)[1])
 
 
-def look(panel: BoardPanel) -> None:
+def look(panel: RunsTablePanel) -> None:
     """Tick until the folder was looked at from now on, and what follows from that is shown."""
     now = time.monotonic()
     wait_for(lambda: (panel.tick(), panel._look_at > now and panel._looking.free)[1])
@@ -114,7 +114,7 @@ def changes(widget: widgets.Widget) -> list[str]:
     return found
 
 
-def test_it_opens_on_a_page_of_the_table(panel: BoardPanel) -> None:
+def test_it_opens_on_a_page_of_the_table(panel: RunsTablePanel) -> None:
     page = Reader(panel.table.value)
     assert len(page.of("tr")) == 26
     assert len(page.of("caption")) == 1
@@ -126,7 +126,7 @@ def test_it_opens_on_a_page_of_the_table(panel: BoardPanel) -> None:
     assert not panel.next.disabled
 
 
-def test_hostile_text_is_text_everywhere(panel: BoardPanel) -> None:
+def test_hostile_text_is_text_everywhere(panel: RunsTablePanel) -> None:
     panel.choose([key_of(100)])
     panel.columns.value = ("method", "status", "message", "notes")
     panel.chosen.show_commands()
@@ -147,7 +147,7 @@ def test_hostile_text_is_text_everywhere(panel: BoardPanel) -> None:
     assert "File 'x'" not in details
 
 
-def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: BoardPanel) -> None:
+def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: RunsTablePanel) -> None:
     panel.next.click()
     assert "Page 2 of 2" in panel.where.value
     assert len(Reader(panel.table.value).of("tr")) == 7
@@ -155,7 +155,7 @@ def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: BoardPanel
     panel.filter.value = "layers=8"
     assert "Page 1 of 1" in panel.where.value
     rows = len(Reader(panel.table.value).of("tr")) - 1
-    assert rows == len(panel.board.rows(panel.query)) < 25
+    assert rows == len(panel.runs_table.rows(panel.query)) < 25
     before = panel.table.value
     panel.filter.value = "<script>=1 'x"
     assert "a quote without its end" in Reader(panel.wrong.value).texts[0]
@@ -172,7 +172,7 @@ def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: BoardPanel
 
 
 def test_what_did_not_change_is_not_sent_and_not_drawn_again(
-    panel: BoardPanel, helper: HelperProcess, monkeypatch: pytest.MonkeyPatch
+    panel: RunsTablePanel, helper: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(panel)
     tables, pictures, ask = changes(panel.table), [], helper.ask
@@ -182,11 +182,11 @@ def test_what_did_not_change_is_not_sent_and_not_drawn_again(
     look(panel)
     assert (tables, pictures) == ([], [])
     old = record(29, notes=["seen again"])  # on the second page, and the plot does not show notes
-    put(panel.board.store, old)
+    put(panel.runs_table.store, old)
     look(panel)
     assert (tables, pictures) == ([], [])
-    assert panel.board.row(old.key)["notes"] == "seen again"
-    put(panel.board.store, record(200, started="2026-12-24T00:00:00+00:00", layers=64))
+    assert panel.runs_table.row(old.key)["notes"] == "seen again"
+    put(panel.runs_table.store, record(200, started="2026-12-24T00:00:00+00:00", layers=64))
     look(panel)
     assert len(tables) == len(pictures) == 1
     assert key_of(200) in tables[0]
@@ -196,7 +196,7 @@ def test_what_did_not_change_is_not_sent_and_not_drawn_again(
     assert len(pictures) == 1, "the plot is of all pages"
 
 
-def test_the_plot_is_a_picture_with_words(panel: BoardPanel) -> None:
+def test_the_plot_is_a_picture_with_words(panel: RunsTablePanel) -> None:
     settle(panel)
     (picture,) = Reader(panel.plot.picture.value).of("img")
     assert picture["alt"].startswith("throughput (samples/s) over layers, points, 30 runs")
@@ -207,7 +207,7 @@ def test_the_plot_is_a_picture_with_words(panel: BoardPanel) -> None:
     assert height < width
 
 
-def test_the_plot_follows_its_controls(panel: BoardPanel) -> None:
+def test_the_plot_follows_its_controls(panel: RunsTablePanel) -> None:
     settle(panel)
     first = panel.plot.picture.value
     plot = Plot(x="layers", y="step_seconds", colour="layers", facet="method", kind="lines",
@@ -226,7 +226,7 @@ def test_the_plot_follows_its_controls(panel: BoardPanel) -> None:
         panel.plot.show(Plot(x="speed", y="layers"))
 
 
-def test_two_runs_are_compared_when_two_are_chosen(panel: BoardPanel) -> None:
+def test_two_runs_are_compared_when_two_are_chosen(panel: RunsTablePanel) -> None:
     chosen = panel.chosen
     assert chosen.compare.disabled
     assert chosen.timeline.disabled
@@ -242,11 +242,11 @@ def test_two_runs_are_compared_when_two_are_chosen(panel: BoardPanel) -> None:
     assert any("B: it made no step" in text for text in found.texts)
     chosen.pair.click()
     settle(panel)
-    folder = panel.board.store.root / "reports" / "board"
+    folder = panel.runs_table.store.root / "reports" / "board"
     assert {path.suffix for path in folder.iterdir()} == {".csv", ".pdf", ".png"}
 
 
-def test_choices_survive_turning_the_page_and_end_with_their_record(panel: BoardPanel) -> None:
+def test_choices_survive_turning_the_page_and_end_with_their_record(panel: RunsTablePanel) -> None:
     first = panel.choice.options[0][1]
     panel.choice.value = (first,)
     assert "chosen" in panel.table.value
@@ -255,15 +255,15 @@ def test_choices_survive_turning_the_page_and_end_with_their_record(panel: Board
     other = panel.choice.options[1][1]
     panel.choice.value = (first, other)
     assert panel.chosen.chosen == (first, other)
-    shutil.rmtree(panel.board.store.folder(first))
+    shutil.rmtree(panel.runs_table.store.folder(first))
     look(panel)
     assert panel.chosen.chosen == panel.choice.value == (other,)
     with pytest.raises(ValueError, match="no key of a run"):
         panel.choose([".."])
 
 
-def test_a_timeline_is_shown_or_why_there_is_none(panel: BoardPanel) -> None:
-    put_timeline(panel.board.store, key_of(0))
+def test_a_timeline_is_shown_or_why_there_is_none(panel: RunsTablePanel) -> None:
+    put_timeline(panel.runs_table.store, key_of(0))
     panel.choose([key_of(0)])
     panel.chosen.timeline.click()
     settle(panel)
@@ -275,7 +275,9 @@ def test_a_timeline_is_shown_or_why_there_is_none(panel: BoardPanel) -> None:
     assert "kept no timeline" in panel.chosen.state.value
 
 
-def test_exports_lie_in_the_results_folder_under_the_name_that_was_given(panel: BoardPanel) -> None:
+def test_exports_lie_in_the_results_folder_under_the_name_that_was_given(
+    panel: RunsTablePanel,
+) -> None:
     settle(panel)
     panel.filter.value = "status=ok"
     panel.chosen.name.value = "../../evil"
@@ -287,16 +289,16 @@ def test_exports_lie_in_the_results_folder_under_the_name_that_was_given(panel: 
         settle(panel)
         assert "Written to reports/board in the results folder" in panel.chosen.state.value
         if button is panel.chosen.csv:
-            exported = (panel.board.store.root / "reports/board/mine.csv").read_text()
+            exported = (panel.runs_table.store.root / "reports/board/mine.csv").read_text()
             assert exported.count("\n") == 31
-    folder = panel.board.store.root / "reports" / "board"
+    folder = panel.runs_table.store.root / "reports" / "board"
     assert sorted(p.name for p in folder.iterdir()) == ["mine.csv", "mine.pdf", "mine.png"]
 
 
-def test_commands_of_runs_and_sweeps_are_shown(panel: BoardPanel) -> None:
+def test_commands_of_runs_and_sweeps_are_shown(panel: RunsTablePanel) -> None:
     panel.chosen.commands.click()
     assert "Choose a run" in panel.chosen.state.value
-    Campaign.create(panel.board.store, {"name": "grid", "base": {"method": "l2l"}})
+    Campaign.create(panel.runs_table.store, {"name": "grid", "base": {"method": "l2l"}})
     panel.choose([key_of(2)])
     panel.chosen.commands.click()
     (shown,) = panel.chosen.shown.children
@@ -306,8 +308,8 @@ def test_commands_of_runs_and_sweeps_are_shown(panel: BoardPanel) -> None:
     assert "workbench sweep" in text
 
 
-def test_problems_are_sentences_and_the_rest_is_shown(panel: BoardPanel) -> None:
-    path = put(panel.board.store, record(60))
+def test_problems_are_sentences_and_the_rest_is_shown(panel: RunsTablePanel) -> None:
+    path = put(panel.runs_table.store, record(60))
     path.write_text('{"schema": 99}')
     look(panel)
     assert "1 cannot be read, see below" in panel.told.value
@@ -318,7 +320,7 @@ def test_problems_are_sentences_and_the_rest_is_shown(panel: BoardPanel) -> None
 
 
 def test_an_empty_folder_waits_for_its_first_run(store: Store, helper: HelperProcess) -> None:
-    panel = BoardPanel(store, helper=helper)
+    panel = RunsTablePanel(store, helper=helper)
     settle(panel)
     assert "No run yet." in panel.table.value
     assert panel.plot.plot is None
@@ -330,7 +332,7 @@ def test_an_empty_folder_waits_for_its_first_run(store: Store, helper: HelperPro
     assert not store.runs.parent.joinpath("reports").exists(), "looking writes no report"
 
 
-def test_every_control_has_a_label_and_a_tooltip(panel: BoardPanel) -> None:
+def test_every_control_has_a_label_and_a_tooltip(panel: RunsTablePanel) -> None:
     kinds = (widgets.Button, widgets.Text, widgets.Dropdown, widgets.SelectMultiple,
              widgets.Checkbox)  # fmt: skip
     controls = [w for w in everything(panel.widget) if isinstance(w, kinds)]
@@ -346,7 +348,7 @@ began = time.perf_counter() - time.clock_gettime(time.CLOCK_BOOTTIME) + float(sy
 from contextlib import suppress
 import psutil
 from workbench.runs.store import Store
-from workbench.ui.board_panel import BoardPanel
+from workbench.ui.runs_table_panel import RunsTablePanel
 
 def mebibytes():
     me = psutil.Process()
@@ -368,7 +370,7 @@ async def settled(panel):
     return max(most, mebibytes()), late
 
 async def main():
-    panel = BoardPanel(Store(sys.argv[1]))
+    panel = RunsTablePanel(Store(sys.argv[1]))
     opened = time.perf_counter() - began
     assert panel.table.value.count("<tr") == 26, panel.table.value[:300]
     before = await settled(panel)

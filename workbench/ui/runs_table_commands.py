@@ -1,4 +1,4 @@
-"""The command lines that repeat what a board shows: a run, or a whole sweep.
+"""Command lines that repeat a run of the table, or a whole sweep.
 
 They are quoted for a POSIX shell. A setting at its default is left out, but for the window, whose
 default on the command line is the published artifact's and not the spec's.
@@ -44,8 +44,8 @@ def run_command(spec: dict[str, Any], store: Store) -> str:
 
 
 def sweep_commands(campaign: Campaign) -> list[str]:
-    """What repeats or goes on with a named sweep: the notebook without a browser, and the command
-    line."""
+    """Commands that repeat or continue a named sweep: the notebook without a browser, and the
+    command line."""
     file = str(campaign.folder / "sweep.json")
     root, out = campaign.store.root, campaign.store.root / "reports" / "sweeps"
     notebook = [

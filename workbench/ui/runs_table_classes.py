@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from workbench.ui.board_fields import ENDINGS, cell, in_order
+from workbench.ui.runs_table_fields import ENDINGS, cell, in_order
 
 OTHER = "other"
 

@@ -1,17 +1,17 @@
 """The records of a results folder as people look at them: filtered, sorted, a page at a time.
 
     from workbench.runs.store import Store
-    from workbench.ui.board import Board
-    from workbench.ui.board_plot import Plot
-    from workbench.ui.board_query import Query
+    from workbench.ui.runs_table import RunsTable
+    from workbench.ui.runs_table_plot import Plot
+    from workbench.ui.runs_table_query import Query
 
-    board = Board(Store())
-    board.page(Query(text="layers>=32 status=ok", sort="step_seconds")).rows
-    board.save(Plot(x="layers", y="samples_per_second", colour="method"), "throughput")
+    table = RunsTable(Store())
+    table.page(Query(text="layers>=32 status=ok", sort="step_seconds")).rows
+    table.save(Plot(x="layers", y="samples_per_second", colour="method"), "throughput")
 
 No widget is needed, and everything a panel shows comes from here. `refresh` looks at the folder and
 may do so in a thread of its own: it makes a new state of the table and puts it in the place of the
-old one, so that whoever reads meanwhile sees one or the other.
+old one, so that a reader meanwhile sees one or the other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from workbench.core.record import STATUSES, RunRecord
 from workbench.runs.campaign import Campaign
 from workbench.runs.index import Index
 from workbench.runs.store import Store
-from workbench.ui.board_commands import run_command, sweep_commands
-from workbench.ui.board_fields import (
+from workbench.ui.runs_table_commands import run_command, sweep_commands
+from workbench.ui.runs_table_fields import (
     FIRST_RESULTS,
     FIRST_SETTINGS,
     NOT_SHOWN,
@@ -37,26 +37,27 @@ from workbench.ui.board_fields import (
     plain,
     settings,
 )
-from workbench.ui.board_files import check_key, export, log_lines, save_order, shown, write_csv
-from workbench.ui.board_plot import Plot, plot_order, plot_rows
-from workbench.ui.board_query import Query, select
+from workbench.ui.runs_table_files import check_key, export, log_lines, save_order, shown, write_csv
+from workbench.ui.runs_table_plot import Plot, plot_order, plot_rows
+from workbench.ui.runs_table_query import Query, select
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from workbench.ui.board_compare import Comparison
+    from workbench.ui.runs_table_compare import Comparison
 
 PAGE_ROWS = 25
 VARYING = 4
-"""Settings that a table shows unless told otherwise, at most."""
+"""Most settings that are columns unless the user chooses columns."""
 SELDOM = frozenset({"method", "seed", "device", "asked_window", "asked_resident"})
-"""Settings that it does not, though they vary: they tell little, or another column says it."""
+"""Settings that are no such columns, though they vary: they tell little, or another column says
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a table shows at once."""
+    """One page of the table."""
 
     columns: tuple[str, ...]
     rows: list[Row]
@@ -81,8 +82,8 @@ class _State:
     methods: list[str] = field(default_factory=list)
 
 
-class Board:
-    """A results folder, looked at. Making one touches nothing."""
+class RunsTable:
+    """The table of a results folder's records. Making one touches nothing."""
 
     def __init__(self, store: Store, index: Index | None = None) -> None:
         self.store = store
@@ -104,11 +105,11 @@ class Board:
 
     @property
     def pending(self) -> int:
-        """Records that the last look found and did not come to read."""
+        """Number of records that the last look found and had no time to read."""
         return self.index.pending
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
-        """Look at the folder; returns the keys of what is new, changed or gone.
+        """Look at the folder; returns the keys of records that are new, changed or gone.
 
         With `limit_seconds` reading ends soon after that, and the next call goes on: `pending`
         records are left.
@@ -129,7 +130,7 @@ class Board:
     def rows(self, query: Query | None = None) -> list[Row]:
         """All rows that a query keeps, in its order, whatever its page. Raises ValueError.
 
-        They are the board's own, and not to be changed.
+        They are the table's own, and not to be changed.
         """
         state, query = self._state, query or Query()
         asked = (state.version, query.text, query.status, query.method, query.sort,
@@ -157,7 +158,7 @@ class Board:
         )
 
     def columns(self) -> tuple[str, ...]:
-        """The columns that tell the records there are from each other, and what came of them."""
+        """Columns that tell these records from each other, and columns of their results."""
         fields = self._state.fields
         varying = [name for name, found in fields.items() if found.varies and name not in SENTENCES]
         chosen = [name for name in FIRST_SETTINGS if name in varying]
@@ -181,7 +182,7 @@ class Board:
         return self._state.methods
 
     def problems(self) -> list[str]:
-        """What of the folder cannot be used, one sentence each."""
+        """Files of the folder that cannot be used, one sentence each."""
         found = sorted(self.index.problems.items())
         return [f"{shown(path)} is not counted: {plain(why, 300)}" for path, why in found]
 
@@ -207,7 +208,7 @@ class Board:
 
     def compare(self, key_a: str, key_b: str) -> Comparison:
         """Two records side by side; raises ValueError where there is none of a key."""
-        from workbench.ui.board_compare import Comparison
+        from workbench.ui.runs_table_compare import Comparison
 
         return Comparison(self.store, key_a, key_b)
 
@@ -230,16 +231,16 @@ class Board:
         return Plot(x=x, y=y, colour="method")
 
     def plot_rows(self, plot: Plot, query: Query | None = None) -> list[Row]:
-        """What a plot draws, one row a record; see `board_plot.plot_rows`. Raises ValueError."""
+        """Rows of a plot, one a record; see `runs_table_plot.plot_rows`. Raises ValueError."""
         return plot_rows(plot, self.rows(query), self._state.fields)
 
     def plot_order(self, plot: Plot, query: Query | None = None) -> dict[str, Any]:
-        """The same as plain data from which `board_draw.draw` makes the figure, anywhere."""
+        """The plot as plain data, from which `runs_table_draw.draw` makes the figure, anywhere."""
         return plot_order(plot, self.plot_rows(plot, query), self._state.fields)
 
     def figure(self, plot: Plot, query: Query | None = None) -> Figure:
         """The plot. Raises ValueError for fields that are not there."""
-        from workbench.ui.board_draw import draw
+        from workbench.ui.runs_table_draw import draw
 
         return draw(self.plot_order(plot, query))
 

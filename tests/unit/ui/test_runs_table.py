@@ -1,4 +1,4 @@
-"""The board without widgets: what is listed, drawn, compared, repeated and written."""
+"""The runs table without widgets: listing, plots, comparison, commands and exports."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
-from workbench.ui.board import PAGE_ROWS, Board
-from workbench.ui.board_classes import Classes
-from workbench.ui.board_commands import run_command
-from workbench.ui.board_fields import ENDINGS, cell, plain
-from workbench.ui.board_files import as_csv, export
-from workbench.ui.board_plot import EDGE, NOWHERE, VALUE, Plot, words_of
-from workbench.ui.board_query import Query
+from workbench.ui.runs_table import PAGE_ROWS, RunsTable
+from workbench.ui.runs_table_classes import Classes
+from workbench.ui.runs_table_commands import run_command
+from workbench.ui.runs_table_fields import ENDINGS, cell, plain
+from workbench.ui.runs_table_files import as_csv, export
+from workbench.ui.runs_table_plot import EDGE, NOWHERE, VALUE, Plot, words_of
+from workbench.ui.runs_table_query import Query
 
 THROUGHPUT = Plot(x="layers", y="samples_per_second")
 
@@ -45,26 +45,26 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def board(store: Store) -> Board:
+def runs_table(store: Store) -> RunsTable:
     """40 good runs, and three that ended otherwise."""
     fill(store, 40)
     put(store, failed(100, "oom_device", "28 GiB do not fit in 16 GiB", layers=64))
     put(store, failed(101, "timeout", layers=48))
     put(store, failed(102, "error", HOSTILE, layers=48))
-    found = Board(store)
+    found = RunsTable(store)
     found.refresh()
     return found
 
 
 # -- the table -------------------------------------------------------------------------------
-def test_pages_cover_the_selection_once(board: Board) -> None:
-    first, second = (board.page(Query(page=number)) for number in (1, 2))
+def test_pages_cover_the_selection_once(runs_table: RunsTable) -> None:
+    first, second = (runs_table.page(Query(page=number)) for number in (1, 2))
     assert (first.pages, first.total, len(first.rows)) == (2, 43, PAGE_ROWS)
     assert second.first == PAGE_ROWS + 1
     keys = [row["key"] for row in first.rows + second.rows]
     assert len(set(keys)) == 43
-    assert board.page(Query(page=99)).number == 2, "beyond the last page is the last"
-    assert board.page(Query(text="layers=1000")).total == 0
+    assert runs_table.page(Query(page=99)).number == 2, "beyond the last page is the last"
+    assert runs_table.page(Query(text="layers=1000")).total == 0
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_pages_cover_the_selection_once(board: Board) -> None:
         ("", lambda row: True),
     ],
 )
-def test_a_filter_keeps_what_it_says(board: Board, text: str, keeps) -> None:
-    wanted = {row["key"] for row in board.rows() if keeps(row)}
-    assert {row["key"] for row in board.rows(Query(text=text))} == wanted
+def test_a_filter_keeps_what_it_says(runs_table: RunsTable, text: str, keeps) -> None:
+    wanted = {row["key"] for row in runs_table.rows() if keeps(row)}
+    assert {row["key"] for row in runs_table.rows(Query(text=text))} == wanted
     assert wanted
 
 
@@ -94,53 +94,59 @@ def test_a_filter_keeps_what_it_says(board: Board, text: str, keeps) -> None:
     [("nothing=1", "no record has a field 'nothing'"), ("layers<many", "compares with no number"),
      ("'open", "a quote without its end")],
 )  # fmt: skip
-def test_a_filter_that_says_nothing_is_one_sentence(board: Board, text: str, sentence: str) -> None:
+def test_a_filter_that_says_nothing_is_one_sentence(
+    runs_table: RunsTable, text: str, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
-        board.rows(Query(text=text))
+        runs_table.rows(Query(text=text))
 
 
-def test_status_and_method_narrow_and_no_value_is_last_in_both_orders(board: Board) -> None:
-    rows = board.rows(Query(status="ok", method="l2l"))
+def test_status_and_method_narrow_and_no_value_is_last_in_both_orders(
+    runs_table: RunsTable,
+) -> None:
+    rows = runs_table.rows(Query(status="ok", method="l2l"))
     assert {(row["status"], row["method"]) for row in rows} == {("ok", "l2l")}
     for descending in (False, True):
-        found = board.rows(Query(sort="samples_per_second", descending=descending))
+        found = runs_table.rows(Query(sort="samples_per_second", descending=descending))
         values = [row["samples_per_second"] for row in found]
         assert values[-3:] == [None] * 3
         assert values[:-3] == sorted(values[:-3], reverse=descending)
 
 
-def test_the_columns_are_those_that_tell_runs_apart(board: Board) -> None:
-    columns = board.columns()
+def test_the_columns_are_those_that_tell_runs_apart(runs_table: RunsTable) -> None:
+    columns = runs_table.columns()
     assert {"method", "layers", "status", "samples_per_second"} <= set(columns)
     assert not {"heads", "tied", "hidden", "source"} & set(columns), "the same in all"
-    assert list(board.fields)[0] == "method"
-    assert not board.fields["heads"].varies
+    assert list(runs_table.fields)[0] == "method"
+    assert not runs_table.fields["heads"].varies
 
 
-def test_a_look_says_what_changed_and_costs_nothing_where_nothing_did(board: Board) -> None:
-    assert board.refresh() == set()
-    version, rows = board.version, board.rows()
-    put(board.store, record(7, message="again", started="2027-01-01T00:00:00+00:00"))
-    assert board.refresh() == {key_of(7)}
-    assert board.version > version
-    assert board.rows() is not rows
-    assert board.page().rows[0]["message"] == "again"
-    assert board.rows() is board.rows(), "the same question is answered once"
+def test_a_look_says_what_changed_and_costs_nothing_where_nothing_did(
+    runs_table: RunsTable,
+) -> None:
+    assert runs_table.refresh() == set()
+    version, rows = runs_table.version, runs_table.rows()
+    put(runs_table.store, record(7, message="again", started="2027-01-01T00:00:00+00:00"))
+    assert runs_table.refresh() == {key_of(7)}
+    assert runs_table.version > version
+    assert runs_table.rows() is not rows
+    assert runs_table.page().rows[0]["message"] == "again"
+    assert runs_table.rows() is runs_table.rows(), "the same question is answered once"
 
 
-def test_what_cannot_be_read_is_a_sentence_with_the_end_of_its_path(board: Board) -> None:
-    newer = put(board.store, record(60))
+def test_what_cannot_be_read_is_a_sentence_with_the_end_of_its_path(runs_table: RunsTable) -> None:
+    newer = put(runs_table.store, record(60))
     newer.write_text(newer.read_text().replace('"schema": 2', '"schema": 99'))
-    torn = put(board.store, record(61))
+    torn = put(runs_table.store, record(61))
     torn.write_text(torn.read_text()[:100])
     os.utime(newer)
-    board.refresh()
-    found = "\n".join(board.problems())
+    runs_table.refresh()
+    found = "\n".join(runs_table.problems())
     assert f"runs/{key_of(60)}/record.json is not counted" in found
     assert "schema 99, this version reads up to 2" in found
     assert f"runs/{key_of(61)}/record.json" in found
-    assert str(board.store.root) not in found
-    assert len(board.rows()) == 43
+    assert str(runs_table.store.root) not in found
+    assert len(runs_table.rows()) == 43
 
 
 def test_text_of_others_becomes_one_visible_line() -> None:
@@ -163,37 +169,39 @@ def test_words_of_endings_are_those_of_the_figures() -> None:
 
 
 # -- plots -----------------------------------------------------------------------------------
-def test_a_failed_run_is_at_the_edge_and_never_zero(board: Board) -> None:
-    put(board.store, failed(103, "oom_host", layers=96, peak_bytes={"disk": 0, "device": 0}))
-    board.refresh()
+def test_a_failed_run_is_at_the_edge_and_never_zero(runs_table: RunsTable) -> None:
+    put(runs_table.store, failed(103, "oom_host", layers=96, peak_bytes={"disk": 0, "device": 0}))
+    runs_table.refresh()
     for y in ("samples_per_second", "peak_disk_bytes", "peak_device_bytes", "final_loss"):
-        rows = {row["key"]: row for row in board.plot_rows(Plot(x="layers", y=y))}
+        rows = {row["key"]: row for row in runs_table.plot_rows(Plot(x="layers", y=y))}
         for number in (100, 101, 102, 103):
             row = rows[key_of(number)]
             assert (row["drawn"], row["y"]) == (EDGE, None), (y, row["status"])
             assert isinstance(row["x"], float)
         assert rows[key_of(0)]["drawn"] == VALUE
-    over = {row["key"]: row for row in board.plot_rows(Plot(x="step_seconds", y="layers"))}
+    over = {row["key"]: row for row in runs_table.plot_rows(Plot(x="step_seconds", y="layers"))}
     assert (over[key_of(100)]["drawn"], over[key_of(100)]["y"]) == (EDGE, 64.0)
 
 
-def test_a_loss_that_is_no_number_has_no_place_but_keeps_its_word(board: Board) -> None:
-    put(board.store, record(104, status="diverged", losses=[3.0, float("nan")]))
-    put(board.store, record(105, losses=[3.0, float("nan")]))
-    board.refresh()
-    rows = {r["key"]: r for r in board.plot_rows(Plot(x="layers", y="final_loss"))}
+def test_a_loss_that_is_no_number_has_no_place_but_keeps_its_word(runs_table: RunsTable) -> None:
+    put(runs_table.store, record(104, status="diverged", losses=[3.0, float("nan")]))
+    put(runs_table.store, record(105, losses=[3.0, float("nan")]))
+    runs_table.refresh()
+    rows = {r["key"]: r for r in runs_table.plot_rows(Plot(x="layers", y="final_loss"))}
     assert rows[key_of(104)]["drawn"] == EDGE
     assert rows[key_of(105)]["drawn"] == NOWHERE
-    words = words_of(board.plot_order(Plot(x="layers", y="final_loss")))
+    words = words_of(runs_table.plot_order(Plot(x="layers", y="final_loss")))
     assert "4 runs without a result at the edge" in words
     assert "1 run without such a value" in words
 
 
-def test_what_a_planner_said_is_simulated_and_what_has_no_logarithm_says_so(board: Board) -> None:
-    said = board.plot_rows(Plot(x="layers", y="predicted_step_seconds"))
+def test_what_a_planner_said_is_simulated_and_what_has_no_logarithm_says_so(
+    runs_table: RunsTable,
+) -> None:
+    said = runs_table.plot_rows(Plot(x="layers", y="predicted_step_seconds"))
     assert {row["source"] for row in said} == {"simulated"}
-    assert {row["source"] for row in board.plot_rows(THROUGHPUT)} == {"measured"}
-    rows = board.plot_rows(Plot(x="moved_read_bytes", y="layers", log_x=True))
+    assert {row["source"] for row in runs_table.plot_rows(THROUGHPUT)} == {"measured"}
+    rows = runs_table.plot_rows(Plot(x="moved_read_bytes", y="layers", log_x=True))
     assert {row["drawn"] for row in rows if row["status"] == "ok"} == {NOWHERE}
     for plot, sentence in (
         (Plot(x="method", y="layers", log_x=True), "has no logarithm"),
@@ -201,7 +209,7 @@ def test_what_a_planner_said_is_simulated_and_what_has_no_logarithm_says_so(boar
         (Plot(x="layers", y="predicted_settings"), "a field that no record has"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            board.plot_rows(plot)
+            runs_table.plot_rows(plot)
     with pytest.raises(ValueError, match="points or lines, not of 'bars'"):
         Plot(x="layers", y="layers", kind="bars")
 
@@ -221,20 +229,20 @@ def marks(figure: Figure) -> dict[str, set[tuple[str, str, bool]]]:
 def test_sources_never_share_a_mark(store: Store) -> None:
     for number, source in enumerate(("measured", "simulated", "published")):
         put(store, record(number, method="stronghold", source=source, layers=8 + number))
-    board = Board(store)
-    board.refresh()
-    (of_method,) = marks(board.figure(THROUGHPUT)).values()
+    runs_table = RunsTable(store)
+    runs_table.refresh()
+    (of_method,) = marks(runs_table.figure(THROUGHPUT)).values()
     assert len(of_method) == 3
     put(store, failed(5, "oom_host", method="stronghold", source="simulated", layers=32))
     put(store, failed(6, "oom_host", method="stronghold", layers=32))
-    board.refresh()
-    strip = board.figure(THROUGHPUT).axes[1]
+    runs_table.refresh()
+    strip = runs_table.figure(THROUGHPUT).axes[1]
     words = [label.get_text() for label in strip.get_yticklabels()]
     assert words == ["out of host memory, simulated", "out of host memory"]
 
 
-def test_axes_have_words_and_units_and_the_strip_names_each_ending(board: Board) -> None:
-    figure = board.figure(Plot(x="layers", y="peak_device_bytes", colour="method"))
+def test_axes_have_words_and_units_and_the_strip_names_each_ending(runs_table: RunsTable) -> None:
+    figure = runs_table.figure(Plot(x="layers", y="peak_device_bytes", colour="method"))
     panel, strip = figure.axes
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("layers", "peak device (GiB)")
     assert [label.get_text() for label in strip.get_yticklabels()] == [
@@ -244,7 +252,10 @@ def test_axes_have_words_and_units_and_the_strip_names_each_ending(board: Board)
     assert drawn == {"x": [64.0], "1": [48.0], "4": [48.0]}
     assert panel.get_ylim()[0] == 0
     assert max(y for line in panel.get_lines() for y in line.get_ydata()) == 32 * 2**26 / 2**30
-    assert board.figure(Plot(x="layers", y="step_seconds")).axes[0].get_ylabel() == "step time (ms)"
+    assert (
+        runs_table.figure(Plot(x="layers", y="step_seconds")).axes[0].get_ylabel()
+        == "step time (ms)"
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -261,9 +272,9 @@ def test_axes_have_words_and_units_and_the_strip_names_each_ending(board: Board)
         ("dtype", {"colour": "layers", "facet": "started"}),
     ],
 )
-def test_any_field_can_be_an_axis_a_colour_or_a_panel(board: Board, x: str, more) -> None:
-    figure = board.figure(Plot(x=x, y="samples_per_second", **more))
-    facets = Classes.of([r.get(more.get("facet")) for r in board.rows()], 6).labels
+def test_any_field_can_be_an_axis_a_colour_or_a_panel(runs_table: RunsTable, x: str, more) -> None:
+    figure = runs_table.figure(Plot(x=x, y="samples_per_second", **more))
+    facets = Classes.of([r.get(more.get("facet")) for r in runs_table.rows()], 6).labels
     panels = [axes for axes in figure.axes if axes.get_ylim()[0] != -0.6]
     assert len(panels) == (len(facets) if more.get("facet") else 1)
     points = sum(
@@ -272,7 +283,7 @@ def test_any_field_can_be_an_axis_a_colour_or_a_panel(board: Board, x: str, more
         for line in axes.get_lines()
         if line.get_linestyle() == "None" and isinstance(line, Line2D)
     )
-    at_left = sum(row["status"] != "ok" for row in board.rows()) if x == "step_seconds" else 0
+    at_left = sum(row["status"] != "ok" for row in runs_table.rows()) if x == "step_seconds" else 0
     assert points == 40 or points == 40 + at_left
 
 
@@ -290,16 +301,16 @@ def test_many_values_become_few_classes_that_hold_them_all() -> None:
 
 def test_a_plot_of_nothing_says_so(store: Store) -> None:
     put(store, failed(1, "error"))
-    board = Board(store)
-    board.refresh()
-    figure = board.figure(Plot(x="layers", y="steps_done"))
+    runs_table = RunsTable(store)
+    runs_table.refresh()
+    figure = runs_table.figure(Plot(x="layers", y="steps_done"))
     assert "No run has a value here yet." in figure.get_supxlabel()
 
 
 # -- files -----------------------------------------------------------------------------------
-def test_a_plot_is_saved_with_the_rows_behind_it(board: Board) -> None:
-    paths = board.save(THROUGHPUT, "throughput.v1", Query(method="l2l"))
-    folder = board.store.root / "reports" / "board"
+def test_a_plot_is_saved_with_the_rows_behind_it(runs_table: RunsTable) -> None:
+    paths = runs_table.save(THROUGHPUT, "throughput.v1", Query(method="l2l"))
+    folder = runs_table.store.root / "reports" / "board"
     assert [path.name for path in paths] == [
         "throughput.v1.csv", "throughput.v1.pdf", "throughput.v1.png",
     ]  # fmt: skip
@@ -311,13 +322,13 @@ def test_a_plot_is_saved_with_the_rows_behind_it(board: Board) -> None:
     assert {row["method"] for row in rows} == {"l2l"}
     assert {row["drawn"] for row in rows} == {"value", "edge"}
     first = next(row for row in rows if row["drawn"] == "value")
-    assert float(first["y"]) == board.row(first["key"])["samples_per_second"]
+    assert float(first["y"]) == runs_table.row(first["key"])["samples_per_second"]
 
 
-def test_the_table_is_exported_whole_and_no_cell_is_a_formula(board: Board) -> None:
-    put(board.store, record(50, message="=cmd|' /C calc'!A0"))
-    board.refresh()
-    path = board.export_csv("all")
+def test_the_table_is_exported_whole_and_no_cell_is_a_formula(runs_table: RunsTable) -> None:
+    put(runs_table.store, record(50, message="=cmd|' /C calc'!A0"))
+    runs_table.refresh()
+    path = runs_table.export_csv("all")
     with path.open(newline="", encoding="utf-8") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
     assert len(rows) == 44
@@ -328,27 +339,27 @@ def test_the_table_is_exported_whole_and_no_cell_is_a_formula(board: Board) -> N
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\x00", "x" * 65, "a..b", "ä"])
-def test_an_export_has_a_safe_name(board: Board, name: str) -> None:
+def test_an_export_has_a_safe_name(runs_table: RunsTable, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name an export"):
-        board.export_csv(name)
-    assert not (board.store.root / "reports").exists()
+        runs_table.export_csv(name)
+    assert not (runs_table.store.root / "reports").exists()
 
 
-def test_links_lead_nowhere_outside_the_folder(board: Board, tmp_path: Path) -> None:
+def test_links_lead_nowhere_outside_the_folder(runs_table: RunsTable, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("secret\n")
-    (board.store.root / "reports").symlink_to(outside)
+    (runs_table.store.root / "reports").symlink_to(outside)
     with pytest.raises(ValueError, match="leads out of the results folder"):
-        board.export_csv("x")
+        runs_table.export_csv("x")
     assert [path.name for path in outside.iterdir()] == ["secret.txt"]
-    (board.store.folder(key_of(1)) / "log.txt").symlink_to(outside / "secret.txt")
+    (runs_table.store.folder(key_of(1)) / "log.txt").symlink_to(outside / "secret.txt")
     with pytest.raises(ValueError, match="leads out of the results folder"):
-        board.log(key_of(1))
+        runs_table.log(key_of(1))
 
 
-def test_an_export_that_fails_leaves_the_older_one(board: Board) -> None:
-    path = board.export_csv("kept")
+def test_an_export_that_fails_leaves_the_older_one(runs_table: RunsTable) -> None:
+    path = runs_table.export_csv("kept")
     before = path.read_bytes()
 
     def break_off(stem: Path) -> None:
@@ -356,41 +367,43 @@ def test_an_export_that_fails_leaves_the_older_one(board: Board) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        export(board.store, "kept", break_off)
+        export(runs_table.store, "kept", break_off)
     assert path.read_bytes() == before
     assert [found.name for found in path.parent.iterdir()] == ["kept.csv"]
 
 
 @pytest.mark.parametrize("key", ["..", ".", "", "a/b", "..\\x", "x\0", "/etc", "y" * 129])
-def test_a_key_is_a_key(board: Board, key: str) -> None:
-    for ask in (board.row, board.record, board.log, board.command):
+def test_a_key_is_a_key(runs_table: RunsTable, key: str) -> None:
+    for ask in (runs_table.row, runs_table.record, runs_table.log, runs_table.command):
         with pytest.raises(ValueError, match="is no key of a run"):
             ask(key)
 
 
-def test_a_log_is_its_last_plain_lines_without_the_way_there(board: Board) -> None:
+def test_a_log_is_its_last_plain_lines_without_the_way_there(runs_table: RunsTable) -> None:
     log = (
         "step 1\rstep 2\nTraceback (most recent call last):\n"
         '  File "a.py", line 3, in f\n    g()\n    ^^^\nRuntimeError: <b>no\x1b[31m room\n'
     )
-    put(board.store, failed(110, "error", "no room"), log="\n".join(["old"] * 500) + "\n" + log)
-    lines = board.log(key_of(110))
+    put(
+        runs_table.store, failed(110, "error", "no room"), log="\n".join(["old"] * 500) + "\n" + log
+    )
+    lines = runs_table.log(key_of(110))
     assert lines[-2:] == ["step 2", "RuntimeError: <b>no room"]
     assert len(lines) == 12
-    assert board.log(key_of(0)) == []
+    assert runs_table.log(key_of(0)) == []
 
 
 # -- two runs --------------------------------------------------------------------------------
-def test_two_runs_are_compared_by_what_differs(board: Board) -> None:
-    put_timeline(board.store, key_of(0))
-    put_timeline(board.store, key_of(1), 1.5)
-    pair = board.compare(key_of(0), key_of(1))
+def test_two_runs_are_compared_by_what_differs(runs_table: RunsTable) -> None:
+    put_timeline(runs_table.store, key_of(0))
+    put_timeline(runs_table.store, key_of(1), 1.5)
+    pair = runs_table.compare(key_of(0), key_of(1))
     assert pair.settings() == [
         {"setting": "method", "a": METHODS[0], "b": METHODS[1]},
         {"setting": "seed", "a": 0, "b": 1},
     ]
     results = {row["result"]: row for row in pair.results()}
-    seconds = [board.row(key_of(n))["step_seconds"] for n in (0, 1)]
+    seconds = [runs_table.row(key_of(n))["step_seconds"] for n in (0, 1)]
     assert results["step_seconds"]["ratio"] == pytest.approx(seconds[1] / seconds[0])
     assert results["peak_disk_bytes"]["ratio"] is None, "0 bytes have no ratio"
     assert [len(losses) for losses in pair.losses()] == [5, 5]
@@ -403,10 +416,12 @@ def test_two_runs_are_compared_by_what_differs(board: Board) -> None:
     assert "busy seconds a step,compute" in table
 
 
-def test_a_failed_run_is_compared_too_and_the_sentences_say_what_is_missing(board: Board) -> None:
-    put(board.store, record(106, losses=[5.0, float("nan"), float("inf")]))
-    board.refresh()
-    pair = board.compare(key_of(100), key_of(106))
+def test_a_failed_run_is_compared_too_and_the_sentences_say_what_is_missing(
+    runs_table: RunsTable,
+) -> None:
+    put(runs_table.store, record(106, losses=[5.0, float("nan"), float("inf")]))
+    runs_table.refresh()
+    pair = runs_table.compare(key_of(100), key_of(106))
     notes = " ".join(pair.notes())
     assert "A: out of device memory: 28 GiB do not fit in 16 GiB." in notes
     assert "A: it made no step" in notes
@@ -417,14 +432,14 @@ def test_a_failed_run_is_compared_too_and_the_sentences_say_what_is_missing(boar
     assert results["step_seconds"]["a"] is results["step_seconds"]["ratio"] is None
     assert results["status"] == {"result": "status", "a": "oom_device", "b": "ok", "ratio": None}
     assert len(pair.figure().axes) == 1
-    assert len(board.compare(key_of(100), key_of(101)).figure().axes) == 1
+    assert len(runs_table.compare(key_of(100), key_of(101)).figure().axes) == 1
     for keys, sentence in (
         ((key_of(1), key_of(1)), "compared with itself"),
         ((key_of(1), "0" * 16), "there is no record"),
         ((key_of(1), ".."), "no key of a run"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            board.compare(*keys)
+            runs_table.compare(*keys)
 
 
 # -- commands --------------------------------------------------------------------------------
@@ -450,16 +465,19 @@ def test_the_command_line_repeats_the_record(store: Store, spec: RunSpec) -> Non
     assert arguments.results == store.root
 
 
-def test_a_spec_of_another_version_is_a_sentence(board: Board) -> None:
-    put(board.store, record(70, spec=RunSpec(method="l2l").to_dict() | {"warp": 9}, method="l2l"))
-    board.refresh()
+def test_a_spec_of_another_version_is_a_sentence(runs_table: RunsTable) -> None:
+    put(
+        runs_table.store,
+        record(70, spec=RunSpec(method="l2l").to_dict() | {"warp": 9}, method="l2l"),
+    )
+    runs_table.refresh()
     with pytest.raises(ValueError, match="unknown field 'warp'"):
-        board.command(key_of(70))
+        runs_table.command(key_of(70))
 
 
 def test_a_sweep_is_repeated_by_papermill_and_from_the_command_line(store: Store) -> None:
     Campaign.create(store, {"name": "a.sweep", "base": {"method": "l2l"}})
-    notebook, line = Board(store).sweep_commands("a.sweep")
+    notebook, line = RunsTable(store).sweep_commands("a.sweep")
     words = shlex.split(notebook.partition(" && ")[2])
     assert words[:2] == ["papermill", "notebooks/sweep.ipynb"]
     assert words[words.index("sweep") + 1] == str(store.root / "sweeps" / "a.sweep" / "sweep.json")
@@ -467,4 +485,4 @@ def test_a_sweep_is_repeated_by_papermill_and_from_the_command_line(store: Store
     assert arguments.file.is_file()
     assert arguments.results == store.root
     with pytest.raises(ValueError, match="cannot name a sweep"):
-        Board(store).sweep_commands("../x")
+        RunsTable(store).sweep_commands("../x")

@@ -1,4 +1,4 @@
-"""Work of a board in the helper process (helper_process.py): drawing, planning, writing.
+"""Work of the runs table in the helper process (helper_process.py): drawing, planning, writing.
 
 Arguments and answers are plain data. Nothing is kept between two questions.
 """
@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from workbench.figures.style import styled
 from workbench.runs.store import Store
-from workbench.ui.board import Board
-from workbench.ui.board_compare import Comparison
-from workbench.ui.board_draw import draw
-from workbench.ui.board_plot import Plot
-from workbench.ui.board_query import Query
+from workbench.ui.runs_table import RunsTable
+from workbench.ui.runs_table_compare import Comparison
+from workbench.ui.runs_table_draw import draw
+from workbench.ui.runs_table_plot import Plot
+from workbench.ui.runs_table_query import Query
 
 SCREEN_DPI = 150
 """A page-wide figure is then 1050 pixels wide: sharp at 1280 x 720 and on a projector."""
@@ -30,13 +30,13 @@ def picture(order: str) -> str:
 
 
 def save_plot(root: str, plot: dict[str, Any], query: dict[str, Any], name: str) -> list[str]:
-    """`Board.save` by the folder's path; returns file names."""
-    return [path.name for path in _board(root).save(Plot(**plot), name, _query(query))]
+    """`RunsTable.save` by the folder's path; returns file names."""
+    return [path.name for path in _runs_table(root).save(Plot(**plot), name, _query(query))]
 
 
 def save_table(root: str, query: dict[str, Any], name: str) -> list[str]:
     """The rows of a query as CSV; returns the file's name."""
-    return [_board(root).export_csv(name, _query(query)).name]
+    return [_runs_table(root).export_csv(name, _query(query)).name]
 
 
 def compared(root: str, key_a: str, key_b: str) -> dict[str, Any]:
@@ -59,16 +59,16 @@ def save_compared(root: str, key_a: str, key_b: str, name: str) -> list[str]:
 
 
 def timeline(root: str, key: str) -> dict[str, Any]:
-    """What the timeline of a run shows; raises ValueError where it kept none."""
+    """Plain data of a run's timeline; raises ValueError where it kept none."""
     from workbench.ui.timeline_run import run_timeline
 
     return run_timeline(Store(root), key)
 
 
-def _board(root: str) -> Board:
-    board = Board(Store(root))
-    board.refresh()
-    return board
+def _runs_table(root: str) -> RunsTable:
+    runs_table = RunsTable(Store(root))
+    runs_table.refresh()
+    return runs_table
 
 
 def _query(data: dict[str, Any]) -> Query:

@@ -1,4 +1,4 @@
-"""What a board reads and writes of a results folder, and nothing outside it.
+"""Reads and writes files of a results folder for the runs table, and nothing outside it.
 
 Exports go to ``RESULTS/reports/board/``, whole or not at all. Names come from people and keys from
 files that anybody may have written, so both are checked before they become a path, and a link that
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.runs.store import Store
-from workbench.ui.board_fields import plain
 from workbench.ui.log_tail import last_lines
+from workbench.ui.runs_table_fields import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
 
 def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
     """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
-    from workbench.ui.board_draw import draw
+    from workbench.ui.runs_table_draw import draw
 
     return save_figure(store, draw(order), order["rows"], name)
 

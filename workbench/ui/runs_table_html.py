@@ -1,4 +1,4 @@
-"""The tables of a board as HTML: captions, scopes, signs beside colours, all text escaped."""
+"""The runs table as HTML: captions, scopes, signs beside colours, all text escaped."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from html import escape
 from typing import Any
 
 from workbench.ui import html
-from workbench.ui.board import Board, Page
-from workbench.ui.board_fields import SENTENCES, Row, cell, described, label, plain
+from workbench.ui.runs_table import Page, RunsTable
+from workbench.ui.runs_table_fields import SENTENCES, Row, cell, described, label, plain
 
 STYLE = (
     html.STYLE
     + """<style>
-.wb-board {color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.35}
+.wb-runs-table {color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.35}
 .wb-scroll {overflow: auto; max-height: 21em; border: 1px solid var(--jp-border-color2, #bbb)}
 .wb-scroll:focus-visible {outline: 2px solid var(--jp-brand-color1, #1565c0)}
-.wb-board table {border-collapse: collapse; width: 100%}
-.wb-board caption {text-align: left; font-weight: 600; padding: 4px 6px}
-.wb-board th, .wb-board td {padding: 2px 8px; text-align: left; white-space: nowrap;
+.wb-runs-table table {border-collapse: collapse; width: 100%}
+.wb-runs-table caption {text-align: left; font-weight: 600; padding: 4px 6px}
+.wb-runs-table th, .wb-runs-table td {padding: 2px 8px; text-align: left; white-space: nowrap;
   max-width: 17em; overflow: hidden; text-overflow: ellipsis;
   border-bottom: 1px solid var(--jp-border-color3, #ddd)}
-.wb-board thead th {position: sticky; top: 0; background: var(--jp-layout-color2, #eee)}
-.wb-board td.n, .wb-board th.n {text-align: right; font-variant-numeric: tabular-nums}
-.wb-board tbody tr.chosen {background: var(--jp-layout-color2, #eee)}
-.wb-board tr.chosen td:first-child {box-shadow: inset 4px 0 0 var(--jp-brand-color1, #1565c0)}
-.wb-board td.ended {font-weight: 600; color: var(--jp-error-color1, #b3261e)}
-.wb-board h3 {font-size: 14px; margin: 0.8em 0 0.2em}
+.wb-runs-table thead th {position: sticky; top: 0; background: var(--jp-layout-color2, #eee)}
+.wb-runs-table td.n, .wb-runs-table th.n {text-align: right; font-variant-numeric: tabular-nums}
+.wb-runs-table tbody tr.chosen {background: var(--jp-layout-color2, #eee)}
+.wb-runs-table tr.chosen td:first-child {box-shadow: inset 4px 0 0 var(--jp-brand-color1, #1565c0)}
+.wb-runs-table td.ended {font-weight: 600; color: var(--jp-error-color1, #b3261e)}
+.wb-runs-table h3 {font-size: 14px; margin: 0.8em 0 0.2em}
 .wb-card {background: #fff; color: #222; border: 1px solid var(--jp-border-color2, #bbb);
   border-radius: 4px; padding: 8px; margin: 4px 0; max-width: 1080px}
 .wb-card img {display: block; max-width: 100%; height: auto}
@@ -35,11 +35,11 @@ STYLE = (
 """Once in a panel. Figures are drawn for paper, so their card is white in any theme."""
 
 
-def runs_table(board: Board, page: Page, chosen: Collection[str]) -> str:
+def listing(runs_table: RunsTable, page: Page, chosen: Collection[str]) -> str:
     """A page of records. Rows are numbered as the choices beside the table are."""
     if not page.rows:
-        return _board("<p>No run matches.</p>" if board.version else "<p>No run yet.</p>")
-    fields = board.fields
+        return _framed("<p>No run matches.</p>" if runs_table.version else "<p>No run yet.</p>")
+    fields = runs_table.fields
     numeric = {c for c in page.columns if c in fields and fields[c].kind == "number"}
     heads = [
         ("n", "#"),
@@ -60,36 +60,36 @@ def runs_table(board: Board, page: Page, chosen: Collection[str]) -> str:
             cells.append(f"<td{_class(kind)}>{text}</td>")
         body.append(f"<tr{_class('chosen' if picked else '')}>{''.join(cells)}</tr>")
     caption = f"Runs {page.first} to {page.first + len(page.rows) - 1} of {page.total:,}"
-    return _board(
+    return _framed(
         f"<div class='wb-scroll' tabindex='0' role='region' aria-label='{caption}'>"
         f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def summary(board: Board, problems: int) -> str:
+def summary(runs_table: RunsTable, problems: int) -> str:
     """How many runs there are and how they ended, in a sentence."""
-    counts = board.counts()
+    counts = runs_table.counts()
     total = sum(counts.values())
     parts = [f"{n:,} {cell('status', status)}" for status, n in counts.items()]
     text = f"{total:,} {'run' if total == 1 else 'runs'}" + (
         f": {', '.join(parts)}" if parts else ""
     )
-    if board.pending:
-        text += f"; {board.pending:,} more are being read"
+    if runs_table.pending:
+        text += f"; {runs_table.pending:,} more are being read"
     if problems:
         text += f"; {problems} cannot be read, see below"
     return html.told(f"{text}.")
 
 
 def problems_list(sentences: list[str], most: int = 10) -> str:
-    """What of the folder is not counted, and why."""
+    """Files of the folder that are not counted, and why."""
     if not sentences:
         return ""
     shown = "".join(f"<li>{escape(one)}</li>" for one in sentences[:most])
     rest = len(sentences) - most
     more = f"<p>And {rest:,} more.</p>" if rest > 0 else ""
-    return _board(f"<h3>Not counted</h3><ul>{shown}</ul>{more}")
+    return _framed(f"<h3>Not counted</h3><ul>{shown}</ul>{more}")
 
 
 def run_details(row: Row, lines: list[str]) -> str:
@@ -108,11 +108,11 @@ def run_details(row: Row, lines: list[str]) -> str:
         parts.append(f"<p>Bound by {escape(plain(row['predicted_binding'], 400))}.</p>")
     if row.get("notes"):
         parts.append(f"<p class='soft'>{escape(plain(row['notes'], 400))}</p>")
-    return _board("".join(parts))
+    return _framed("".join(parts))
 
 
 def comparison(told: Mapping[str, Any]) -> str:
-    """What `board_work.compared` answers."""
+    """HTML of a comparison, as `runs_table_work.compared` returns it."""
     a, b = (escape(name) for name in told["names"])
     parts = [f"<h3>{a} and {b}</h3>"]
     if told["notes"]:
@@ -134,7 +134,7 @@ def comparison(told: Mapping[str, Any]) -> str:
     parts.append(_table("Busy in a step", ["lane", *heads], lanes))
     moved = [[r["way"], *(cell("x_bytes", r[c]) for c in columns)] for r in told["bytes"]]
     parts.append(_table("Bytes moved in a step", ["way", *heads], moved))
-    return _board("".join(parts))
+    return _framed("".join(parts))
 
 
 def card(png: str, words: str) -> str:
@@ -147,7 +147,7 @@ def card(png: str, words: str) -> str:
 
 def commands(found: Iterable[tuple[str, str]]) -> str:
     """(what it does, command line) pairs."""
-    return _board(
+    return _framed(
         "".join(
             f"<p>{escape(words)}</p><pre tabindex='0' aria-label='{escape(words)}'>"
             f"{escape(command)}</pre>"
@@ -156,8 +156,8 @@ def commands(found: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _board(inner: str) -> str:
-    return f"<div class='wb wb-board' style='max-width: none'>{inner}</div>"
+def _framed(inner: str) -> str:
+    return f"<div class='wb wb-runs-table' style='max-width: none'>{inner}</div>"
 
 
 def _table(caption: str, heads: list[str], rows: list[list[str]]) -> str:

@@ -1,5 +1,4 @@
-"""What a board does with the runs that somebody chose: details, comparison, timeline, commands,
-exports.
+"""Panel of the chosen runs: details, comparison, timeline, commands, exports.
 
 Long work is asked of the helper process, one question at a time; the newest wish is
 the one that is shown.
@@ -15,13 +14,13 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.runs.campaign import Campaign
-from workbench.ui import board_html, html
-from workbench.ui.board import Board
-from workbench.ui.board_files import check_name
-from workbench.ui.board_plot_panel import WORK, PlotPanel
-from workbench.ui.board_query import Query
+from workbench.ui import html, runs_table_html
 from workbench.ui.frame_panel import button
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.runs_table import RunsTable
+from workbench.ui.runs_table_files import check_name
+from workbench.ui.runs_table_plot_panel import WORK, PlotPanel
+from workbench.ui.runs_table_query import Query
 
 MOST_SWEEPS = 20
 WHERE = "reports/board"
@@ -31,9 +30,13 @@ class ChosenPanel:
     """Buttons for the chosen runs, and below them what they show."""
 
     def __init__(
-        self, board: Board, helper: HelperProcess, plot: PlotPanel, query: Callable[[], Query]
+        self,
+        runs_table: RunsTable,
+        helper: HelperProcess,
+        plot: PlotPanel,
+        query: Callable[[], Query],
     ) -> None:
-        self.board, self._helper, self._plot, self._query = board, helper, plot, query
+        self.runs_table, self._helper, self._plot, self._query = runs_table, helper, plot, query
         self.chosen: tuple[str, ...] = ()
         self._answer: Answer | None = None
         self._show_answer: Callable[[Any], None] = lambda _: None
@@ -62,7 +65,7 @@ class ChosenPanel:
         self.state = widgets.HTML(html.told(""))
         self.details = widgets.HTML()
         self.shown = widgets.VBox()
-        """What the last button asked for."""
+        """The work that the last button asked for."""
         wrap = {"flex_flow": "row wrap", "grid_gap": "4px 8px"}
         self.buttons = widgets.HBox([self.compare, self.timeline, self.commands], layout=wrap)
         self.exports = widgets.HBox([self.name, self.csv, self.figure, self.pair], layout=wrap)
@@ -94,25 +97,25 @@ class ChosenPanel:
         found = []
         for key in self.chosen[:5]:
             try:
-                found.append((f"Repeat run {key}", self.board.command(key)))
+                found.append((f"Repeat run {key}", self.runs_table.command(key)))
             except ValueError as error:
                 self._say(f"run {key} cannot be repeated: {error}", bad=True)
-        names = [campaign.name for campaign in Campaign.all(self.board.store)]
+        names = [campaign.name for campaign in Campaign.all(self.runs_table.store)]
         for name in names[:MOST_SWEEPS]:
-            notebook, line = self.board.sweep_commands(name)
+            notebook, line = self.runs_table.sweep_commands(name)
             found.append((f"Repeat the sweep {name}: its notebook, without a browser", notebook))
             found.append((f"The sweep {name} from the command line", line))
         if not found:
             self._say("Choose a run to see the command that repeats it; there is no named sweep.")
             return
-        self.shown.children = [widgets.HTML(board_html.commands(found))]
+        self.shown.children = [widgets.HTML(runs_table_html.commands(found))]
         self._say(f"{len(found)} commands are shown below.")
 
     def _details(self, key: str) -> None:
         try:
-            row = self.board.row(key)
-            lines = self.board.log(key) if row["status"] != "ok" else []
-            self.details.value = board_html.run_details(row, lines)
+            row = self.runs_table.row(key)
+            lines = self.runs_table.log(key) if row["status"] != "ok" else []
+            self.details.value = runs_table_html.run_details(row, lines)
         except ValueError as error:
             self._say(str(error), bad=True)
 
@@ -121,7 +124,7 @@ class ChosenPanel:
         self._ask("comparing ...", self._show_pair, "compared", key_a=a, key_b=b)
 
     def _show_pair(self, told: dict[str, Any]) -> None:
-        self.shown.children = [widgets.HTML(board_html.comparison(told))]
+        self.shown.children = [widgets.HTML(runs_table_html.comparison(told))]
         self._say(f"{told['names'][0]} and {told['names'][1]} are compared below.")
 
     def _timeline(self) -> None:
@@ -164,7 +167,7 @@ class ChosenPanel:
         self, words: str, show: Callable[[Any], None], function: str, **arguments: Any
     ) -> None:
         self._show_answer = show
-        root = str(self.board.store.root)
+        root = str(self.runs_table.store.root)
         self._answer = self._helper.ask(f"{WORK}:{function}", root=root, **arguments)
         self._say(words)
 
@@ -184,4 +187,4 @@ class ChosenPanel:
 
 
 def _usual_name() -> str:
-    return f"board-{datetime.now():%Y-%m-%d-%H%M}"
+    return f"runs-{datetime.now():%Y-%m-%d-%H%M}"

@@ -1,7 +1,7 @@
-"""What the fields of a record are to people who look at many records: words, units, cells.
+"""Fields of records for people who look at many records: words, units, cells.
 
 Text in records comes from logs and specs. Here it loses the characters that act instead of showing,
-and becomes one line; whoever puts it into a page escapes it.
+and becomes one line; the code that puts it into a page escapes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ending:
     words: str
     sign: str
     marker: Any
-    """Of matplotlib: strokes without an area, which no value's mark is."""
+    """Marker of matplotlib: strokes without an area, which no value's mark is."""
 
 
 ENDINGS = {
@@ -72,7 +72,7 @@ FIRST_SETTINGS = (
 FIRST_RESULTS = (
     "step_seconds", "samples_per_second", "final_loss", "peak_device_bytes", "peak_host_bytes",
 )  # fmt: skip
-"""What a table and the choices of a plot begin with, where it varies."""
+"""First columns of the table and first choices of a plot, where they vary."""
 
 _RESULT = re.compile(
     r"step_seconds|samples_per_second|final_loss|seconds|steps_done|skipped_steps"
@@ -120,7 +120,7 @@ def unit(name: str) -> str:
 
 
 def is_result(name: str) -> bool:
-    """Whether the field says what came of a run, which a run that failed has no honest value of."""
+    """Whether the field is a result of a run; a failed run has no honest value of it."""
     return _RESULT.fullmatch(name) is not None
 
 
@@ -244,7 +244,7 @@ def in_order(values: Iterable[Any]) -> list[Any]:
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:
-    """What values of any type are sorted by."""
+    """Sort key of values of any type."""
     finite = number(value)
     if finite is not None:
         return 0, finite, ""

@@ -2,8 +2,8 @@
 
 A run that ran out of memory, out of time, or failed has no honest result. It keeps its place in the
 table with the status as its reason, and is drawn at the axis' edge with the symbol and the word of
-that, never as 0. Where a number comes from follows it: what the planner said of a run (the
-``predicted_`` fields) is simulated, also in the record of a run that was measured.
+that, never as 0. Where a number comes from follows it: the planner's predictions of a run (the
+``predicted_`` fields) are simulated, also in the record of a run that was measured.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workbench.ui.board_fields import (
+from workbench.ui.runs_table_fields import (
     NOT_SHOWN,
     Field,
     Row,
@@ -35,7 +35,7 @@ DRAWABLE = frozenset({"ok", "diverged"})
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """What to draw. Raises ValueError for a kind that there is not."""
+    """A plot to draw. Raises ValueError for an unknown kind."""
 
     x: str
     y: str
@@ -93,7 +93,7 @@ def plot_order(plot: Plot, rows: list[Row], fields: Mapping[str, Field]) -> dict
 
 
 def words_of(order: Mapping[str, Any]) -> str:
-    """What a drawing shows, for who cannot see it."""
+    """Description of a drawing, for readers who cannot see it."""
     plot, axes, rows = order["plot"], order["axes"], order["rows"]
     at = {place: sum(row["drawn"] == place for row in rows) for place in (VALUE, EDGE, NOWHERE)}
     text = f"{axes['y']['label']} over {axes['x']['label']}, {plot['kind']}, {_runs(at[VALUE])}"

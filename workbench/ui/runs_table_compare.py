@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.options import catalogue
 from workbench.core.record import RunRecord
 from workbench.runs.store import Store, row
-from workbench.ui.board_fields import ENDINGS, Row, number, plain, settings
-from workbench.ui.board_files import check_key, save_figure
+from workbench.ui.runs_table_fields import ENDINGS, Row, number, plain, settings
+from workbench.ui.runs_table_files import check_key, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ class Comparison:
         return self._lanes
 
     def notes(self) -> list[str]:
-        """What is missing and why, one sentence each."""
+        """Missing parts and why they are missing, one sentence each."""
         found = []
         for letter, record in zip("AB", self.records, strict=True):
             if record.status != "ok":
@@ -138,7 +138,7 @@ class Comparison:
         return found + self._notes
 
     def order(self) -> dict[str, Any]:
-        """The figure as plain data, from which `board_pair.draw_pair` makes it, anywhere."""
+        """The figure as plain data, from which `runs_table_pair.draw_pair` makes it, anywhere."""
         return {
             "draw": "pair",
             "names": list(self.names),
@@ -148,7 +148,7 @@ class Comparison:
 
     def figure(self) -> Figure:
         """Losses as two curves, and busy seconds of each lane."""
-        from workbench.ui.board_pair import draw_pair
+        from workbench.ui.runs_table_pair import draw_pair
 
         return draw_pair(self.order())
 

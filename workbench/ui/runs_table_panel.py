@@ -1,13 +1,13 @@
-"""The board as widgets: filter, table, choice, plot, comparison, timeline, exports, commands.
+"""The runs table as widgets: filter, table, choice, plot, comparison, timeline, exports, commands.
 
     from workbench.runs.store import Store
-    from workbench.ui.board_panel import BoardPanel
+    from workbench.ui.runs_table_panel import RunsTablePanel
 
-    BoardPanel(Store()).widget
+    RunsTablePanel(Store()).widget
 
-Everything it shows can be had from code (board.py). The folder is looked at about once a second in
-a thread; a page is sent again only where it reads differently, a plot is drawn again only where its
-rows changed.
+Everything it shows can be had from code (runs_table.py). The folder is looked at about once a
+second in a thread; a page is sent again only where it reads differently, a plot is drawn again only
+where its rows changed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import ipywidgets as widgets
 from workbench.core.record import STATUSES
 from workbench.runs.index import Index
 from workbench.runs.store import Store
-from workbench.ui import board_html, html
-from workbench.ui.board import Board
-from workbench.ui.board_chosen_panel import ChosenPanel
-from workbench.ui.board_fields import ENDINGS, NOT_SHOWN, described, plain
-from workbench.ui.board_plot_panel import PlotPanel
-from workbench.ui.board_query import ANY, Query
-from workbench.ui.board_thread import Beside
+from workbench.ui import html, runs_table_html
 from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import button, framed
 from workbench.ui.helper_process import HelperProcess
+from workbench.ui.runs_table import RunsTable
+from workbench.ui.runs_table_chosen_panel import ChosenPanel
+from workbench.ui.runs_table_fields import ENDINGS, NOT_SHOWN, described, plain
+from workbench.ui.runs_table_plot_panel import PlotPanel
+from workbench.ui.runs_table_query import ANY, Query
+from workbench.ui.runs_table_thread import Beside
 from workbench.ui.ticker import Ticker
 
 TICK_S, LOOK_S = 0.1, 1.0
@@ -42,7 +42,7 @@ FIRST_LOOK_S, LATER_LOOK_S = 0.2, 2.0
 USUAL = Query()
 
 
-class BoardPanel:
+class RunsTablePanel:
     """A results folder, live. `close` it to end what works beside it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class BoardPanel:
     ) -> None:
         """`helper`: a process that other panels use too; otherwise one of its own, when first
         needed."""
-        self.board = Board(store, index)
+        self.runs_table = RunsTable(store, index)
         self._own_helper = None if helper else HelperProcess()
         self._helper = helper or self._own_helper
         self._looking = Beside()
@@ -62,10 +62,10 @@ class BoardPanel:
         """The last query that says something: the table and the plot show its runs."""
         self._filling = False
         self._make_controls()
-        self.plot = PlotPanel(self.board, self._helper, lambda: self._understood)
-        self.chosen = ChosenPanel(self.board, self._helper, self.plot, lambda: self.query)
+        self.plot = PlotPanel(self.runs_table, self._helper, lambda: self._understood)
+        self.chosen = ChosenPanel(self.runs_table, self._helper, self.plot, lambda: self.query)
         self.widget = self._lay_out()
-        self.board.refresh(FIRST_LOOK_S)
+        self.runs_table.refresh(FIRST_LOOK_S)
         self._show()
         self.ticker = Ticker(TICK_S, self.tick, self._failed)
         self.ticker.start()
@@ -74,7 +74,7 @@ class BoardPanel:
 
     @property
     def query(self) -> Query:
-        """What the controls ask for."""
+        """The query that the controls show."""
         return Query(
             text=self.filter.value,
             status=self.status.value or ANY,
@@ -88,7 +88,7 @@ class BoardPanel:
     def choose(self, keys: Sequence[str]) -> None:
         """Choose runs, as in the list of choices. Raises ValueError for one that there is not."""
         for key in keys:
-            self.board.row(key)
+            self.runs_table.row(key)
         self._choose(tuple(keys))
         self._show()
 
@@ -102,15 +102,15 @@ class BoardPanel:
     def tick(self) -> bool:
         """Look whether there is something new, and show it. Waits for nothing."""
         if self._looking.ready and (
-            self._looking.fetch() or self._problems != self.board.problems()
+            self._looking.fetch() or self._problems != self.runs_table.problems()
         ):
             self._show()
-        rest = max(LOOK_S, REST * self._look_took) if not self.board.pending else 0.0
+        rest = max(LOOK_S, REST * self._look_took) if not self.runs_table.pending else 0.0
         if self._looking.free and monotonic() - self._look_at >= rest:
             self._look_at = monotonic()
             query = self.query
             self._looking.start(lambda: self._look(query))
-        if not self.board.pending:  # a plot of some of them would be another one in a moment
+        if not self.runs_table.pending:  # a plot of some of them would be another one in a moment
             self.plot.tick(start=self.chosen.settled)
         self.chosen.tick()
         return True
@@ -118,16 +118,16 @@ class BoardPanel:
     def _look(self, query: Query) -> set[str]:
         """In the thread: what is new, sorted as it will be shown."""
         began = monotonic()
-        changed = self.board.refresh(LATER_LOOK_S)
+        changed = self.runs_table.refresh(LATER_LOOK_S)
         with suppress(ValueError):  # of a filter that says nothing; who shows the page says so
-            self.board.rows(query)
+            self.runs_table.rows(query)
         self._look_took = monotonic() - began
         return changed
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was asked for is shown."""
-        return not self.board.pending and self.plot.settled and self.chosen.settled
+        """Whether all of the controls' query is shown."""
+        return not self.runs_table.pending and self.plot.settled and self.chosen.settled
 
     def close(self) -> None:
         """Look no more, and end the helper process where it is this panel's own."""
@@ -144,18 +144,18 @@ class BoardPanel:
     def _show(self) -> None:
         """Bring every widget up to date; one that reads the same is not sent again."""
         self._fill()
-        self._problems = self.board.problems()
-        _set(self.told, board_html.summary(self.board, len(self._problems)))
-        _set(self.problems, board_html.problems_list(self._problems))
+        self._problems = self.runs_table.problems()
+        _set(self.told, runs_table_html.summary(self.runs_table, len(self._problems)))
+        _set(self.problems, runs_table_html.problems_list(self._problems))
         query = self.query
         try:
-            page = self.board.page(query)
+            page = self.runs_table.page(query)
         except ValueError as error:
             _set(self.wrong, html.told(f"{error}.", "bad"))
             return
         _set(self.wrong, html.told(""))
         self._understood, self._page = query, page.number
-        _set(self.table, board_html.runs_table(self.board, page, self.chosen.chosen))
+        _set(self.table, runs_table_html.listing(self.runs_table, page, self.chosen.chosen))
         _set(self.where, html.told(f"Page {page.number:,} of {page.pages:,}"))
         for made in (self.first, self.previous):
             made.disabled = page.number == 1
@@ -169,14 +169,16 @@ class BoardPanel:
         """Offer the statuses, methods and fields that there are."""
         self._filling = True
         try:
-            counts = self.board.counts()
+            counts = self.runs_table.counts()
             there = [s for s in STATUSES if s in counts or s == self.status.value]
             _offer(self.status, [("any", ANY), *((ENDINGS[s].words, s) for s in there)])
-            _offer(self.method, [("any", ANY), *((plain(m, 40), m) for m in self.board.methods())])
-            fields = self.board.fields
+            _offer(
+                self.method, [("any", ANY), *((plain(m, 40), m) for m in self.runs_table.methods())]
+            )
+            fields = self.runs_table.fields
             names = [name for name in fields if name not in NOT_SHOWN]
             _offer(self.sort, [(fields[name].label, name) for name in names], USUAL.sort)
-            usual = self._columns or self.board.columns()
+            usual = self._columns or self.runs_table.columns()
             options = tuple((fields[name].label, name) for name in names)
             if self.columns.options != options:
                 self.columns.options = options
@@ -191,7 +193,7 @@ class BoardPanel:
         options = []
         for key in rest:
             try:
-                options.append((f"chosen: {described(self.board.row(key))}", key))
+                options.append((f"chosen: {described(self.runs_table.row(key))}", key))
             except ValueError:  # the record is gone
                 continue
         options += [(f"{n}. {described(row)}", row["key"]) for n, row in enumerate(rows, first)]
@@ -257,7 +259,7 @@ class BoardPanel:
         columns = Folds([self.columns], titles=["Columns"])
         return framed(
             [
-                widgets.HTML(board_html.STYLE),
+                widgets.HTML(runs_table_html.STYLE),
                 self.told,
                 widgets.HBox(asked, layout=wrap),
                 self.wrong,

@@ -1,4 +1,4 @@
-"""The live plot of a board: what is drawn over what, and the picture, redrawn when its rows change.
+"""The live plot of the runs table: its fields, and the picture, redrawn when its rows change.
 
 The rows are gathered in a thread and drawn in the helper process, so that nothing here
 keeps anybody waiting. While one picture is made, only the newest wish for another is kept.
@@ -14,15 +14,15 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.ui import board_html, html
-from workbench.ui.board import Board
-from workbench.ui.board_fields import SENTENCES, Field
-from workbench.ui.board_plot import KINDS, NONE, Plot, words_of
-from workbench.ui.board_query import Query
-from workbench.ui.board_thread import Beside
+from workbench.ui import html, runs_table_html
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.runs_table import RunsTable
+from workbench.ui.runs_table_fields import SENTENCES, Field
+from workbench.ui.runs_table_plot import KINDS, NONE, Plot, words_of
+from workbench.ui.runs_table_query import Query
+from workbench.ui.runs_table_thread import Beside
 
-WORK = "workbench.ui.board_work"
+WORK = "workbench.ui.runs_table_work"
 LABELS = {"x": "x", "y": "y", "colour": "colour", "facet": "panels"}
 TOOLTIPS = {
     "x": "Field along the horizontal axis; fields that vary come first",
@@ -35,10 +35,12 @@ TOOLTIPS = {
 class PlotPanel:
     """Controls and picture. `tick` is called again and again by the panel that holds it."""
 
-    def __init__(self, board: Board, helper: HelperProcess, query: Callable[[], Query]) -> None:
-        self.board, self._helper, self._query = board, helper, query
+    def __init__(
+        self, runs_table: RunsTable, helper: HelperProcess, query: Callable[[], Query]
+    ) -> None:
+        self.runs_table, self._helper, self._query = runs_table, helper, query
         self.order: dict[str, Any] | None = None
-        """What the picture shows, as `board_plot.plot_order` says it; None before the first."""
+        """Digest of the picture's `runs_table_plot.plot_order`; None before the first."""
         self._next: tuple[str, dict[str, Any]] | None = None
         self._thread = Beside()
         self._answer: Answer | None = None
@@ -67,7 +69,7 @@ class PlotPanel:
         self.widget = widgets.VBox(
             [
                 widgets.HTML(
-                    "<div class='wb wb-board'><h3>Plot of the runs listed above</h3></div>"
+                    "<div class='wb wb-runs-table'><h3>Plot of the runs listed above</h3></div>"
                 ),
                 widgets.HBox(controls, layout={"flex_flow": "row wrap", "grid_gap": "0 12px"}),
                 self.state,
@@ -77,7 +79,7 @@ class PlotPanel:
 
     @property
     def plot(self) -> Plot | None:
-        """What the controls say; None while there is nothing to plot."""
+        """The plot that the controls show; None while there is nothing to plot."""
         chosen = {what: control.value for what, control in self.fields.items()}
         if not chosen["x"] or not chosen["y"]:
             return None
@@ -93,14 +95,14 @@ class PlotPanel:
 
     @property
     def settled(self) -> bool:
-        """Whether the picture shows what was asked for last, of the rows there are."""
+        """Whether the picture shows the last plot asked for, of the present rows."""
         idle = self._thread.free and self._answer is None
         return idle and self._tried == self._wish()
 
     def show(self, plot: Plot) -> None:
         """Set the controls. Raises ValueError for fields that no record has."""
         self.fill()
-        self.board.plot_rows(plot, self._query())
+        self.runs_table.plot_rows(plot, self._query())
         for what, control in self.fields.items():
             control.value = getattr(plot, what)
         self.kind.value = plot.kind
@@ -108,10 +110,10 @@ class PlotPanel:
 
     def fill(self) -> None:
         """Offer the fields that there are; what is chosen stays chosen."""
-        known = self.board.fields
+        known = self.runs_table.fields
         if not known:
             return
-        usual = self.board.default_plot()
+        usual = self.runs_table.default_plot()
         names = [name for name in known if name not in SENTENCES]
         for what, control in self.fields.items():
             options = [(_words(known[name]), name) for name in names]
@@ -148,16 +150,16 @@ class PlotPanel:
         self._thread.start(lambda: self._gather(plot, query))
 
     def _wish(self) -> tuple[int, Plot | None, Query]:
-        return self.board.version, self.plot, replace(self._query(), page=1, columns=())
+        return self.runs_table.version, self.plot, replace(self._query(), page=1, columns=())
 
     def _logarithmic(self, name: str | None) -> bool:
-        field = self.board.fields.get(name or "")
+        field = self.runs_table.fields.get(name or "")
         return field is not None and field.kind == "number"
 
     def _gather(self, plot: Plot, query: Query) -> Answer | None:
         """In the thread: the rows, and where they are not those that are drawn, a picture of
         them."""
-        order = self.board.plot_order(plot, query)
+        order = self.runs_table.plot_order(plot, query)
         # Row by row: encoding all at once would hold the interpreter's lock for too long.
         rows = ",".join(json.dumps(row) for row in order["rows"])
         text = f'{json.dumps(order | {"rows": []})[:-1]}, "rows": [{rows}]}}'
@@ -180,7 +182,7 @@ class PlotPanel:
             return
         self._drawn, self.order = self._next
         words = words_of(self.order)
-        self.picture.value = board_html.card(answer.value, words)
+        self.picture.value = runs_table_html.card(answer.value, words)
         self.state.value = html.told(words)
 
 

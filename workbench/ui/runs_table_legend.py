@@ -1,4 +1,4 @@
-"""What the marks of a board's plots mean, said beside and below them."""
+"""Legend of a plot: the meaning of its marks, beside and below it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from matplotlib.lines import Line2D
 
 from workbench.core.methods import known
 from workbench.figures.style import GREY, Look
-from workbench.ui.board_classes import Classes
-from workbench.ui.board_fields import ENDINGS, Row
-from workbench.ui.board_plot import EDGE, NOWHERE, SOURCES, VALUE
+from workbench.ui.runs_table_classes import Classes
+from workbench.ui.runs_table_fields import ENDINGS, Row
+from workbench.ui.runs_table_plot import EDGE, NOWHERE, SOURCES, VALUE
 
 MOST = 30
 """Letters of an entry."""

@@ -1,4 +1,4 @@
-"""Which records somebody wants to see: a line of text, two choices, an order, a page.
+"""Query of records to show: a line of text, two choices, an order, a page.
 
 The text is made of words, all of which must hold: ``layers=32``, ``status!=ok``, ``message~memory``
 (contains), ``step_seconds<0.5``, ``device_memory>=8GiB``. A word without a sign is looked for in
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.core.bytesize import parse_bytes
-from workbench.ui.board_fields import Row, number, plain, sort_key, unit
+from workbench.ui.runs_table_fields import Row, number, plain, sort_key, unit
 
 SEARCHED = ("key", "method", "status", "message", "engine", "notes", "device_class")
 """Fields in which a word without a sign is looked for."""
@@ -24,7 +24,7 @@ _WORD = re.compile(r"([A-Za-z_][\w.]*)(!=|<=|>=|=|~|<|>)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What to show of a table. Plain data: equal queries show the same."""
+    """Selection, order and page of a table. Plain data: equal queries show equal tables."""
 
     text: str = ""
     status: str = ANY
@@ -33,7 +33,7 @@ class Query:
     descending: bool = True
     page: int = 1
     columns: tuple[str, ...] = ()
-    """Empty: the ones that a board thinks best."""
+    """Empty: `RunsTable.columns`."""
 
 
 def parse(text: str, known: Iterable[str]) -> list[Callable[[Row], bool]]:
