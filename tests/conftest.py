@@ -46,7 +46,7 @@ def reference() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs of tests do not wait for what else runs on this machine, nor that for them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_PLACES", str(tmp_path_factory.mktemp("places")))

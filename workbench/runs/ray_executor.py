@@ -219,7 +219,7 @@ def _command_line(process: psutil.Process) -> list[str]:
 def _carry_out(
     spec: dict[str, Any], root: str, force: bool, timeout: float | None, accept: list[Status]
 ) -> str:
-    """On a machine of the cluster: the run, at a place of its own; the record as JSON."""
+    """On a machine of the cluster: the run, on devices of its own; the record as JSON."""
     executor = LocalExecutor(Store(root), what="a run of a Ray cluster")
     while True:
         work = executor.start(

@@ -2,8 +2,8 @@
 
 A sweep keeps no state of its own: what is finished is what the store has records of, so a sweep
 that was killed resumes by being started again, two sweeps may share a store, and a point that two
-sweeps share runs once. How many run at once is the executor's matter: on this machine one at each
-place (places.py), because two at one place would measure each other.
+sweeps share runs once. How many run at once is the executor's matter: on this machine one on each
+device (device_locks.py), because two on one device would measure each other.
 
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
@@ -171,7 +171,7 @@ def expand(
 State = Literal["pending", "running", "done", "failed"]
 
 LOOK_AGAIN_S = 0.5
-"""Time between two looks for a free place."""
+"""Seconds between two looks for a free device."""
 
 
 @dataclass(kw_only=True)

@@ -40,7 +40,7 @@ class PlotPanel:
     ) -> None:
         self.runs_table, self._helper, self._query = runs_table, helper, query
         self.order: dict[str, Any] | None = None
-        """Digest of the picture's `runs_table_plot.plot_order`; None before the first."""
+        """The picture as `runs_table_plot.plot_order` data; None before the first."""
         self._next: tuple[str, dict[str, Any]] | None = None
         self._thread = Beside()
         self._answer: Answer | None = None
