@@ -18,7 +18,7 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runtime.alike import Alike
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
-from workbench.runtime.chains import Place, places
+from workbench.runtime.chains import RecordedPass, recorded_passes
 from workbench.runtime.device_budget import DeviceMeter
 from workbench.runtime.flow import Flow
 from workbench.runtime.halves import WeightHalf, input_half
@@ -84,7 +84,7 @@ class RankPasses:
         compiled = not halved and compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         self._alike = Alike(boundaries)
-        self._places: dict[str, Place] = {}
+        self._recorded: dict[str, RecordedPass] = {}
         """Passes that are recorded, by action."""
         self._replays: Replays | None = None
         if name.on_rank(rank, name.REPLAYS) in schedule.buffers:
@@ -110,21 +110,21 @@ class RankPasses:
         if self._replays is not None:
             self._replays.close()
             self._replays = None
-        for held in (self._graphs, self._halves, self._steps, self._places):
+        for held in (self._graphs, self._halves, self._steps, self._recorded):
             held.clear()
 
     def _record(self, mine: Sequence[Action]) -> None:
         """The passes of blocks."""
         memory = self._memory
-        self._places = places(mine, self._links, memory.modules, self._model.head)
+        self._recorded = recorded_passes(mine, self._links, memory.modules, self._model.head)
         recorded: tuple[dict, dict] = {}, {}  # forward passes, and chains
-        for place in self._places.values():
-            recorded[place.place is not None][place.key] = Chain(
-                modules=place.modules,
-                parameters=tuple(memory.parameters[module] for module in place.modules),
-                rows=place.rows,
+        for one in self._recorded.values():
+            recorded[one.index is not None][one.key] = Chain(
+                modules=one.modules,
+                parameters=tuple(memory.parameters[module] for module in one.modules),
+                rows=one.rows,
             )
-        most = max(place.rows for place in self._places.values())
+        most = max(one.rows for one in self._recorded.values())
         shape = most, self._spec.model.seq, self._model.hidden
         self._replays = Replays(self._template.block, shape, self._dtype, self._meter)
         self._replays.record(*recorded)
@@ -146,7 +146,7 @@ class RankPasses:
 
     def forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
-        if action.name in self._places:
+        if action.name in self._recorded:
             self._replay_forward(action, links, step)
             return
         unit, state, span = action.unit, self._state(step), action.span
@@ -180,29 +180,29 @@ class RankPasses:
         self._flow.drop(action, step)
 
     def _replay_forward(self, action: Action, links: Links, step: int) -> None:
-        place, span, y = self._places[action.name], action.span, None
-        x = single(self._flow.read(links.source, span)) if place.first else None
-        if place.place is None:
-            y = self._replays.forward(place.key, x)
+        one, span, y = self._recorded[action.name], action.span, None
+        x = single(self._flow.read(links.source, span)) if one.first else None
+        if one.index is None:
+            y = self._replays.forward(one.key, x)
         else:
-            self._replays.recompute(place.key, x, place.place)
-            if place.last and links.target is not None:
-                y = self._replays.output(place.key)
+            self._replays.recompute(one.key, x, one.index)
+            if one.last and links.target is not None:
+                y = self._replays.output(one.key)
         if y is not None:
             self._flow.write(links.target, (y,), action, borrowed=True)
         self._flow.drop(action, step)
 
     def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
-        place, span = self._places[action.name], action.span
-        above = single(self._flow.read(links.output_gradient, span)) if place.last else None
-        input_grad, grads = self._replays.backward(place.key, above, place.place)
+        one, span = self._recorded[action.name], action.span
+        above = single(self._flow.read(links.output_gradient, span)) if one.last else None
+        input_grad, grads = self._replays.backward(one.key, above, one.index)
         if input_grad is not None:
             self._flow.write(links.input_gradient, (input_grad,), action, borrowed=True)
         return grads
 
     def backward(self, action: Action, links: Links, step: int) -> None:
         """A whole backward pass."""
-        recorded = action.name in self._places
+        recorded = action.name in self._recorded
         grads = (self._replay_backward if recorded else self._differentiate)(action, links)
         self._add(action, links, grads)
         self._flow.drop(action, step)

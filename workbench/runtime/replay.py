@@ -104,27 +104,27 @@ class Replays:
         graph.replay()
         return y
 
-    def recompute(self, key: Hashable, x: Tensor | None, place: int = 0) -> None:
+    def recompute(self, key: Hashable, x: Tensor | None, index: int = 0) -> None:
         """The pass of a chain's block with what its backward pass needs. The first one takes the
         chain's input, the others what the one before made."""
-        if place == 0:
+        if index == 0:
             self._input[: len(x)].copy_(x)
-        self._chains[key].again[place].replay()
+        self._chains[key].again[index].replay()
 
     def output(self, key: Hashable) -> Tensor:
         """What a chain's last block just made; it is there until the chain's next pass."""
         return self._chains[key].output
 
     def backward(
-        self, key: Hashable, output_grad: Tensor | None, place: int = 0
+        self, key: Hashable, output_grad: Tensor | None, index: int = 0
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The gradients of the chain's input, from its first block, and of a block's parameters;
         they are there until the next recorded pass. The last block takes the output's."""
         chain = self._chains[key]
-        if place == len(chain.back) - 1:
+        if index == len(chain.back) - 1:
             self._output_grad[: len(output_grad)].copy_(output_grad)
-        chain.back[place].replay()
-        return None if place else chain.input_grad, chain.grads[place]
+        chain.back[index].replay()
+        return None if index else chain.input_grad, chain.grads[index]
 
     def close(self) -> None:
         """Let go of all recordings and what they worked in; none may be running."""
