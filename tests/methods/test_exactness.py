@@ -24,11 +24,11 @@ POLICIES = ("recompute", "host", "keep")
 
 def grid():
     """All windows, tiers and policies; workers, residency, accumulation and clipping take turns."""
-    turns = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
+    cycles = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
     for window, tier, policy in itertools.product(WINDOWS, TIERS, POLICIES):
-        workers, residents, micro, clip = next(turns)
+        workers, residents, micro, clip = next(cycles)
         for _ in range(4):  # coprime with the cycle's length, so that all combinations come round
-            next(turns)
+            next(cycles)
         yield window, tier, policy, workers, residents, micro, clip
 
 

@@ -171,8 +171,8 @@ class Action:
     microbatch: int | None = None
     """None for work done once per unit and step."""
     turn: int = 0
-    """Counts equal actions of one step: the load for the backward pass is turn 1. Of the visits of
-    turn `GUESS` and `VERDICT` only one moves anything where the guess was right."""
+    """Number of equal actions before it in the step: the load for the backward pass is turn 1. Of
+    the visits of turn `GUESS` and `VERDICT` only one moves anything where the guess was right."""
     rank: int = 0
     after: tuple[str, ...] = ()
     """Names of the actions it waits for: data dependencies only, lane order is implied."""

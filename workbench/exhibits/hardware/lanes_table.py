@@ -62,12 +62,12 @@ def folded(spans: Iterable[Span], period_s: float) -> list[Span]:
     out = []
     for start, end, value in spans:
         while start < end:
-            turn = start // period_s
-            stop = min(end, (turn + 1) * period_s)
+            period = start // period_s
+            stop = min(end, (period + 1) * period_s)
             if stop <= start:  # the quotient was rounded down
-                turn += 1
-                stop = min(end, (turn + 1) * period_s)
-            out.append(Span(max(0.0, start - turn * period_s), stop - turn * period_s, value))
+                period += 1
+                stop = min(end, (period + 1) * period_s)
+            out.append(Span(max(0.0, start - period * period_s), stop - period * period_s, value))
             start = stop
     return out
 

@@ -106,13 +106,13 @@ class Packs:
         backward = self.backward[::-1]
         for number, units in enumerate([*self.forward, *backward]):
             forward = number < len(self.forward)
-            turn = number
+            position = number
             if self.mirrored and not forward:
-                turn = len(self.forward) + len(self.backward) - 1 - number
+                position = len(self.forward) + len(self.backward) - 1 - number
             tasks.append(
                 Task(
                     number=number,
-                    rank=turn % self.ranks if only is None else only,
+                    rank=position % self.ranks if only is None else only,
                     units=units,
                     forward=forward,
                     fused=number == len(self.forward),
