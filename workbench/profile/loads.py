@@ -32,7 +32,7 @@ from workbench.runtime.tiers import Slab, Tier, slab
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """One copy: about a layer's slab at the sizes each device is used for."""
 RING_BYTES = 256 << 20
-"""What a load walks through: more than any last-level cache."""
+"""Bytes that a load walks through: more than any last-level cache."""
 SAMPLE_S = 0.01
 """Shortest sample."""
 NUMEL = {"cpu": 1 << 20, "cuda": 1 << 25}
@@ -53,7 +53,7 @@ class Load(ABC):
     """Work of one lane."""
 
     amount: float
-    """What one piece does: bytes, parameters or floating-point operations."""
+    """Work of one piece: bytes, parameters or floating-point operations."""
     bytes_each = 1
     """Of memory that a part of the amount reads and writes; meant for bytes and parameters."""
     computes = True

@@ -16,7 +16,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What speed and memory of a run depend on besides the program."""
+    """Facts of a machine, besides the program, on which speed and memory of a run depend."""
 
     device: str
     """``cpu`` or ``cuda``."""

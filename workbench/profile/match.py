@@ -87,7 +87,7 @@ def _name(profile: Profile) -> str:
 
 
 def _parameters(shape: ModelSpec, unit: int, model: LayeredModel | None) -> int | None:
-    """That the unit owns; None where nobody knows."""
+    """Parameters that the unit owns; None where they are not known."""
     if model is not None:
         return model.unit_parameters(unit)
     if shape.family != GPT_FAMILY:
@@ -102,7 +102,8 @@ def _parameters(shape: ModelSpec, unit: int, model: LayeredModel | None) -> int 
 def _input_bytes(
     shape: ModelSpec, unit: int, profile: Profile, model: LayeredModel | None
 ) -> int | None:
-    """That flow into the unit from the one before; None where nobody knows, and of the first."""
+    """Bytes that flow into the unit from the one before; None where they are not known, and for the
+    first unit."""
     if unit == 0 or (model is None and shape.family != GPT_FAMILY):
         return None
     if model is None:

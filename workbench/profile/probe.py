@@ -61,11 +61,12 @@ Attempt = Callable[[bool, int], Exception | None]
 
 
 class CannotRun(ValueError):
-    """What a model said to a micro-batch, or how the process ended that tried it."""
+    """A model refuses a micro-batch, or the process that tried it ended; the message says how."""
 
 
 class NoRoom(ValueError):
-    """What lacks on a device that has no room for the fewest samples that a model runs with."""
+    """A device has no room for the fewest samples that a model runs with; the message says what
+    lacks."""
 
     def __init__(self, message: str, samples: int) -> None:
         super().__init__(message)
@@ -153,8 +154,8 @@ class Layers:
         self._rows = blank_rows(spec.model, 1)
 
     def attempt(self, backward: bool, samples: int, *, fake: bool = False) -> Exception | None:
-        """What goes wrong with so many samples, of a `fake` attempt on layers that are not small
-        without computing anything."""
+        """Try `samples` samples; returns the failure, if any. A `fake` attempt computes nothing on
+        layers that are not small."""
         peaks = []
         try:
             with ExitStack() as stack:
@@ -227,7 +228,7 @@ class Processes:
         self._answers = -1
 
     def attempt(self, backward: bool, samples: int) -> Exception | None:
-        """What went wrong, told by the process or by its end."""
+        """Try `samples` samples in a process; returns the failure that it reports, or its end."""
         if self._process is None:
             self._start()
         told = ""

@@ -1,4 +1,4 @@
-"""What a block's passes take as recordings, which the GPU launches by itself (runtime/replay.py).
+"""Times of a block's passes as recordings, which the GPU launches by itself (runtime/replay.py).
 
 A launched pass of a few samples takes as long as one thread needs to launch its kernels, on an H100
 0.6 ms for 0.2 ms of work. Who knows only that time plans micro-batches that are too large where

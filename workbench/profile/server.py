@@ -1,4 +1,4 @@
-"""What an action costs on a server of several equal devices that share their host.
+"""Costs of actions on a server of several equal devices that share their host.
 
 Links run at the rates that were measured with all of them in use (profile/wires.py). The published
 estimator gives each GPU one N-th of a single link whether the others copy or not.
@@ -19,7 +19,7 @@ from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
 
 ADAM_BYTES = 26
-"""That an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
+"""Bytes that an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
 SUM_PASSES = 4
 """Through what is added before the norm: read both, write the sum, read it again."""
 

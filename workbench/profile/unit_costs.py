@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 PER_SAMPLE = tuple(
     f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
 )
-"""What grows with the micro-batch."""
+"""Fields of UnitCost that grow with the micro-batch."""
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
 SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 
 
 class Sizes(Protocol):
-    """What the layers need, for any number of samples."""
+    """Bytes and seconds of the layers, for any number of samples."""
 
     library_bytes: int
 
@@ -47,8 +47,8 @@ class Sizes(Protocol):
         tied embedding) among them; of its gradients, too."""
 
     def fresh_bytes(self, unit: int) -> int:
-        """What autograd returns for its weights beside what `cost` counts, before that is added to
-        the pack's gradients."""
+        """Bytes that autograd returns for the unit's weights beside `cost`, before they are added
+        to the pack's gradients."""
 
     def owner(self, unit: int) -> int:
         """The unit whose weights it borrows; itself where it borrows none."""
@@ -139,7 +139,7 @@ class ProfiledSizes:
         return self.weight_bytes(unit) + borrowed * self._any.weight_bytes
 
     def fresh_bytes(self, unit: int) -> int:
-        """What autograd returns for its weights beside what `cost` counts."""
+        """Bytes that autograd returns for the unit's weights beside `cost`."""
         return self._fresh.get(unit, self.visit_bytes(unit))
 
     def owner(self, unit: int) -> int:
@@ -172,7 +172,7 @@ def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> Un
 def profiled_sizes(
     model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]
 ) -> ProfiledSizes:
-    """What the layers of the spec's model need. Raises ValueError as `borrowed` does.
+    """Sizes of the layers of the spec's model. Raises ValueError as `borrowed` does.
 
     Where a decoder was measured, its first unit and its head were run as the engine of a single
     device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in

@@ -1,4 +1,5 @@
-"""What several devices of one machine move between each other and to their host, all at once.
+"""Measures transfers of several devices of one machine, to each other and to their host, all at
+once.
 
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
@@ -120,7 +121,7 @@ def run_rank(context: RankContext) -> None:
 
 
 def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
-    """What a rank's lanes do at the host's memory beside each other, with a GPU."""
+    """Rates of a rank's lanes at the host's memory beside each other, with a GPU."""
     threads = update_threads(device.type, ranks)
     with ExitStack() as stack:
         lanes = {

@@ -1,4 +1,4 @@
-"""What the ranks of one machine tell each other: which actions are done, and who has failed.
+"""Shared memory in which the ranks of one machine write the actions they have done, and failures.
 
 Each rank walks its own lanes (executor.py). Where one waits for what another does to shared host
 memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
@@ -103,7 +103,7 @@ class Board:
 
     @staticmethod
     def sizes(schedule: Schedule) -> dict[str, int]:
-        """Those of the board of a schedule."""
+        """Sizes of a schedule's board, as `make` takes them."""
         return {
             "actions": len(schedule.actions),
             "ranks": schedule.mesh.processes,
@@ -261,7 +261,7 @@ class Board:
 
     @property
     def drained(self) -> int:
-        """The same of all ranks."""
+        """Steps that all ranks have drained."""
         return self._drained.least()
 
     def fail(self) -> None:

@@ -1,4 +1,4 @@
-"""What flows between two units, as tensors and as bytes.
+"""Tensors that flow between two units, and their bytes.
 
 Most models pass one tensor on; one with masks or skip connections passes several, which go as one
 bundle wherever they go. In memory of its own (a stash, an inbox) each of a bundle's tensors has all
@@ -86,7 +86,7 @@ def bytes_of(bundle: Bundle) -> int:
 
 
 def bundled(value: Tensor | Bundle) -> Bundle:
-    """What a unit put out, as a bundle."""
+    """The output of a unit, as a bundle."""
     return value if isinstance(value, tuple) else (value,)
 
 

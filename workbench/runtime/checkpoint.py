@@ -150,7 +150,7 @@ def _remove_all_but(kept: list[Path], folder: Path) -> bool:
 
 
 def label_of(kind: str, model: LayeredModel, unit: int, local: str) -> str:
-    """What a tensor is called in a file: one of `KINDS`, and its parameter."""
+    """Name of a tensor in a file: one of `KINDS`, and its parameter."""
     return f"{kind}/{model.state_name(unit, local)}"
 
 

@@ -26,7 +26,7 @@ WARPS = 4
 
 
 class Scalars(NamedTuple):
-    """Those of an update to apply, as ``AdamStep.scalars`` names them."""
+    """Scalars of an update to apply, as ``AdamStep.scalars`` names them."""
 
     grad_scale: float
     decay: float
@@ -39,7 +39,7 @@ class Scalars(NamedTuple):
 
 
 class Undo(NamedTuple):
-    """Those of an update to take back, and the reciprocals of what it is divided by."""
+    """Scalars of an update to take back, and the reciprocals of its divisors."""
 
     grad_scale: float
     decay: float

@@ -73,8 +73,8 @@ class DeviceMeter(ABC):
 
     @abstractmethod
     def avoid_fragments(self) -> None:
-        """What is allocated from now on need not fit between what is there: memory that must be
-        shared with other processes, or recorded, has been made."""
+        """Let later allocations take new memory, not only gaps between existing ones: memory that
+        must be shared with other processes, or recorded, has been made."""
 
     @abstractmethod
     def on_host(self) -> Any:

@@ -92,7 +92,8 @@ class DiskStore:
             self._staging.close()
             raise ValueError(f"{folder} cannot hold a scratch file: {error.strerror}") from error
         self.path = Path(path)
-        """What the file was called; it has no name any more where the system allows that."""
+        """Name under which the file was made; it has no name any more where the system allows
+        that."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         self._direct = direct and _set_direct(self._fd)

@@ -1,4 +1,4 @@
-"""What each action does to a layered model: the work behind any single-device schedule.
+"""Performs each action on a layered model: the work behind any single-device schedule.
 
 The schedule decides what happens when; the engine knows only how. It owns the memory (storage.py,
 tiers.py) and finds a unit's place by the slot its buffer names in the schedule, so a new method

@@ -57,7 +57,7 @@ class HostUpdates:
         self._guesses = tuple(guesses)
         """Layers that are updated before the norm is known, in the order their gradients come."""
         self._guessed: dict[int, AdamStep] = {}
-        """What they were updated with, until the norm is known."""
+        """Layer -> the update it was given before the norm was known."""
         self.settled = Settled()
         self._squares = torch.from_numpy(board.norms[board.rank])
         self._lenders = {loan.owner for layout in layouts for loan in layout.loans} - stay

@@ -44,8 +44,8 @@ def check_match(schedule: Schedule, flats: list[Flat], dtype: torch.dtype, spec:
 def check_ranks_match(
     schedule: Schedule, layouts: list[VisitLayout], dtype: torch.dtype, spec: RunSpec
 ) -> None:
-    """The same of a schedule of several ranks, whose passes name samples. What visits a device
-    brings along what it borrows."""
+    """Raise ValueError unless a schedule of several ranks, whose passes name samples, fits the run.
+    Weights that visit a device bring along the weights they borrow."""
     _check_kinds(schedule, ON_RANKS, "several ranks")
     _check_units(schedule, len(layouts))
     _check_samples(schedule, spec)

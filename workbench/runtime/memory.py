@@ -213,7 +213,8 @@ class Memory:
         return home, self._state_slots[slot][: len(home)]
 
     def device_states(self, unit: int, turn: int) -> States:
-        """What an update on the device changes; of a pulled unit, while its states visit."""
+        """Tensors that an update on the device changes; of a pulled unit, while its states
+        visit."""
         if unit not in self.pulled:
             return self._states[unit]
         return States.within(self._weights[unit], self.visit(unit, turn)[1])

@@ -19,7 +19,8 @@ def leave(path: Path, what: Any) -> None:
 
 
 def find(path: Path, check: Callable[[], None]) -> Any:
-    """What another process leaves there, as soon as it does; `check` raises when it never will."""
+    """Wait for the data that another process leaves at `path`, and return it; `check` raises when
+    it never will."""
     while not path.exists():
         check()
         time.sleep(NAP_S)

@@ -38,7 +38,7 @@ SMALL = 1 << 16
 
 @dataclass
 class Step:
-    """What one step shares among its actions."""
+    """State of one step that its actions share."""
 
     index: int
     tokens: Tensor | None
@@ -55,7 +55,7 @@ class Step:
     grad_norm: float | None = None
     skipped: bool = False
     guess: AdamStep | None = None
-    """What updates are done with before the norm is known."""
+    """Scalars of the updates that are made before the norm is known."""
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
     calm: bool = False
@@ -229,7 +229,7 @@ class Optimizer:
         return True
 
     def _verdict(self, unit: int, state: Step) -> tuple[AdamStep | None, AdamStep | None]:
-        """What a unit is still to be updated with, and what is to be taken back before."""
+        """(update still to make, update to take back before) of a unit."""
         guess = state.guess if unit in state.guessed else None
         return self.settled.verdict(guess, None if state.skipped else state.hyper)
 

@@ -1,4 +1,4 @@
-"""What each action does on one of several ranks, whose layers visit it from shared host memory.
+"""Performs each action on one of several ranks, whose layers visit it from shared host memory.
 
 The single-device engine's counterpart (engine.py) for schedules of several ranks. It too knows only
 how: where a layer's weights lie on the device, where an input comes from and an output goes, all of

@@ -27,7 +27,7 @@ from workbench.schedule.schedule import Schedule
 
 
 class PeerTransport:
-    """What one rank sends and receives."""
+    """Sends and receives the messages of one rank."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class PeerTransport:
         to make views takes longer than to send one."""
         messages = [action for action in schedule.actions if action.name in self._partner]
         self._moments = {action.name: self._moment(action) for action in messages}
-        """What is recorded for a message: that its receiver's place is free, or that its sender has
-        filled it."""
+        """Action of a message -> the moment that is recorded for it: its receiver's place is free,
+        or its sender has filled it."""
         names = dict.fromkeys(self._moments[a.name] for a in messages if a.rank == board.position)
         self._signals = (
             Signals(folder, board.rank, names, device, board.check)

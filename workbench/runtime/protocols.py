@@ -1,4 +1,4 @@
-"""What the engine of a rank needs of others: a carrier of messages, and an optimizer.
+"""Interfaces that the engine of a rank uses: a carrier of messages, and an optimizer.
 
 Between ranks of one host messages are copies into mapped memory (peer_transport.py), and the host
 updates (host_updates.py). Another carrier, or an optimizer on the device alone, offers the methods

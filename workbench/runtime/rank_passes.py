@@ -34,7 +34,7 @@ from workbench.schedule.schedule import Schedule
 
 @dataclass
 class Step:
-    """What one step shares among this rank's actions."""
+    """State of one step that this rank's actions share."""
 
     inputs: Bundle
     targets: Tensor

@@ -112,7 +112,7 @@ class Replays:
         self._chains[key].again[index].replay()
 
     def output(self, key: Hashable) -> Tensor:
-        """What a chain's last block just made; it is there until the chain's next pass."""
+        """Output of the chain's last block; it is there until the chain's next pass."""
         return self._chains[key].output
 
     def backward(
@@ -170,7 +170,7 @@ class Replays:
 
     @contextmanager
     def _recording(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """What is launched within is recorded instead."""
+        """Record the work launched within, instead of doing it."""
         graph = torch.cuda.CUDAGraph()
         # Autograd launches from a thread of its own, on this stream: it is recorded all the same.
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
@@ -194,7 +194,8 @@ class Replays:
         return torch.autograd.grad(y, through, output_grad, materialize_grads=True)
 
     def _pool_bytes(self) -> int:
-        """What recordings work in. The allocator takes it for free, since no tensor is there."""
+        """Bytes in which recordings work. The allocator takes them for free, since no tensor is
+        there."""
         segments = torch.cuda.memory_snapshot()
         mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         return sum(s["total_size"] - s["allocated_size"] for s in mine)

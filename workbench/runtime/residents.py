@@ -22,7 +22,8 @@ from workbench.schedule.action import Action, Kind
 
 
 class Residents:
-    """Those of one rank. The host keeps a place for each, where runs begin and checkpoints end."""
+    """Resident layers of one rank. The host keeps a place for each, where runs begin and
+    checkpoints end."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class Residents:
             self._updates.see_here(unit, own)
 
     def lent(self, unit: int, borrower: int, *, gradients: bool) -> list[Tensor]:
-        """What a message between the owner of weights and a borrower carries, on either side:
-        weights of `unit`, or gradients of them, flat views."""
+        """Tensors of a message between the owner of weights and a borrower, on either side: weights
+        of `unit`, or their gradients, flat views."""
         what = name.gradients if gradients else name.weights
         here, at_owner = unit if unit in self else borrower, unit in self
         whole = self._here(what, here)

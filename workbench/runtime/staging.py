@@ -15,7 +15,7 @@ from torch import Tensor
 from workbench.runtime.tiers import Tier, slab
 
 ALIGNMENT = 4096
-"""What direct disk I/O asks of addresses, lengths and offsets on any common device."""
+"""Alignment in bytes of addresses, lengths and offsets for direct disk I/O on any common device."""
 
 
 def round_up(nbytes: int) -> int:

@@ -103,7 +103,7 @@ class Flat:
 
 @dataclass(slots=True)
 class States:
-    """What an update changes: views of slabs in the tier where the unit is updated."""
+    """Tensors that an update changes: views of slabs in the tier where the unit is updated."""
 
     weights: Tensor
     """Working weights. In fp32 training they are the master weights; bf16 ones are the upper half

@@ -60,9 +60,9 @@ def use_device_threads(device: str = "cpu") -> Threads:
 
 
 def use_rank_threads(device: str, ranks: int) -> None:
-    """The same in the process of one of several ranks. With GPUs torch still computes on the host
-    (samples are put together there, DeepSpeed updates), and a thread a core in every rank are too
-    many for it: each waits for all of its own."""
+    """Set the threads of the process of one of several ranks. With GPUs torch still computes on the
+    host (samples are put together there, DeepSpeed updates), and a thread a core in every rank are
+    too many for it: each waits for all of its own."""
     import torch
 
     use_device_threads(device)

@@ -39,13 +39,13 @@ class OutOfMemory(RuntimeError):
     ) -> None:
         self.tier = tier
         self.what = what
-        """What wanted it."""
+        """Name of the memory that was asked for."""
         self.asked = asked
         """Bytes that were wanted."""
         self.in_use = in_use
         """Bytes taken at that moment, without those asked for."""
         self.why = why
-        """What the system said to it, if it did."""
+        """The system's message, if there was one."""
         self.budget = budget
         """Bytes the tier may hold; None where the machine itself, and no budget, was the limit."""
         of = "" if budget is None else f" of {format_bytes(budget)}"
