@@ -148,7 +148,7 @@ class RankTraining:
         )
 
     def results(self) -> list[dict[str, Any]]:
-        """What each rank measured."""
+        """Measurements of each rank."""
         return self._launcher.results()
 
     def _start(self, segments: list[tuple[int, int]]) -> None:

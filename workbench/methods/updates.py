@@ -47,9 +47,8 @@ def norm(draft: Draft) -> None:
 
 
 def finish(draft: Draft) -> None:
-    """What the backward pass left undone, in the order of the next forward pass: whoever is needed
-    soonest comes first.
-    """
+    """Add the updates that the backward pass left undone, in the order of the next forward pass:
+    units needed soonest come first."""
     for unit in range(draft.num_units):
         if draft.settled(unit):
             _settle(draft, unit)

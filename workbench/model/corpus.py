@@ -26,7 +26,8 @@ STDLIB_BYTES = 8 << 20
 STDLIB_WITHOUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__",
                   "site-packages", "dist-packages"}  # fmt: skip
 FOLDER_FILES = ("wiki.train.tokens", "wiki.train.raw", "wiki.*.tokens", "wiki.*.raw", "*.txt")
-"""What a folder may hold; the first pattern that matches decides (WikiText: its training part)."""
+"""Patterns of files in a folder; the first one that matches decides (WikiText: its training
+part)."""
 
 TEXTS, PICTURES = (".txt", ".tsv", ".tokens", ".raw"), (".png", ".jpg", ".jpeg")
 """Endings of files in a folder that runs read: texts, sentence pairs (pairs.py), pictures."""

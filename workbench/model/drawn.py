@@ -176,8 +176,8 @@ def filled(x: Tensor, fill: Callable[[Tensor, torch.Generator], Any], *, hidden:
 
 
 def draws_of(two: Seen, three: Seen) -> tuple[Draw, ...]:
-    """What a layer draws, from what it drew with two samples and with three. Raises ValueError
-    where these were other draws."""
+    """Draws of a layer, from its draws with two samples and with three. Raises ValueError where
+    these were other draws."""
     if len(two.shapes) != len(three.shapes):
         raise ValueError("how often it draws random numbers follows the size of the batch")
     found = []

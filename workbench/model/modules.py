@@ -69,7 +69,7 @@ class Decomposed(LayeredModel):
 
         self.frozen = frozenset(frozen)
         self.output: Any = None
-        """What the model puts out for two samples, on the meta device."""
+        """Outputs of the model for two samples, on the meta device."""
         self._frozen = [
             tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
             for layer in layers

@@ -65,7 +65,7 @@ class Running(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a sweep is doing."""
+    """State of a sweep."""
 
     state: State = "new"
     text: str = ""
@@ -138,7 +138,7 @@ class Campaign:
 
     @property
     def file(self) -> SweepFile:
-        """The same, parsed."""
+        """The sweep file, parsed."""
         return SweepFile.load(self.folder / "sweep.json")
 
     # -- what people want -----------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Campaign:
         return FileLock.is_taken(self.folder / "lock")
 
     def status(self) -> Status:
-        """What the sweep is doing, also where its process was killed."""
+        """State of the sweep, also where its process was killed."""
         alive, found = self.alive, _state_of(self.folder)
         if found.state in LIVE and not alive:
             words = "its process was ended; start it again and it goes on with what is left"

@@ -1,4 +1,4 @@
-"""The one door of a page that others than its owner may use: what it may name.
+"""Confines a page that others than its owner may use to names that it may give.
 
 All that people type in a page becomes a sweep as plain data (ui/sweep_control.py); so does a file
 they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is

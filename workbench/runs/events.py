@@ -1,5 +1,4 @@
-"""What a run says while it runs: one JSON object a line in ``events.jsonl``, in the order it
-happened.
+"""Events of a run: one JSON object a line in ``events.jsonl``, in the order they happened.
 
 Progress, time left and the losses of a run that was killed all come from here, never from the text
 of a log. A line that a death tore in two is skipped, and the next writer starts on a line of its

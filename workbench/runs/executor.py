@@ -46,7 +46,7 @@ class Executor(Protocol):
     """Starts runs where there is room."""
 
     waits_for: str
-    """What the last run that could not be started waits for, in words."""
+    """Resource that the last run that could not be started waits for, in words."""
 
     def start(
         self,

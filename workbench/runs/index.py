@@ -40,7 +40,7 @@ count time in ticks of some milliseconds. A younger one is read again at the nex
 
 
 class _Seen(NamedTuple):
-    """What the folder shows of a record without reading it."""
+    """Facts of a record that its folder shows without reading it."""
 
     stamp: Stamp | None
     """None where the system would not let it be read: it is tried again at each look."""
@@ -52,7 +52,7 @@ Found = dict[str, _Seen]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is known of one record: the columns of its row, or why there are none."""
+    """Columns of one record's row, or the reason why there are none."""
 
     seen: _Seen
     settled: bool = field(default=True, compare=False)

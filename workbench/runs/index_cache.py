@@ -1,4 +1,4 @@
-"""What the index of a results folder (index.py) keeps for the next process: texts of records.
+"""Cache of a results folder's index (index.py) for the next process: texts of records.
 
 A text is sealed together with the key and the stamp of the record.json it is of: what is torn, of
 an earlier record or of another format does not match, and the record is parsed instead. A cache
@@ -118,6 +118,6 @@ class Cache:
 
 
 def _seal(name: bytes, stamp: Stamp, text: bytes) -> bytes:
-    """What binds a text to its folder, to the record.json it is of, and to this format."""
+    """Seal that binds a text to its folder, to its record.json, and to this format."""
     bound = repr((FORMAT, SCHEMA, name, stamp)).encode()
     return blake2b(bound + b"\n" + text, digest_size=16).digest()

@@ -165,7 +165,8 @@ class RayWork:
             time.sleep(POLL_S)
 
     def _outcome(self) -> RunRecord:
-        """What the task returned; for one that was cancelled or lost, what it left in the store."""
+        """Record that the task returned; for a task that was cancelled or lost, the one it left in
+        the store."""
         try:
             record = RunRecord.from_json(self._ray.get(self._task))
             if record.key == self.key:

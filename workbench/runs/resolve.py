@@ -1,4 +1,4 @@
-"""What a spec means on this machine: what it leaves open is decided, and what cannot be is said."""
+"""Resolves a spec on this machine: open settings are decided, and impossible ones are named."""
 
 from __future__ import annotations
 

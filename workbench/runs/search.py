@@ -99,7 +99,7 @@ class Search:
         self._executor = executor or LocalExecutor(store, what="a search for the largest model")
         self._look_at = 0.0
         self.waits_for = ""
-        """What is waited for while nothing runs, in words."""
+        """Resource that the search waits for while nothing runs, in words."""
         self.paused = False
         """While it is, no probe is started; the one that runs is let finish."""
         self._job: Work | None = None
@@ -110,7 +110,7 @@ class Search:
 
     @property
     def guess(self) -> int:
-        """What the planner says; asked once, when first needed."""
+        """Largest size by the planner; asked once, when first needed."""
         if self._guess is None:
             self._guess = planned_largest(self.spec, self.store, limit=self.limit)
         return self._guess

@@ -73,7 +73,7 @@ class SweepFile:
 
     specs: list[RunSpec]
     data: dict[str, Any]
-    """The same, as it stands there."""
+    """The sweep file's JSON, as it stands there."""
     name: str = "sweep"
     """As the file says, else the file's own."""
     results: Path = REPOSITORY_RESULTS
@@ -83,7 +83,7 @@ class SweepFile:
     """Not a sweep but the runs of this exhibit (``8a``), at `size`."""
     size: str = "smoke"
     note: str = ""
-    """What a reader should know of how the file was read."""
+    """A sentence for readers on how the file was read."""
 
     @classmethod
     def load(cls, path: Path) -> SweepFile:
@@ -223,7 +223,7 @@ class Sweep:
         self.paused = False
         """While it is, nothing new is started; what runs is let finish."""
         self.waits_for = ""
-        """What is waited for while nothing runs, in words."""
+        """Resource that the sweep waits for while nothing runs, in words."""
         self._executor = executor or LocalExecutor(store, what="a sweep")
         self._timeout, self._force = timeout, force
         # A cancelled run is one that nobody let finish, so it never counts as done.

@@ -165,7 +165,7 @@ def make_record(
 
 
 def unfinished(folder: Path, job: JobFile) -> Outcome:
-    """What is known of a run whose `train` did not return: the steps it reported."""
+    """Outcome of a run whose `train` did not return: the steps it reported."""
     events = EventReader(folder / "events.jsonl").read()
     if not job.resume:
         starts = [i for i, e in enumerate(events) if e.get("attempt") == job.started]

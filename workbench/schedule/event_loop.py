@@ -51,7 +51,7 @@ def times(graph: Graph | ArrayGraph, alone: list[float], contention: Contention)
 
 
 def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns) -> Times:
-    """What `times` says, which says what goes in and what comes out."""
+    """Compute `times` in Python; see there for arguments and result."""
     n, total = graph.num_actions, graph.num_nodes
     lane_of, missing = graph.lane_of, graph.missing()
     rank_of, lanes_of = slowdowns.rank_of, slowdowns.lanes_of

@@ -92,7 +92,7 @@ class Evaluation:
         self.tires.start()
 
     def kicked(self) -> str:
-        """What came of it, in a sentence; empty while there is nothing to say."""
+        """Result of the comparison, in a sentence; empty while there is none."""
         status = self.tires.status()
         if status.state != "done":
             self._compared = None
@@ -142,7 +142,7 @@ class Evaluation:
             yield claim
 
     def words(self, claim: Claim) -> str:
-        """What a claim's runs are doing, in a sentence."""
+        """State of a claim's runs, in a sentence."""
         status = claim.status
         if status.state == "new":
             return "nothing of it was started from here yet"

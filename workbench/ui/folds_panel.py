@@ -47,7 +47,7 @@ class Folds(widgets.VBox):
 
     @property
     def titles(self) -> list[str]:
-        """What the headings say."""
+        """Texts of the headings."""
         return [head.title for head in self.heads]
 
     def set_title(self, index: int, title: str) -> None:

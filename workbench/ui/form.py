@@ -61,7 +61,7 @@ class Field:
     group: str
     help: str
     takes: str
-    """What one value may be, in words."""
+    """Values that the field takes, in words."""
     default: str
     """As one would type it; empty where there is none."""
     choices: tuple[str, ...] = ()
@@ -152,12 +152,12 @@ class Form:
         return self.errors.get(name, "")
 
     def text(self, name: str) -> str:
-        """What stands in the field."""
+        """Text in the field."""
         return self._texts.get(_known(name), "")
 
     @property
     def kept(self) -> str:
-        """What the file has that no field shows, in words; empty where there is nothing."""
+        """Parts of the file that no field shows, in words; empty where there are none."""
         parts = []
         if self._runs != [{}]:
             parts.append(f"{len(self._runs)} runs ({', '.join(map(_in_words, self._runs[:4]))}")

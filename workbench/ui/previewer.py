@@ -51,7 +51,7 @@ def points(data: Line, root: str) -> list[Line]:
 
 
 def listed(data: Line, root: str) -> list[Line]:
-    """The same with what the records say, as `watch.WatchedPoint` has it."""
+    """Add the facts of records to the lines of a sweep, as `watch.WatchedPoint` has them."""
     found = points(data, root)
     index = index_of(root)
     rows = {row["key"]: row for row in index.rows()}

@@ -210,8 +210,8 @@ class SweepControl:
         return f"{base[:60]}-{number}"
 
     def commands(self) -> list[str]:
-        """What repeats the sweep that is shown: papermill and the command line; nothing where none
-        is, or where its file cannot be used."""
+        """Commands that repeat the sweep that is shown: papermill and the command line; none where
+        none is shown, or where its file cannot be used."""
         sweep = self.shown
         return sweep_commands(sweep.campaign) if sweep is not None and not sweep.problem else []
 

@@ -90,7 +90,7 @@ class SweepPanel:
 
     @property
     def form(self) -> Form:
-        """What is to run; change it with `set`, and `load`."""
+        """Form of the sweep to run; change it with `set`, and `load`."""
         return self.control.form
 
     def start(self) -> None:

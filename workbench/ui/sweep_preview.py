@@ -44,7 +44,7 @@ class PreviewPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a page shows."""
+    """Preview as a page shows it."""
 
     points: int | None
     """How many runs; None until that is known."""
@@ -67,10 +67,10 @@ class Summary:
     """The published machine whose constants stand for this one's, where they do."""
     complete: bool
     text: str = ""
-    """What went wrong, in a sentence."""
+    """Failure of the preview, in a sentence."""
 
     def sentences(self) -> list[str]:
-        """The same, to be read."""
+        """The summary in sentences."""
         if self.points is None:
             return (
                 [self.text] if self.text else [] if self.complete else ["Looking at the runs ..."]
@@ -164,7 +164,7 @@ class Preview:
         self._helper.close()
 
     def summary(self) -> Summary:
-        """What is known by now."""
+        """Summary of the preview so far."""
         states = [point.state for point in self.points]
         pending = [point for point in self.points if point.state == "pending"]
         left = [point for point in pending if point.fits is not False]

@@ -1,4 +1,4 @@
-"""What all sweeps of a results folder are doing, seen from a page about twice a second.
+"""Watches all sweeps of a results folder, for a page that looks about twice a second.
 
 A look reads what changed and nothing else: the states of the sweeps, and of the one that is
 followed its events and the end of a log. Listing its runs means hashing their specs and reading
@@ -35,7 +35,7 @@ class WatchedPoint:
     """One run of the sweep that is followed."""
 
     what: str
-    """What sets it apart, in words."""
+    """Settings that tell the point from others, in words."""
     key: str
     state: str = "pending"
     """pending, running, done or failed."""
@@ -182,7 +182,7 @@ class SweepWatch:
         return bool(events)
 
     def _apply(self, index: int) -> None:
-        """What the last event of a run says of it."""
+        """Enter the last event of a run."""
         if not 0 <= index < len(self.points):
             return
         event, point = self._last[index], self.points[index]
@@ -198,7 +198,7 @@ class SweepWatch:
             self._unread.append(index)
 
     def _read(self, index: int) -> None:
-        """What the record of a run that ended adds."""
+        """Enter the record of a run that ended."""
         if index >= len(self.points):
             return
         point = self.points[index]

@@ -68,7 +68,7 @@ def choose(
 
 
 def settings(problem: SearchProblem) -> published.SearchSettings:
-    """What is asked, as the published search is asked; all else as published."""
+    """Settings of the published search for this problem; all others as published."""
     return published.SearchSettings(
         mode=Mode(problem.mode.upper()),
         gpus=problem.ranks,
@@ -91,8 +91,9 @@ def published_server(server: Server) -> PublishedServer:
 def model_profile(
     sizes: Sizes, units: int, server: Server, profiled: Collection[int], problem: SearchProblem
 ) -> ModelProfile:
-    """What the published profiler would have written: of micro-batches from the smallest that runs
-    to the largest that the device has room for in each direction, or to the whole minibatch."""
+    """Profile as the published profiler would have written it: of micro-batches from the smallest
+    that runs to the largest that the device has room for in each direction, or to the whole
+    minibatch."""
     weights = [sizes.visit_bytes(unit) for unit in range(units)]
 
     def measured(

@@ -8,7 +8,7 @@ from typing import Literal
 from workbench.methods.options import Clipping, Visits
 
 NO_PACKS = "none"
-"""What people write for no forward packs."""
+"""Word of a user for no forward packs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -335,7 +335,7 @@ def _update_on_host(
 
 
 def _last_gradients(sheet: Sheet, task: Task, unit: int) -> str:
-    """What completes a layer's gradients where they are used."""
+    """The action that completes a layer's gradients where they are used."""
     if unit in sheet.packs.resident:
         return act(B, unit, len(task.micros) - 1, rank=task.rank)
     return act(Kind.GRAD_OUT, unit, rank=task.rank)

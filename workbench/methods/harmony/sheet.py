@@ -54,8 +54,8 @@ class Sheet(Draft):
         return self._replay and 0 < unit < self.head
 
     def lay_replays(self) -> None:
-        """That memory, of every rank: for its forward passes, and for its chains of a backward
-        pack's blocks."""
+        """Lay the memory of recordings on every rank: for its forward passes, and for its chains of
+        a backward pack's blocks."""
         for rank in range(self.packs.ranks):
             forwards, chains = [], []
             for task in self.packs.tasks_of(rank):
@@ -166,9 +166,9 @@ class Sheet(Draft):
             lay_inbox(self, received, self._freed_by[rank, NET_IN])
 
     def after_stashes(self, task: Task) -> list[str]:
-        """What the inputs of a task wait for before they are made on its own rank, so that compute
-        does not run ahead of what goes to the host. Those of the last one do not go there, and wait
-        as if they did."""
+        """Actions that the inputs of a task wait for before they are made on its own rank, so that
+        compute does not run ahead of transfers to the host. Inputs of the last task do not go
+        there, and wait as if they did."""
         unit, rank = task.units.start, task.rank
         if not task.forward:
             return self._freed_by[rank, D2H][-AHEAD : 1 - AHEAD]
@@ -178,17 +178,19 @@ class Sheet(Draft):
         return self._after_spent(rank, D2H, last)
 
     def before_gradients(self, task: Task) -> list[str]:
-        """What the gradients of all of a task's inputs wait for, where they come on its own rank:
-        the last of those inputs that go to the host."""
+        """Actions that the gradients of all of a task's inputs wait for, where they come on its own
+        rank: the last of those inputs that go to the host."""
         return self._freed_by[task.rank, D2H][-1:]
 
     def after_stash(self, task: Task, unit: int, micro: int) -> list[str]:
-        """The same of one input of a unit inside a task, which goes to the host by itself."""
+        """Actions that one input of a unit inside a task waits for; it goes to the host by
+        itself."""
         mine = act(Kind.STASH, unit, micro, rank=task.rank)
         return self._after_spent(task.rank, INSIDE, mine)
 
     def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
-        """What must be gone before one more thing comes on a lane; notes what will free it."""
+        """Actions that must end before one more transfer arrives on a lane; notes the action that
+        will free it."""
         freed_by = self._freed_by[rank, lane]
         freed_by.append(ends)
         return [freed_by[-1 - held(lane)]] if len(freed_by) > held(lane) else []

@@ -74,7 +74,7 @@ class StepTimeEstimate:
         return self._visiting[key]
 
     def least_seconds(self, packs: Packs) -> float:
-        """What the busiest rank computes, which a step takes at least."""
+        """Seconds that the busiest rank computes, which a step takes at least."""
         work, recorded = [0.0] * packs.ranks, self.recorded(packs)
         for task in packs.tasks if packs.mode == PP else packs.tasks_of(0):
             sums = self._in_all(task, recorded)
@@ -146,7 +146,8 @@ class _Walk:
         self.left: _Made = [], []
         """Micro-batches of the task before, and when the outputs of each were there."""
         self.returned: _Made = [], []
-        """The same of the gradients of its inputs."""
+        """Micro-batches of the task before, and when the gradients of the inputs of each were
+        there."""
 
     def run(self, tasks: tuple[Task, ...]) -> float:
         for task in tasks:
@@ -211,7 +212,7 @@ class _Walk:
         self.left = task.micros, left
 
     def _backward(self, task: Task, ready: float, whole: float) -> None:
-        """The same of a backward task: the repeated forward passes and the backward ones."""
+        """Walk through a backward task: the repeated forward passes and the backward ones."""
         rank, units = task.rank, task.units
         message = self._message(units.start)
         inputs = _arrivals(self.left if task.fused else ([], []), task)

@@ -1,4 +1,4 @@
-"""What the planner chooses, and the program of a choice."""
+"""A choice of the planner, and its program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.profile.profile import Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What the planner chose."""
+    """One choice of the planner."""
 
     window: int
     resident: int

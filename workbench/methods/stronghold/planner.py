@@ -136,7 +136,7 @@ class Planner:
 
 
 def _searched(spec: RunSpec, profile: Profile, budgets: Budgets, cache: EvaluationCache) -> Choice:
-    """What the full search finds, which begins with what the quick one does."""
+    """The choice of the full search, which begins with the choice of the quick one."""
     start = QuickSearch(spec, profile, budgets, cache, afresh=True).run()
     return Search(spec, profile, budgets, cache).run(start)
 

@@ -64,7 +64,7 @@ class Trial:
     lacking: int
     """Bytes by which it exceeds the budgets, of all tiers together."""
     seconds: float
-    """What is made small (`objective`)."""
+    """Seconds that the search makes small (`objective`)."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -104,7 +104,7 @@ class Search:
             "pulled": {asked.resident, asked.window, asked.pulled} == {"auto"},
             "kept": spec.activations == "auto" and asked.kept == "auto",
         }
-        """What is searched, besides the resident layers."""
+        """Axes of the search, besides the resident layers."""
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
         self._tries = max(FEWEST, MOST_ACTIONS // actions)
         self.tried: dict[Choice, Trial] = {}

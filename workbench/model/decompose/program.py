@@ -202,7 +202,7 @@ class Call:
 
 @dataclass(slots=True)
 class Frame:
-    """What holes are filled from."""
+    """Values that holes are filled from."""
 
     program: Program
     values: dict[int, Tensor]
@@ -223,7 +223,7 @@ class Plan:
     """(place among the inputs, dimension, rows per sample) of one that has the batch
     size; the layer runs on its device."""
     mode: bool | None = None
-    """The one value of `training` the program is right for; None when it is right for both."""
+    """Value of `training` for which the program is right; None when it is right for both."""
     output: tuple[Form, tuple[Any, ...]] | None = None
     """Structure of the model's output and its leaves; the last layer puts out the tensors of it."""
     at_home: bool = False

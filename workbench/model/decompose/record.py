@@ -51,7 +51,7 @@ PLAIN = (
     torch.layout,
     torch.memory_format,
 )
-"""What may be an argument besides tensors: it cannot change between calls."""
+"""Types of arguments, besides tensors, that cannot change between calls."""
 
 BY_SHAPE = {
     **{name: torch.zeros for name in ("zeros_like", "new_zeros")},
@@ -227,7 +227,7 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _note_changes(self, tensors: list[Tensor], changed: list[Tensor], index: int) -> None:
-        """What a call wrote to, and which tensors need gradients since."""
+        """Note the tensors that a call wrote to, and those that need gradients since."""
         written = frozenset(self._storage(tensor) for tensor in changed)
         self.aliasing.written.append(written)
         numbers = {self.numbers[id(t)] for t in tensors if id(t) in self.numbers}
@@ -268,7 +268,7 @@ class Recorder(TorchFunctionMode):
         return self.twins[id(tensor)][1]
 
     def leaf(self, leaf: Any) -> Any:
-        """What stands for an argument in the program."""
+        """The program's stand-in for an argument."""
         if isinstance(leaf, np.generic):
             leaf = leaf.item()
         if not isinstance(leaf, Tensor):
@@ -354,7 +354,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """Identity of a tensor's memory; tensors that share memory share it."""
     return tensor.untyped_storage()._cdata
 
 
