@@ -26,7 +26,7 @@ TRIALS = 5
 
 
 class HostAdamW(AdamW, Protocol):
-    """What both have."""
+    """Interface of both host optimizers."""
 
     def step(self, lr: float, norm: Tensor) -> None: ...
 

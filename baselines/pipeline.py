@@ -106,7 +106,7 @@ class Stages(nn.Module):
             for unit in range(model.num_units)
         )
         self.passed: Context | None = None
-        """What the micro-batch that passed last is called in the head."""
+        """Identity of the micro-batch that passed the head last."""
 
     @property
     def blocks(self) -> list[nn.Module]:

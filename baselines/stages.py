@@ -1,4 +1,4 @@
-"""What each rank has: consecutive units of the model in a pipeline, samples in data parallelism.
+"""Parts of the ranks: consecutive units of the model in a pipeline, samples in data parallelism.
 
 A pipeline's slowest stage sets its pace, so that stage's floating-point operations are made as few
 as a cut into so many contiguous stages allows; among the cuts that reach this, the one whose

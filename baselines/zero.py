@@ -54,7 +54,7 @@ from workbench.runtime.threads import use_rank_threads
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What tells the two methods apart."""
+    """Settings in which the methods differ."""
 
     label: str
     settings: Callable[[RunSpec, int], dict[str, Any]]
@@ -66,7 +66,7 @@ class Adapter:
     own_adam: bool = False
     """Whether DeepSpeed takes no other host optimizer than its own."""
     notes: tuple[str, ...] = ()
-    """What a reader of the record should know of the configuration."""
+    """Sentences on the configuration for readers of the record."""
 
 
 def train(

@@ -177,7 +177,7 @@ def tell_deepspeed_the_cap(device: torch.device, budget: int | None) -> None:
 
 
 def _observe_updates(inner: torch.optim.Optimizer, counter: TransferCounter) -> None:
-    """What the host optimizer's step allocates (moments, at first) is the host's."""
+    """Count memory that the host optimizer's step allocates (moments, at first) as the host's."""
     step = inner.step
 
     def step_on_host(*args: Any, **kwargs: Any) -> Any:

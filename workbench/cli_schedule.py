@@ -17,7 +17,7 @@ MOST = 512
 
 
 def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the flags of the verb."""
     parser.add_argument("order", metavar="ORDER", help=f"one of {', '.join(ORDERS)}")
     parser.add_argument("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")
     parser.add_argument(

@@ -20,7 +20,7 @@ FRAGMENTS = 0.1
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """What torch will do with the spec: ZeRO-3's schedule without any fetch beside compute.
+    """Plan torch's run of the spec: ZeRO-3's schedule without any fetch beside compute.
 
     The profile is taken as if weights had 4 bytes, which the transfers have.
     """

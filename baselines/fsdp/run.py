@@ -195,7 +195,7 @@ class Training(Stepping):
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
-    """What weights, gradients and moments take on the host, known before a run starts.
+    """Bytes of weights, gradients and moments on the host, known before a run starts.
 
     Weights and gradients are pinned, where torch's allocator rounds up to a power of two.
     """

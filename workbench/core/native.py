@@ -124,7 +124,8 @@ def _key(source: Path, version: str, flags: tuple[str, ...] = ()) -> str:
 
 
 def _cpu_features() -> str:
-    """What -march=native depends on: an image built here may be started on another processor."""
+    """Features of the processor, on which -march=native depends: an image built here may be started
+    on another one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run is: everything that determines its result, as plain data.
+"""Spec of a run: everything that determines its result, as plain data.
 
 A `RunSpec` is frozen, JSON-able and hashable into a key; two runs with one key would do the same
 work on the same class of device, so the second is not run again. What all methods have in common
@@ -42,8 +42,8 @@ class RunSpec:
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Working weights, activations and gradients; AdamW states are fp32 always."""
     activations: Literal["auto", "keep", "host", "recompute"] = "auto"
-    """What becomes of activations between forward and backward pass; ``auto`` lets a planner that
-    can choose do so for each layer, and is ``recompute`` for the others."""
+    """Fate of activations between forward and backward pass; ``auto`` lets a planner that can
+    choose do so for each layer, and is ``recompute`` for the others."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
     replay: Literal["auto", "on", "off"] = "auto"

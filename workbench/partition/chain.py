@@ -182,7 +182,7 @@ def _starts(layers: int, fits: Fits) -> list[Sequence[int]]:
 
 
 def _starts_of_parts(layers: int, fits: Fits) -> list[Sequence[int]]:
-    """The same where the earliest start only moves on."""
+    """`_starts` where the earliest start only moves on."""
     found: list[Sequence[int]] = []
     earliest = 0
     for stop in range(1, layers + 1):

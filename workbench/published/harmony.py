@@ -1,4 +1,4 @@
-"""What stands in for Harmony's published values: estimates of its authors' own model.
+"""Stand-ins for Harmony's published values: estimates of its authors' own model.
 
 The plotted values of Harmony (VLDB'22) were not available, and its repository holds no measured
 throughput. ``harmony.csv`` has what its published scheduler says of the published settings, each

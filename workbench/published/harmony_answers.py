@@ -85,7 +85,7 @@ def profile_of(model: str, folder: Path) -> ModelProfile:
 
 
 def with_blocks(model: ModelProfile, blocks: int) -> ModelProfile:
-    """The same model with its one kind of block so many times; one layer comes before them, three
+    """The model with its one kind of block so many times; one layer comes before them, three
     after."""
 
     def repeated(values: tuple) -> tuple:
@@ -225,7 +225,7 @@ def _words(packs: Packs) -> dict[str, str]:
 
 
 def _place(question: Question, planner: str) -> dict[str, Any]:
-    """What a row says of its question."""
+    """Columns of a row that name its question."""
     given = ""
     if question.sizes is not None and planner == PUBLISHED:
         given = f"{question.sizes[0]}/{question.sizes[1]}, packs of {question.pack}"

@@ -36,7 +36,7 @@ COUNTS = ("candidates", "device_bytes", *VOLUMES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is planned."""
+    """A question to the planners."""
 
     figure: str
     model: str
@@ -79,7 +79,7 @@ class Row:
     search_s: float | None = None
     """Processor time of the search."""
     candidates: int | None = None
-    """That the published search found, that ours simulated."""
+    """Candidates that the published search found, or that ours simulated."""
     device_bytes: int | None = None
     """The most any GPU needs, proved."""
     fits: bool = False

@@ -26,8 +26,7 @@ AGREE = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What every benchmark says of a run: a row of its file in types. None stands for an empty
-    field."""
+    """Columns of every benchmark: a row of its file in types. None stands for an empty field."""
 
     LABELS: ClassVar[Mapping[str, str]]
     """The methods a row may name, and what figures call them."""
@@ -35,7 +34,7 @@ class Run:
     method: str
     """A key of `LABELS`."""
     variant: str
-    """What stands in parentheses after the method; empty for the method's own choice."""
+    """Text in parentheses after the method; empty for the method's own choice."""
     layers: int
     hidden: int
     heads: int
@@ -164,8 +163,7 @@ def cells(
 
 
 def contradiction(run: Run, texts: dict[str, str]) -> str:
-    """What the speed, the step and the batch of a row say against each other; empty where they
-    agree."""
+    """Contradiction among speed, step and batch of a row; empty where they agree."""
     if run.status != "ok":
         return ""
     for name in ("samples_per_second", "step_seconds_median", "parameters"):

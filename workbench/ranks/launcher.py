@@ -103,7 +103,7 @@ class RankLauncher:
         return running
 
     def results(self) -> list[dict[str, Any]]:
-        """What the ranks that are done have told, in their order."""
+        """Results of the ranks that are done, in their order."""
         paths = [self.folder / f"result-{rank}.json" for rank in range(self.count)]
         return [json.loads(path.read_text()) for path in paths if path.exists()]
 

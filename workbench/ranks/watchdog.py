@@ -42,7 +42,7 @@ class Limits:
     """Until all may begin their first action (importing, meeting, recording, pinning memory), and
     without any beginning one in the first step, in which layers are compiled."""
     hang_s: float = 120.0
-    """The same in later steps: longer than any action should take."""
+    """As `start_s`, in later steps: longer than any action should take."""
     end_s: float = 60.0
     """From the end of the last action until all processes have ended, and a second more for each
     `END_BYTES` of the host's memory, whose pages the system unlocks one by one."""

@@ -136,7 +136,7 @@ def chosen(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(row: Any) -> str:
-    """What step it is, how fast, and how fast it should be."""
+    """Title of a step: its setting, how fast it was, and how fast it should be."""
     words = (
         f"{row.layers} layers, batch {row.batch}: one step of {1e3 * row.step_seconds:.0f} ms, "
         f"measured; {row.samples_per_second:.3g} samples/s"

@@ -1,4 +1,4 @@
-"""What a measured step says about its lanes: how busy each is, and how full the host's memory.
+"""Facts of a measured step's lanes: how busy each is, and how full the host's memory.
 
 A run's steps follow one another, and updates and copies of one reach into the next. A step that is
 shown alone is therefore folded: what lies past its end stands at its beginning, where the same work
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 
 
 def folded(spans: Iterable[Span], period_s: float) -> list[Span]:
-    """The same spans with what lies outside of [0, `period_s`) moved into it, cut at its ends."""
+    """Spans with all that lies outside of [0, `period_s`) moved into it, cut at its ends."""
     out = []
     for start, end, value in spans:
         while start < end:

@@ -1,4 +1,4 @@
-"""What this project set out to reach on servers of several GPUs, and what measurements say of it.
+"""Goals of this project on servers of several GPUs, and whether the measurements reach them.
 
 Half of the goals are about GPT-2 XL on 4 GPUs of 11 GiB each, the cards of Harmony's (VLDB'22)
 server; others ask of all rows that plans say of a run what the run did.

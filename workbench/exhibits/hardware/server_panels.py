@@ -26,7 +26,7 @@ SETTING = ["ranks", "batch"]
 ROOM = 34.0
 """Bars for which a line of panels has room."""
 AXIS = 3.0
-"""What an axis and its words take of a line, in bars."""
+"""Width of an axis and its words on a line, in bars."""
 LEAST, LEAST_CAP = 3.2, 1.7
 """Widths of the names of a setting and of a cap, in bars."""
 ROUGH = 0.5
@@ -231,8 +231,8 @@ def _title(axes: Any, words: str, letters: float) -> None:
 
 
 SAME = [*MODEL, "batch", "clip", "device_cap_gib"]
-"""What runs of one line have in common, besides their round: the code and the machine of the day
-would be in its slope else."""
+"""Columns that runs of one line have in common, besides their round: the code and the machine of
+the day would be in its slope else."""
 
 
 def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
@@ -246,8 +246,8 @@ def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def torn(rows: pd.DataFrame) -> list[str]:
-    """What would be a line, were its runs of one round: which settings, on which GPUs in which
-    round; of `shown` rows."""
+    """Lines that are missing because their runs are of several rounds: the settings, and which GPUs
+    in which round; of `shown` rows."""
     out = []
     for _, part in _scaled(rows).groupby(SAME, sort=False, dropna=False):
         rounds = part.groupby("round", sort=False)

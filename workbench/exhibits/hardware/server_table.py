@@ -32,7 +32,7 @@ OWN_RUNTIME = ("dp-swap", "pp-swap", "harmony-dp", "harmony-pp")
 """Whose predictions are judged: their schedule was simulated, and then that schedule ran."""
 HARMONY = ("harmony-dp", "harmony-pp")
 MODEL = ("layers", "hidden", "heads", "seq", "dtype")
-"""What makes two models one."""
+"""Columns that make two models one."""
 WEIGHT_BYTES = {**VALUE_BYTES, "fp16": 2}
 """Of a parameter."""
 STATE_BYTES = {"fp32": 16, "bf16": 14, "fp16": 16}

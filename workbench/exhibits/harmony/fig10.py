@@ -95,7 +95,7 @@ class FourModels(HarmonyExhibit):
         return as_speed(join(told, others, planned(plans)))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """What did not run."""
+        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)

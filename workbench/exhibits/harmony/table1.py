@@ -47,7 +47,7 @@ from workbench.runs.store import Store
 
 MINIBATCH, GPUS = 64, 4
 MOST_S = 20.0
-"""What a search may take on 2 cores."""
+"""Most seconds of a search on 2 cores."""
 BETTER = 1.05
 SHARE = 0.5
 """Of all settings in which ours should be that much faster."""
