@@ -1,4 +1,4 @@
-"""What the host AdamW makes of the memory it works in.
+"""Measures the host AdamW against the memory it works in.
 
     python benchmarks/host_adam.py [--seconds 0.6] [--hidden 2048] [--layers 8] [--json PATH]
 
@@ -93,7 +93,7 @@ class Layer:
         self.narrow_grad.copy_(grad)
 
     def calls(self, form: str, threads: int) -> list[host_adam.Call]:
-        """What to do to this layer in its turns, one after the other."""
+        """Calls on this layer, one after the other."""
         narrow = form != "fp32"
         slabs = (
             self.weights if narrow else self.master,

@@ -38,7 +38,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What a benchmark runs, and where its rows go."""
+    """Runs of a benchmark, and the file of its rows."""
 
     name: str
     about: str
@@ -179,7 +179,7 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _list(bench: Bench, wanted: list[Entry]) -> None:
-    """What would run, with its budget and the seconds it may take."""
+    """Print the runs that would be made, with their budgets and the seconds they may take."""
     total = 0.0
     for entry in wanted:
         done = bench.sheet.finished(entry) and not bench.again

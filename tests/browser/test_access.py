@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 EVIL = '<img src=x onerror="alert(1)">'
 READ = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
-"""What is left of the hostile text once nobody can be harmed by it."""
+"""Readable rest of the hostile text, after all harmful parts are gone."""
 PROJECTOR = {"width": 960, "height": 540}
 """1920 x 1080 at twice the size."""
 TABS = {"Results": 25, "Plan": 17, "Sweep": 25, "Evaluate": 12}

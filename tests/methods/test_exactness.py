@@ -108,7 +108,7 @@ def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents
 
 @pytest.mark.parametrize("seed", half(range(8)))
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
-    """Whatever the transfers and updates are late by, the result is the same."""
+    """Delays of transfers and updates do not change the result."""
     choose = random.Random(seed)
 
     def delay(action, step):

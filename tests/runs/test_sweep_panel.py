@@ -53,7 +53,7 @@ def panel(opened: Callable[..., SweepPanel]) -> SweepPanel:
 
 
 def text(widget: widgets.HTML) -> str:
-    """What is read, without markup."""
+    """The readable text, without markup."""
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", widget.value).split()))
 
 

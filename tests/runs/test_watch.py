@@ -1,4 +1,4 @@
-"""What a page sees of sweeps: states, runs, time left, the end of a log, and only what changed."""
+"""A page sees of sweeps: states, runs, time left, the end of a log, and only what changed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def begin(panel: PlannerPanel) -> None:
 
 
 def text(widget: widgets.HTML) -> str:
-    """What is read, without markup."""
+    """The readable text, without markup."""
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", widget.value).split()))
 
 
