@@ -8,9 +8,9 @@ of schedule/issue.py. Lanes that wait on the host, for updates or for other rank
 a thread each.
 
 Two things that lanes do beside their actions are lanes too. Room for a message is announced as soon
-as it is there, whatever messages are received before it. Actions that other ranks wait for in host
-memory are published when the device has done them; the thread that issued them does not wait for
-the device.
+as it is there, whatever messages are received before it. An action that other ranks wait for is
+published to them when the device has done it, by a thread of its own: the thread that issued it
+goes on.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bo
             lanes.setdefault(action.lane, []).append(i)
     joined = _joined(schedule, lanes, local, remote) if together else {COMPUTE}
     publishing = {
-        lane + PUBLISH: [i for i in lanes[lane] if i in published] for lane in joined - {COMPUTE}
+        lane + PUBLISH: [i for i in lanes[lane] if i in published] for lane in joined if together
     }
     publishing = {lane: those for lane, those in publishing.items() if those}
     receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]
