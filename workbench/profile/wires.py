@@ -114,13 +114,13 @@ def run_rank(context: RankContext) -> None:
     told = {"rates": rates, "latency": _around(board, rank, ranks, send)}
     told |= {"updates": 0.0, "slowdowns": {}}
     if kind == "cuda":
-        each, told["slowdowns"] = _in_company(device, ranks)
+        each, told["slowdowns"] = _contended(device, ranks)
         told["updates"] = each[HOST]
     context.tell(told)
     dist.barrier()  # nobody's inbox may go while others write
 
 
-def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
+def _contended(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
     """Rates of a rank's lanes at the host's memory beside each other, with a GPU."""
     threads = update_threads(device.type, ranks)
     with ExitStack() as stack:

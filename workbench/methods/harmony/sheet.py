@@ -134,7 +134,7 @@ class Sheet(Draft):
             ends = Kind.STASH
         if (task.forward or task.fused) and not self.by_host(task):
             return [self._receive(Kind.RECV, task, unit, micro, span, label, ends)]
-        after = self._after_spent(rank, FETCHES, act(ends, unit, micro, rank=rank))
+        after = self._after_freed(rank, FETCHES, act(ends, unit, micro, rank=rank))
         after += [
             action.name
             for action in self.stashes[unit]
@@ -156,7 +156,7 @@ class Sheet(Draft):
         self._received[rank].append(len(self.actions))
         return self.add(
             kind, unit, NET_IN, micro, rank=rank, nbytes=nbytes, samples=span,
-            after=self._after_spent(rank, NET_IN, act(ends, of, micro, rank=rank)),
+            after=self._after_freed(rank, NET_IN, act(ends, of, micro, rank=rank)),
             takes=[self.lay(rank, label, DEVICE, nbytes, slot=INBOX)],
         )  # fmt: skip
 
@@ -175,7 +175,7 @@ class Sheet(Draft):
         if unit not in self.stashed:
             return []
         last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
-        return self._after_spent(rank, D2H, last)
+        return self._after_freed(rank, D2H, last)
 
     def before_gradients(self, task: Task) -> list[str]:
         """Actions that the gradients of all of a task's inputs wait for, where they come on its own
@@ -186,9 +186,9 @@ class Sheet(Draft):
         """Actions that one input of a unit inside a task waits for; it goes to the host by
         itself."""
         mine = act(Kind.STASH, unit, micro, rank=task.rank)
-        return self._after_spent(task.rank, INSIDE, mine)
+        return self._after_freed(task.rank, INSIDE, mine)
 
-    def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
+    def _after_freed(self, rank: int, lane: str, ends: str) -> list[str]:
         """Actions that must end before one more transfer arrives on a lane; notes the action that
         will free it."""
         freed_by = self._freed_by[rank, lane]
