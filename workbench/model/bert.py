@@ -40,7 +40,7 @@ HUGGING_FACE_NAMES = (
     ("LayerNorm.beta", "norm.bias"),
     ("LayerNorm", "norm"),
 )
-"""Parts of a name (there, here), in the order in which they are replaced."""
+"""What a part of a name is there and here, in the order in which the parts are replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

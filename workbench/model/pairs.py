@@ -45,7 +45,7 @@ SENTENCE = re.compile(
 )
 """A capital to a full stop, over the ends of lines but not over an empty one."""
 BETWEEN = re.compile(r"[ \t]*(?:\n[ \t]*(?:#[ \t]*)?)?")
-"""Text that may lie between two sentences of one paragraph."""
+"""What may lie between two sentences of one paragraph."""
 TEST_SHARE = 10
 """One in so many of the standard library's pairs is for testing."""
 
@@ -62,7 +62,7 @@ class Pairs:
     """Tokenized pairs; sample g of a run is one of them, by the run's seed and g alone."""
 
     name: str
-    """Name of the source, for people."""
+    """What was read, for people."""
     digest: str
     """SHA-256 of labels and sentences; equal digests and tokenizers mean comparable losses."""
     vocab: int

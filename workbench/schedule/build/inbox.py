@@ -46,11 +46,11 @@ def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], freed_by: Seque
 
 
 def taken_from(used: Sequence[int], freed: Sequence[int], ahead: int) -> list[int]:
-    """The earlier message whose place each message takes, by its number, or -1 for a new place.
+    """Whose place each message takes: the number of a message before it, or -1 for a new place.
 
-    `used` are the numbers of the passes that need the messages, in their order; `freed` are the
-    numbers of the passes that read them last. A message comes `ahead` passes before it is needed,
-    and may take the place of one that is freed by then.
+    `used` are the numbers of the passes that need the messages, in their order, `freed` those that
+    read them last. A message comes `ahead` passes before it is needed; who is gone by then leaves
+    its place.
 
     >>> taken_from([0, 1, 2, 6], [3, 5, 7, 9], ahead=2)
     [-1, -1, -1, 0]
