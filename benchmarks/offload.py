@@ -116,7 +116,11 @@ def make_parser(suite: Suite = OFFLOAD) -> argparse.ArgumentParser:
         "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
     )
     add("--again", action="store_true", help="run what is finished, too")
-    add("--list", action="store_true", help="say what would run, and how long it may take")
+    add(
+        "--list",
+        action="store_true",
+        help="list the runs that would be made, and how long they may take",
+    )
     add("--limit-seconds", type=float, metavar="N", help="start nothing that may end later")
     add("--timeout", type=float, default=RUN_TIMEOUT_S, metavar="N", help="seconds a run may take")
     add("--warmup", type=int, default=4, metavar="N", help="first steps, not measured")

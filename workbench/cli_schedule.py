@@ -1,4 +1,4 @@
-"""``workbench schedule``: what an order of passes makes each rank of a pipeline do.
+"""``workbench schedule``: the passes of each rank of a pipeline, by their order.
 
 Prints a line a stage, and draws or exports it. Passes take one quantum forward and two backward;
 nothing is measured, and no model is needed.

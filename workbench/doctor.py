@@ -297,7 +297,7 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--quick", action="store_true", help="shorter timings, a wider spread")
     parser.add_argument(
-        "--stored", action="store_true", help="do not measure again what is stored and holds here"
+        "--stored", action="store_true", help="use stored measurements where they hold here"
     )
     return parser
 

@@ -16,8 +16,8 @@ class Options(Visits, Clipping):
     """Packs are pinned together with both sizes."""
 
     forward_packs: str = "auto"
-    """Units of each forward pack, from the first one, as in ``4 4 3``; those of the last backward
-    pack are in none. Empty, also written ``none``, where that is the whole model."""
+    """Units of each forward pack, from the first one, as in ``4 4 3``; the last backward
+    pack's are in none. Empty, also written ``none``, where that is the whole model."""
     backward_packs: str = "auto"
     """Units of each backward pack, the embedding and the head among them, as in ``4 4 3``."""
     packing: Literal["ours", "faithful"] = "ours"
