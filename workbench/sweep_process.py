@@ -105,7 +105,9 @@ class SweepProcess:
     def _obey(self, stage: Stage) -> None:
         orders, wanted = self.campaign.orders(), asked(self.campaign)
         if self._gone():
-            self.cancel("who started it has ended; start it again and it goes on with what is left")
+            self.cancel(
+                "who started it has ended; start it again and it goes on with the remaining runs"
+            )
         elif orders.get("want") == "cancel":
             self.cancel("it was cancelled")
         stage.paused = orders.get("want") == "pause"
@@ -125,7 +127,7 @@ class SweepProcess:
     def _status(self, stage: Stage) -> Status:
         text, state = "", "running"
         if stage.paused:
-            state, text = "paused", "it is paused; what runs is let finish" * bool(stage.running)
+            state, text = "paused", "it is paused; runs in work may finish" * bool(stage.running)
         elif not stage.running and stage.waits_for:
             state, text = "waiting", f"it waits for {stage.waits_for}"
         return self._with_facts(

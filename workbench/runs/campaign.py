@@ -222,7 +222,7 @@ class Campaign:
         """State of the sweep, also where its process was killed."""
         alive, found = self.alive, _state_of(self.folder)
         if found.state in LIVE and not alive:
-            words = "its process was ended; start it again and it goes on with what is left"
+            words = "its process was ended; start it again and it goes on with the remaining runs"
             return replace(found, state="interrupted", text=words, running=[], seconds_left=None)
         return replace(found, text=found.text or _read(Orders, self.folder / "order.json")[1])
 

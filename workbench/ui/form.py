@@ -43,8 +43,7 @@ GROUPS = {
 """Where a page shows which field; one that is in no group is shown in the last, `REST`."""
 REST = "More"
 OF_SWEEP = {
-    "name": "What the sweep is called; its folder is named so. Letters, digits, dots, underscores, "
-    "hyphens.",
+    "name": "Name of the sweep, and of its folder. Letters, digits, dots, underscores, hyphens.",
     "timeout": "Longest time of one run, in seconds; empty for no limit.",
     "executor": "Who runs: local (this machine), ray, or ray:ADDRESS.",
 }

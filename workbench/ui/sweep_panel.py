@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 NEW = ""
 BUTTONS = {
-    "start": ("Start", "Write the sweep down and run what has no record yet"),
-    "pause": ("Pause", "Start nothing more; what runs is let finish"),
-    "go_on": ("Go on", "Run what is left of the sweep that is shown"),
-    "cancel": ("Cancel", "End what runs and start nothing more; what is finished stays"),
-    "retry": ("Retry failed", "Run what failed once more"),
+    "start": ("Start", "Save the sweep and start its runs that have no record yet"),
+    "pause": ("Pause", "Start no more runs; those in work may finish"),
+    "go_on": ("Go on", "Start the remaining runs of the sweep that is shown"),
+    "cancel": ("Cancel", "End the runs in work and start no more; finished ones stay"),
+    "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
 KEEP = "keep running when this notebook ends"
