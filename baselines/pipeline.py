@@ -325,7 +325,7 @@ class OfAllStages:
         self.inner, self.counted, self._own = own.inner, own.counted, own
         self._loss: Tensor | None = None
         self._sums: Tensor | None = None
-        """Of all stages: loss, and square of the norm."""
+        """Sums over all stages: loss, and square of the norm."""
 
     def begin(self, loss: Tensor) -> None:
         """Before a step's first update; `loss` is 0 but in the last stage."""

@@ -57,7 +57,7 @@ def cut(
 
 
 def share_of(samples: int, rank: int, ranks: int) -> range:
-    """Which of so many samples are a rank's.
+    """Samples of a rank among `samples`.
 
     >>> [share_of(5, rank, 2) for rank in range(2)]
     [range(0, 2), range(2, 5)]

@@ -69,7 +69,7 @@ class Release:
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
     disk_leaves_bytes: int = 0
-    """Of the optimizer's bytes a parameter, those that stay when its states are on the disk."""
+    """Bytes a parameter of the optimizer that stay when its states are on the disk."""
     disk_tiles: int = 0
     """Host buffers of a block in fp32, through which states pass from and to the disk."""
     reuse_elements: int = 0

@@ -136,7 +136,8 @@ def _cpu_features() -> str:
 
 
 def _cache_folder() -> Path:
-    """Beside the environment, so that removing it removes the build; else the user's cache."""
+    """Folder of builds, beside the environment, so that removing it removes them; otherwise the
+    user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for folder in (Path(sys.prefix) / "share" / "workbench", Path(base) / "workbench"):
         try:

@@ -94,7 +94,7 @@ class Outcome:
     """Steps left out because a gradient was not finite."""
     grad_norms: list[Measured | None] = field(default_factory=list)
     engine: str = ""
-    """Which implementation ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
+    """Implementation that ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
     notes: list[str] = field(default_factory=list)
 
 

@@ -232,4 +232,4 @@ damaged, not old."""
 EVERY_FLAT_VERSION = frozenset({"window", "resident", "optimizer_tier", "host_workers"})
 """Options that all versions have written that wrote them beside the other fields."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
-"""Of a weight, an activation or a gradient, by dtype."""
+"""Bytes of a weight, an activation or a gradient, by dtype."""

@@ -302,7 +302,7 @@ def one(rows: pd.DataFrame, **where: Any) -> float | None:
 
 
 def _have(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
-    """Which rows have these values. Columns are asked before a row is copied."""
+    """Whether each row has these values. Columns are asked before a row is copied."""
     have = np.ones(len(rows), dtype=bool)
     for name, wanted in where.items():
         options = wanted if isinstance(wanted, tuple) else (wanted,)

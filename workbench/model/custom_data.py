@@ -149,7 +149,7 @@ def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def _counted(targets: Tensor) -> Tensor:
-    """Of each row, the targets that count."""
+    """Number of targets that count, in each row."""
     return (targets != IGNORED).flatten(1).sum(1) if targets.ndim > 1 else (targets != IGNORED)
 
 

@@ -22,7 +22,7 @@ class Draws:
 
     @property
     def digest(self) -> str:
-        """Of the data."""
+        """Digest of the data."""
         return self.data.digest
 
     def samples(self, step: int) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ COUNTED = {
 
 class Look(NamedTuple):
     flops: float
-    """Of one sample."""
+    """Floating-point operations for one sample."""
     draws: tuple[Draw, ...]
     """Where it draws random numbers in training, in order."""
     device: str
@@ -86,7 +86,7 @@ def look_at(layer: Layer) -> Look:
 
 
 class _Failed(Exception):
-    """Of the module's own code."""
+    """Failure of the module's own code."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

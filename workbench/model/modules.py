@@ -168,7 +168,7 @@ class Decomposed(LayeredModel):
 
     @cached_property
     def _norms(self) -> dict[str, dict[int, str]]:
-        """Of BatchNorms with statistics, by the names of their counters: unit -> path."""
+        """Counter's name -> unit -> path, of BatchNorms with statistics."""
         found: dict[str, dict[int, str]] = {}
         for layer in self._units:
             for path in norms_in(layer.module):

@@ -52,7 +52,7 @@ BETTER = 1.05
 
 HOST_COPY = "host memory copy, all host threads"
 UNSTEADY_STEPS, STEADY_STEPS = 2, 4
-"""Of a chain of actions: not timed, and timed."""
+"""Steps of a chain of actions: not timed, and timed."""
 
 
 def measure_ceilings(

@@ -55,7 +55,8 @@ class Load(ABC):
     amount: float
     """Work of one piece: bytes, parameters or floating-point operations."""
     bytes_each = 1
-    """Of memory that a part of the amount reads and writes; meant for bytes and parameters."""
+    """Bytes of memory that a part of the amount reads and writes; meant for bytes and
+    parameters."""
     computes = True
     """Whether the calling thread does the work itself, as far as it is not the GPU's."""
     threads = 1

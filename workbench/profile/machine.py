@@ -23,7 +23,7 @@ class Machine:
     processor: str
     cores: int
     memory_bytes: int
-    """Of the host, or its container's limit."""
+    """Bytes of the host's memory, or of its container's limit."""
     gpu: str | None
     """None where the processor plays the device."""
     gpu_bytes: int

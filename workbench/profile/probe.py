@@ -50,8 +50,9 @@ from workbench.runtime.tiers import OutOfMemory
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""
 SMALL_FLOPS, SMALL_PARAMETERS = 2e9, 1 << 24
-"""Of all layers' forward passes, a quarter of a second there and back on a processor at most; and
-of what is really made for them, 128 MiB with gradients. Embeddings count no operations."""
+"""Operations of all layers' forward passes, a quarter of a second there and back on a processor at
+most; and parameters that are really made for them, 128 MiB with gradients. Embeddings count no
+operations."""
 PROCESS = "workbench.profile.probe"
 LONGEST_S = 180.0
 """Until a process must have answered."""
@@ -74,7 +75,7 @@ class NoRoom(ValueError):
 
 
 def limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
-    """Of the spec's model on a device of `budget` bytes, up to `most` samples.
+    """Limits of the spec's model on a device of `budget` bytes, up to `most` samples.
 
     Raises NoRoom where the fewest samples are too many for the device, and CannotRun where no
     number of them can be run.

@@ -18,7 +18,8 @@ from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, V
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
 MEMORY_LANES = frozenset({H2D, D2H, HOST})
-"""They meet at the host's memory: two leave room for each other there, and all three do not."""
+"""Lanes that meet at the host's memory: two leave room for each other there, and all three do
+not."""
 
 
 GPU_SPREAD, PROCESSOR_SPREAD = 0.2, 0.3
@@ -78,7 +79,7 @@ class Hardware:
     """``"compute|host"``: factor by which compute slows while a host update runs beside it. On a
     GPU also `all_at_once`."""
     wires: Wires | None = None
-    """Of the ranks of a run, where there are several and they were measured."""
+    """Rates of the ranks of a run, where there are several and they were measured."""
 
     @property
     def spread(self) -> float:
@@ -247,7 +248,7 @@ class Profile:
     origin: str = ""
     """The file it was read from; empty where it was made."""
     limits: Limits | None = None
-    """Of micro-batches on the spec's device, where they were looked for."""
+    """Limits of micro-batches on the spec's device, where they were looked for."""
 
     @property
     def state_bytes(self) -> int:

@@ -38,7 +38,7 @@ from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
-"""Of one transfer."""
+"""Bytes of one transfer."""
 SMALL = 4096
 """Bytes of a message whose time is nearly all latency."""
 TIMES = 12
@@ -86,7 +86,7 @@ def run_rank(context: RankContext) -> None:
     floats = here.view(torch.float32)
 
     def seconds(action: Callable[[], object]) -> float:
-        """Of one, while all ranks do the same."""
+        """Seconds of one action, while all ranks do it."""
         times = []
         for _ in range(TIMES):
             dist.barrier()

@@ -31,9 +31,9 @@ class PublishedModel:
     layers: int
     """With the loss, as the authors count."""
     cap_bytes: float
-    """Of the authors' searches: what a pack may take."""
+    """Bytes that a pack may take in the authors' searches."""
     minibatches: tuple[int, ...]
-    """Of figure 10."""
+    """Minibatches of figure 10."""
 
 
 MODELS = {

@@ -50,12 +50,12 @@ from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import validate
 
 DEFAULT_CAP_BYTES = 10 * GIB
-"""Of a pack in the authors' searches, where they name no other."""
+"""Cap of a pack in the authors' searches, where they name no other."""
 RULES = ("balanced_time", theirs.REUSE)
-"""Of the authors' scripts: one rule, and forward packs like the backward ones."""
+"""Rules of the authors' scripts: one rule, and forward packs like the backward ones."""
 STEPS = 2
 MOST_PASSES = 300_000
-"""Of a plan that is simulated: more take minutes and gigabytes."""
+"""Most passes of a plan that is simulated: more take minutes and gigabytes."""
 VOLUMES = {
     Kind.LOAD: "weights_in",
     Kind.GRAD_OUT: "gradients_out",

@@ -22,9 +22,9 @@ from workbench.published.harmony import FOLDER, FOUR, GIB, MODELS
 
 KEPT = FOLDER / "harmony_plans.csv"
 CARD_BYTES = 11 * GIB
-"""Of a GTX 1080Ti."""
+"""Bytes of a GTX 1080Ti."""
 ORDER = ("8", "10", "17", "stored")
-"""Of the figures in the file."""
+"""Order of the figures in the file."""
 PUBLISHED, OURS = PLANNERS = ("published", "ours")
 DP = "dp"
 PLACE = ("figure", "model", "method", "ranks", "minibatch", "planner", "given")
@@ -72,7 +72,7 @@ class Row:
     setting: str = ""
     """Micro-batch sizes forward/backward, and packs."""
     seconds: float | None = None
-    """Of a step, by our simulator; None where the planner found no plan."""
+    """Seconds of a step, by our simulator; None where the planner found no plan."""
     estimate_s: float | None = None
     """By the published estimator without overlap."""
     estimate_prefetch_s: float | None = None

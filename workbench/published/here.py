@@ -73,7 +73,7 @@ def offload_runs(roots: Iterable[Path]) -> list[OffloadRun]:
 
 
 def latest(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
-    """Of equal runs the last one (`sheet.latest`)."""
+    """The last one of each set of equal runs (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 

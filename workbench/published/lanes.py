@@ -42,7 +42,7 @@ class Lanes:
     method: str
     """As in offload.csv, a variant in parentheses."""
     key: str
-    """Of the run's record."""
+    """Key of the run's record."""
     started: date
     commit: str
     hardware: str

@@ -78,7 +78,7 @@ def server_runs(roots: Iterable[Path]) -> list[ServerRun]:
 
 
 def latest(runs: Iterable[ServerRun]) -> list[ServerRun]:
-    """Of equal runs the last one (`sheet.latest`)."""
+    """The last one of each set of equal runs (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 

@@ -45,7 +45,7 @@ class Run:
     clip: float | None
     """The global norm to which gradients are clipped; None without clipping."""
     device_cap_gib: float | None
-    """Of each GPU; None for all of its memory."""
+    """GiB of each GPU; None for all of its memory."""
     host_cap_gib: float | None
     parameters: int | None
     status: str
@@ -56,7 +56,7 @@ class Run:
     """Distance of the quartiles of the steady steps, as a share of the median."""
     predicted_step_seconds: float | None
     peak_device_gib: float | None
-    """Of the GPU that needed most."""
+    """GiB of the GPU that needed most."""
     predicted_peak_device_gib: float | None
     host_gib: float | None
     final_loss: float | None
@@ -91,7 +91,7 @@ def files(roots: Iterable[Path], name: str) -> list[Path]:
 
 
 def latest(runs: Iterable[AnyRun], settings: tuple[str, ...]) -> list[AnyRun]:
-    """Of runs with the same settings on the same device the last one, which counts them all.
+    """The last one of the runs with equal settings on one device, which counts them all.
 
     A run that was repeated was repeated for a reason; the best of them is not picked.
     """
@@ -293,4 +293,4 @@ READERS: dict[str, Callable[[str], Any]] = {
     "commit": some,
     "measured_on": _measured_on,
 }
-"""Of the columns that all sheets have; `method` is read by `method_of`."""
+"""Readers of the columns that all sheets have; `method` is read by `method_of`."""

@@ -41,7 +41,7 @@ class RankContext:
     """Inputs of a rank's work."""
 
     folder: Path
-    """Of all ranks of the run, in the run's own."""
+    """Folder of all ranks of the run, in the run's own."""
     rank: int
     ranks: int
     device: torch.device

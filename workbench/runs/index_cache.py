@@ -20,7 +20,7 @@ from workbench.core.record import SCHEMA
 CACHE = ".index.sqlite"
 TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
 FORMAT = 3
-"""Of an entry in the cache; another number when what the index writes there is another."""
+"""Format of an entry in the cache; another number when the index writes another one."""
 
 WAIT_SECONDS = 0.2
 """For another process that writes the cache. Then this look goes on without it."""
@@ -32,7 +32,7 @@ NO_FAULT = {
 """Errors that say nothing against the cache itself; with any other it is made anew."""
 
 Stamp = tuple[int, int, int]
-"""Of a file: modification time in ns, size in bytes, inode."""
+"""State of a file: modification time in ns, size in bytes, inode."""
 
 
 class Cache:

@@ -29,7 +29,7 @@ from workbench.runs.runner import POLL_S
 from workbench.runs.store import Store
 
 MEMORY_BYTES = 128 << 20
-"""Of Ray's own object store where it is started here: what it carries is a record."""
+"""Bytes of Ray's own object store where it is started here: it carries records."""
 STARTS = 3
 """Attempts to start Ray here."""
 END_S = 30.0
@@ -104,7 +104,8 @@ class RayExecutor:
         return work
 
     def _cores(self) -> int:
-        """Of the smallest machine: a run gets a whole one, or two would measure each other."""
+        """Cores of the smallest machine: a run gets a whole one, or two would measure each
+        other."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         return int(min(node["Resources"].get("CPU", 1) for node in nodes))
 
@@ -210,7 +211,8 @@ def _end_new_children(before: set[psutil.Process], package: Path) -> None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """It is empty for a moment after a process began, while its program is being loaded."""
+    """Command line of a process. It is empty for a moment after a process began, while its program
+    is being loaded."""
     deadline = time.monotonic() + LOAD_S
     while not (words := process.cmdline()) and time.monotonic() < deadline:
         time.sleep(POLL_S)

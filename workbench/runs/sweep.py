@@ -38,7 +38,7 @@ from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 VERSION = 2
-"""Of sweep files."""
+"""Version of sweep files."""
 MOST_POINTS = 4000
 """Points of a sweep: hours of runs that take a few seconds each."""
 
@@ -185,7 +185,7 @@ class Point:
     work: Work | None = None
     """While it runs."""
     step_seconds: list[float] = field(default_factory=list)
-    """Of the steps that the present run has done."""
+    """Seconds of the steps that the present run has done."""
     began: float = 0.0
 
     @property

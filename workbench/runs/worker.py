@@ -49,7 +49,7 @@ TEARDOWN_S = 20
 exit."""
 
 LONGEST_MESSAGE = 300
-"""Of a library's message; the whole of it is in log.txt."""
+"""Longest part of a library's message; the whole of it is in log.txt."""
 
 
 class Cancelled(BaseException):

@@ -84,7 +84,7 @@ class Board:
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 3 * KEPT * ranks].reshape(KEPT, ranks, 3)
-        """Of the last steps, by rank: (its part of the loss, when it was done, which step)."""
+        """(part of the loss, when it was done, which step) of the last steps, by rank."""
         floats = floats[3 * KEPT * ranks :]
         self.norms = floats[: ranks * units].reshape(ranks, units)
         """[ranks, units]: the square of the norm of a rank's gradients, of the step whose norm is
@@ -243,7 +243,8 @@ class Board:
         self._allowed[0] = step
 
     def excuse(self, seconds: float) -> None:
-        """Nobody looked for so long, and perhaps nobody ran: that counts as nobody's idleness."""
+        """Excuse the ranks for `seconds` in which nobody looked, and perhaps nobody ran: they do
+        not count as idleness."""
         since_s = max(float(self._seen.max()), self._allowed_s)
         self._allowed_s = min(time.monotonic(), since_s + seconds)
 

@@ -28,7 +28,7 @@ class Boundary:
         self.differentiable = tuple(part.differentiable for part in parts)
 
     def gradients(self) -> Boundary:
-        """Of the parts for which a gradient comes back."""
+        """Boundary of the parts for which a gradient comes back."""
         chosen = [i for i, wanted in enumerate(self.differentiable) if wanted]
         back = Boundary([self.parts[i] for i in chosen], torch.float32)
         back.dtypes = tuple(self.dtypes[i] for i in chosen)
@@ -81,7 +81,7 @@ def copy_into(target: Bundle, source: Bundle) -> None:
 
 
 def bytes_of(bundle: Bundle) -> int:
-    """Of all its tensors."""
+    """Bytes of all tensors of a bundle."""
     return sum(tensor.nbytes for tensor in bundle)
 
 

@@ -43,7 +43,7 @@ MADE_ROOM = "the disk was full: older checkpoints were removed to make room for 
 
 
 class Holder(Protocol):
-    """Who has a run's weights and moments, wherever they lie."""
+    """Interface of a holder of a run's weights and moments, wherever they lie."""
 
     def write(self, folder: Path) -> None:
         """Make all files in a new folder. Raises OSError or SafetensorError if the disk refuses."""

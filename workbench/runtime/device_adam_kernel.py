@@ -70,7 +70,8 @@ class Undo(NamedTuple):
 
 
 def reciprocal(x: float) -> float:
-    """Of an fp32 number, in fp32; 0 for 0. (Rounding a double's quotient again changes no bit.)"""
+    """1 / x of an fp32 number, in fp32; 0 for 0. (Rounding a double's quotient again changes no
+    bit.)"""
     return c_float(1 / x).value if x else 0.0
 
 

@@ -302,7 +302,7 @@ class Engine:
         self._drop_gradients(unit)
 
     def _drop_gradients(self, unit: int) -> None:
-        """Of a resident unit, where they are what autograd returned."""
+        """Drop the gradients of a resident unit, where autograd returned them."""
         if self._gradient_slab(unit) is None:
             for grad in self._gradients.pop(unit):
                 read_here(grad)

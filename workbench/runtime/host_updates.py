@@ -73,7 +73,7 @@ class HostUpdates:
         return name.on_rank(rank if shared else 0, name.host_gradients(unit))
 
     def part_number(self, unit: int) -> int:
-        """Which part of a layer this rank updates, of those that its sharers do."""
+        """Number of the part of a layer that this rank updates, among its sharers' parts."""
         sharers = self._sharers[unit]
         return sharers.index(self._board.position) if len(sharers) > 1 else 0
 

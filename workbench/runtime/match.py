@@ -93,7 +93,8 @@ def _check_weights(
 
 
 def _check_samples(schedule: Schedule, spec: RunSpec) -> None:
-    """Of every rank; that no pass leaves a sample out is the validator's to say."""
+    """Check the samples of every rank; whether a pass leaves a sample out is the validator's to
+    say."""
     passes = [action for action in schedule.actions if action.kind in COMPUTING]
     for action in passes:
         if action.samples is None:

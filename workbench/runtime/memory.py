@@ -69,7 +69,7 @@ class Memory:
         and what those on the disk pass through."""
         self._state_slots: dict[str, Tensor] = {}
         self._seeding: dict[str, Lock] = {}
-        """Of units that pass through the same staging, one is seeded at a time."""
+        """Locks of stagings: of units that pass through one, one is seeded at a time."""
         try:
             self._lay_out_host(disk_budget, disk_folder)
             self._lay_out_device()

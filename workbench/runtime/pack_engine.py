@@ -121,7 +121,7 @@ class PackEngine:
 
     @property
     def settled(self) -> dict[str, int]:
-        """Of this rank's updates before the norm was known: how many stood, and so on."""
+        """Counts of this rank's updates before the norm was known: how many stood, and so on."""
         return self._updates.settled
 
     def bring(self) -> None:

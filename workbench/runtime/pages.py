@@ -44,7 +44,7 @@ def bring(ranges: Iterable[tuple[int, int]], threads: int) -> bool:
 
 @functools.cache
 def _madvise() -> Callable[[int, int], int] | None:
-    """Of some bytes; gives an error number, or 0."""
+    """The system's advice for a range of bytes; it returns an error number, or 0."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
     if function is None:
         return None

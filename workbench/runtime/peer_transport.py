@@ -47,8 +47,8 @@ class PeerTransport:
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
         self._places: dict[str, Bundle] = {}
-        """Of messages by their receiving actions: they lie where they lay in the step before, and
-        to make views takes longer than to send one."""
+        """Views of messages by their receiving actions: they lie where they lay in the step before,
+        and to make views takes longer than to send one."""
         messages = [action for action in schedule.actions if action.name in self._partner]
         self._moments = {action.name: self._moment(action) for action in messages}
         """Action of a message -> the moment that is recorded for it: its receiver's place is free,
@@ -103,7 +103,7 @@ class PeerTransport:
         self._inbox.close()
 
     def _process(self, action: Action) -> int:
-        """Who does an action of this replica."""
+        """Number of the process that does an action of this replica."""
         return self._board.mesh.process(action.rank, self._board.replica)
 
     def _moment(self, action: Action) -> str:

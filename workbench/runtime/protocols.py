@@ -46,7 +46,7 @@ class Updates(Protocol):
         """Where a rank's gradients of a unit arrive, flat: its share, or all of them."""
 
     def part_number(self, unit: int) -> int:
-        """Which part of a unit this rank updates."""
+        """Number of the part of a unit that this rank updates."""
 
     def see(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients on their way to where they are used."""

@@ -38,7 +38,7 @@ class Step:
 
     inputs: Bundle
     targets: Tensor
-    """Of all samples that pass this rank, on the device."""
+    """Targets of all samples that pass this rank, on the device."""
     samples: tuple[int, ...]
     """Their global numbers."""
     losses: list[Tensor] = field(default_factory=list)

@@ -41,7 +41,7 @@ class Chain:
 
     modules: tuple[nn.Module, ...]
     parameters: tuple[list[nn.Parameter], ...]
-    """Of each module, in the order in which their gradients are wanted."""
+    """Parameters of each module, in the order in which their gradients are wanted."""
     rows: int
     """Samples."""
 

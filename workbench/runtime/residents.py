@@ -55,7 +55,7 @@ class Residents:
             for borrower in sorted(memory.resident)
             for loan in layouts[borrower].loans
         ]
-        """Of all that borrow here; owners may be elsewhere."""
+        """Loans of all units that borrow here; owners may be elsewhere."""
 
     def __contains__(self, unit: int) -> bool:
         return unit in self._memory.resident
@@ -127,7 +127,7 @@ class Residents:
                 self._here(name.weights, unit)[loan.place].copy_(lent)
 
     def _gradients(self, unit: int) -> Tensor:
-        """Of a layer's own weights."""
+        """Gradients of a layer's own weights."""
         return self._here(name.gradients, unit)[: self._layouts[unit].flat.numel]
 
     def _here(self, what: Callable[[int], str], unit: int) -> Tensor:

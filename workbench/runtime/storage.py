@@ -18,7 +18,7 @@ from workbench.model.base import LayeredModel
 from workbench.runtime import split
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of working weights and activations, by the names in specs."""
+"""Types of working weights and activations, by the names in specs."""
 MOMENTS = 2
 """exp_avg and exp_avg_sq."""
 

@@ -57,7 +57,7 @@ class OutOfMemory(RuntimeError):
 
 
 class Tier:
-    """Who holds how many bytes of one tier, never more than ``budget`` in all. Thread-safe."""
+    """Holders of the bytes of one tier, never more than ``budget`` in all. Thread-safe."""
 
     def __init__(self, name: TierName, budget: int | None = None) -> None:
         if budget is not None and budget < 0:

@@ -76,13 +76,13 @@ class Traffic:
         self.count(way, source.nbytes, kind)
 
     def count(self, way: str, nbytes: int, kind: Kind | None = None) -> None:
-        """Of what was moved by other means."""
+        """Count bytes that were moved by other means."""
         with self._lock:
             self.moved[way] += nbytes
             if kind is not None:
                 self.parts[_PARTS[kind]] += nbytes
 
     def between(self, nbytes: int, kind: Kind) -> None:
-        """Of what went to other devices, and not over the host's link."""
+        """Count bytes that went to other devices, and not over the host's link."""
         with self._lock:
             self.parts[_PARTS[kind]] += nbytes

@@ -22,7 +22,7 @@ from workbench.schedule.graph import Graph
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST_LANES = 64
-"""Of a rank, for the compiled loop: a set of busy lanes is one number there."""
+"""Most lanes of a rank, for the compiled loop: a set of busy lanes is one number there."""
 ASK = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int32, ctypes.c_uint64)
 
 Times = tuple[list[float], list[float], int]

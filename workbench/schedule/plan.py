@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from workbench.schedule.schedule import Schedule
 
 CLIPPED = "step_seconds_where_clipped"
-"""Of a plan's settings: its prediction of a step whose gradients exceed the limit, where updates
-are made before their norm is known."""
+"""Setting of a plan: its prediction of a step whose gradients exceed the limit, where updates are
+made before their norm is known."""
 
 
 class DoesNotFit(ValueError):

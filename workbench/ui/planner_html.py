@@ -38,7 +38,7 @@ STYLE = """<style>
 .wb-planner p {margin: 0.2em 0}
 .wb-planner td:not(:last-child) {white-space: nowrap}
 </style>"""
-"""Once on a page."""
+"""Style to put once on a page."""
 
 
 def bars(reply: Reply) -> str:

@@ -51,7 +51,7 @@ def speed(row: Row) -> str:
 
 
 def settings(row: Row, layers: int) -> str:
-    """Which layers stay, visit, stream, and wait on the disk; and what becomes of activations."""
+    """Layers that stay, visit, stream, and wait on the disk; and where activations go."""
     chosen = row.settings
     if not row.fits or chosen.get("pulled_layers") is None:
         return ""

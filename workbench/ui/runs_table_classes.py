@@ -23,7 +23,7 @@ class Classes:
     _bounds: list[float]
     """Where there are more numbers than classes: from which on each class but the first goes."""
     _rest: int
-    """Of values that have no place of their own."""
+    """Class of values that have no place of their own."""
 
     @classmethod
     def of(cls, values: Sequence[Any], most: int, *, name: str = "", kind: str = "text") -> Classes:

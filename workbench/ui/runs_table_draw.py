@@ -29,7 +29,7 @@ LADDER = (
     Look("#440154", "o"), Look("#414487", "s"), Look("#2A788E", "^"),
     Look("#22A884", "D"), Look("#7AD151", "v"), Look("#C9B400", "P"),
 )  # fmt: skip
-"""Of numbers: from dark to light, in this order also in grey."""
+"""Colours of numbers: from dark to light, in this order also in grey."""
 MOST_FACETS, MOST_TICKS = 6, 16
 MANY = 400
 """Points from which on marks are smaller and let each other show through."""

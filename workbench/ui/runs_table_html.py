@@ -32,7 +32,8 @@ STYLE = (
 .wb-card img {display: block; max-width: 100%; height: auto}
 </style>"""
 )
-"""Once in a panel. Figures are drawn for paper, so their card is white in any theme."""
+"""Style to put once in a panel. Figures are drawn for paper, so their card is white in any
+theme."""
 
 
 def listing(runs_table: RunsTable, page: Page, chosen: Collection[str]) -> str:

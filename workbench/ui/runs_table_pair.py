@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#D55E00")
 MARKERS = ("o", "s")
 COLUMNS = (("predicted_a", 0, "simulated"), ("a", 0, "measured"), ("predicted_b", 1, "simulated"),
            ("b", 1, "measured"))  # fmt: skip
-"""Of a group of bars, from above: the prediction above what was measured."""
+"""Bars of a group, from above: the prediction above the measurement."""
 
 
 def draw_pair(order: dict[str, Any]) -> Figure:

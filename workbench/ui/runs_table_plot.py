@@ -26,7 +26,7 @@ from workbench.ui.runs_table_fields import (
 KINDS = ("points", "lines")
 SOURCES = ("published", "simulated", "measured")
 NONE = ""
-"""Of colour and facet: not told apart."""
+"""Colour or facet that tells nothing apart."""
 VALUE, EDGE, NOWHERE = "value", "edge", "nowhere"
 """Where a record is drawn: at its value, at the axis' edge, or not at all."""
 DRAWABLE = frozenset({"ok", "diverged"})

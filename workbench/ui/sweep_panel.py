@@ -50,7 +50,7 @@ KEPT = (
 )
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]
-"""Of `table`."""
+"""Columns of `table`."""
 
 
 class SweepPanel:

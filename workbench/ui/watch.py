@@ -51,7 +51,7 @@ class WatchedPoint:
     """Wall time of the whole run."""
     samples_per_second: float | None = None
     seconds_left: float | None = None
-    """Of its steps, while it runs; None until steps have been timed."""
+    """Seconds left of its steps, while it runs; None until steps have been timed."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ WORDS = {
     D2H: "d2h: copies to host",
     HOST: "host: updates",
 }
-"""Of lanes, for people."""
+"""Names of lanes for people."""
 BOUNDS = {COMPUTE: "compute", DISK_IN: "disk reads", DISK_OUT: "disk writes"}
 """Lanes that a step may be as long as."""
 FULL, CALM = "#444444", "#B8B8B8"

@@ -24,10 +24,10 @@ from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 
 SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
 NEAR = 0.9
-"""Of the ceiling: above it host memory counts as full."""
+"""Share of the ceiling above which host memory counts as full."""
 HOST_MEMORY = "host memory"
 METHOD = "stronghold"
-"""Whose goals these are."""
+"""Method whose goals these are."""
 SMALLER_CAPS_GIB, OF_THE_BOUND = (16, 24), 0.8
 """Under these caps a step should come so near its own bound."""
 
@@ -86,7 +86,7 @@ def level(spans: Sequence[Span], period_s: float) -> list[Span]:
 
 
 def busy_share(step: Lanes, lane: str) -> float:
-    """Of the step in which at least one lane of a kind is busy."""
+    """Share of the step in which at least one lane of a kind is busy."""
     spans = [Span(event.start_s, event.end_s, 1.0) for event in step.of_lane(lane)]
     parts = level(folded(spans, step.step_seconds), step.step_seconds)
     return sum(end - start for start, end, busy in parts if busy > 0.5) / step.step_seconds
@@ -103,7 +103,8 @@ def traffic(step: Lanes) -> list[Span]:
 
 
 def full_share(step: Lanes) -> float | None:
-    """Of the step in which traffic is above `NEAR` of the ceiling; None where that is unknown."""
+    """Share of the step in which traffic is above `NEAR` of the ceiling; None where that is
+    unknown."""
     ceiling = step.host_memory_bytes_per_s
     if ceiling is None:
         return None

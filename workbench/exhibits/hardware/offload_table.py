@@ -20,7 +20,8 @@ from workbench.published.sheet import Run
 
 PLAIN = "plain"
 OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
-"""Whose predictions are judged: their schedule was simulated, and then that schedule ran."""
+"""Methods whose predictions are judged: their schedule was simulated, and then that schedule
+ran."""
 MODEL = ("device", "layers", "hidden", "heads", "seq", "batch", "dtype")
 """Columns that two runs must have in common to be compared."""
 GIB = 2**30

@@ -195,7 +195,7 @@ def _described(run: pd.Series) -> str:
 
 
 def _scaling(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-    """Of the models that ran on one GPU and on most, the largest; then the largest minibatch."""
+    """Among the models that ran on one GPU and on most, the largest; then the largest minibatch."""
     own = rows[rows["method"].eq(PP) & rows["ranks"].le(MOST_GPUS) & rows["status"].isin(RESULTS)]
     series = [
         (part["ranks"].max(), part["parameters"].fillna(0).max(), batch, part)

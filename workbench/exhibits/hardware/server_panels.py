@@ -32,18 +32,19 @@ LEAST, LEAST_CAP = 3.2, 1.7
 ROUGH = 0.5
 """By which panels of one model may differ, in bars."""
 LETTER = 0.046
-"""Of a panel's height, for a letter at a bar."""
+"""Share of a panel's height for a letter at a bar."""
 GROUND = "#efefef"
 """Behind bars without a cap."""
 LETTERS_A_BAR, SCALING_LETTERS = 3.1, 35
-"""Of a title, for which there is room in a line: above bars, and above a panel of scaling."""
+"""Letters of a title for which there is room in a line: above bars, and above a panel of
+scaling."""
 PLANNED = {
     "marker": "D", "markersize": 3.8, "linestyle": "none", "color": "black", "fillstyle": "left",
     "markerfacecoloralt": "white", "markeredgewidth": 0.7,
 }  # fmt: skip
-"""Of what a plan says: half filled, as all that is simulated."""
+"""Mark of a plan's prediction: half filled, as all that is simulated."""
 WHISKER = {"color": "black", "linewidth": 0.7, "marker": "_", "markersize": 3.5}
-"""Of a bar's spread."""
+"""Mark of a bar's spread."""
 IDEAL = {"color": GREY, "linewidth": 0.8, "linestyle": "--"}
 
 
@@ -192,7 +193,7 @@ def _moved_bar(axes: Any, run: Any, x: float) -> float:
 
 
 def _top(height: float, words: str) -> float:
-    """Of axes in which a bar of that height has room for its words."""
+    """Top of axes in which a bar of that height has room for its words."""
     return height / (1 - min(0.75, LETTER * (len(words) + 2)))
 
 

@@ -26,7 +26,7 @@ from workbench.figures.rows import (
 from workbench.figures.verdict import Verdict, at_least, within
 
 MODEL, GPUS = "gpt2_xl", 4
-"""Of the published schedules."""
+"""Model and number of GPUs of the published schedules."""
 WEIGHTS = ("weights_in", "gradients_out")
 LINK = (*WEIGHTS, "activations_in", "activations_out")
 """Parts of the host link's traffic that estimates and plans name."""

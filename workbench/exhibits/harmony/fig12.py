@@ -232,7 +232,7 @@ def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of what runs of Harmony counted, weights in and gradients out, in sizes of the weights."""
+    """Rows of counted weights in and gradients out of Harmony's runs, in sizes of the weights."""
     out = []
     counted = pick(rows, source=MEASURED, method=HARMONY, quantity=WEIGHTS)
     for key, own in counted.dropna(subset=["value"]).groupby("key", sort=False):

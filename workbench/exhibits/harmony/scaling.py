@@ -90,7 +90,7 @@ def here(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) -> float | None:
-    """Of a step."""
+    """Seconds of a step."""
     return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
 
 

@@ -31,7 +31,8 @@ ZERO = "zero-infinity"
 PEERS = ("data-parallel", "torch-gpipe", "torch-1f1b", ZERO)
 """Baselines, as far as there are such methods."""
 CURVE_STEPS = 100
-"""Of the published models whose losses are drawn; a tenth of BERT's warm up, as in the paper."""
+"""Steps of the published models whose losses are drawn; a tenth of BERT's warm up, as in the
+paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ class Setting:
     name: str
     trained: Trained
     changes: dict[str, Any]
-    """Of the spec."""
+    """Changes of the spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +92,7 @@ class HarmonySize:
     """Devices of the other figures."""
     steps: int
     curve_steps: int
-    """Of the runs whose losses are drawn."""
+    """Steps of the runs whose losses are drawn."""
     peers: bool = True
     """Whether baselines run beside; where not, swapping alone does, beside figure 12's model."""
     zero_samples: int = 1

@@ -92,7 +92,7 @@ def _how(row: Any, by: dict[str, Any]) -> str:
 
 
 def of_plan(row: Any) -> dict[str, Any]:
-    """Whose plan a row of the kept ones is."""
+    """Columns that say whose plan a kept row is."""
     return {
         "model": row.model, "method": row.method, "label": label_of(row.method),
         "ranks": row.ranks, "minibatch": row.minibatch, "setting": row.given or row.setting,

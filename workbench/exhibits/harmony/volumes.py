@@ -40,7 +40,8 @@ class Formula:
 
 
 def formula(spec: RunSpec) -> Formula | None:
-    """Of a run of Harmony on an untied GPT with pinned packs; None for any other."""
+    """The formula for a run of Harmony on an untied GPT with pinned packs; None for any other
+    run."""
     model = spec.model
     asked = spec.options
     pinned = asked.backward_packs != "auto" and asked.forward_size == asked.backward_size

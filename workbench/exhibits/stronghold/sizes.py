@@ -38,7 +38,7 @@ class Size:
     batch: int
     """Samples."""
     steps: int
-    """Of a run that is timed."""
+    """Steps of a run that is timed."""
     device: str
     dtype: str
     window: int

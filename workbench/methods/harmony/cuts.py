@@ -73,7 +73,8 @@ def shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[
 
 
 def costs_of(problem: SearchProblem, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
-    """Of passes that are recorded where those of so many samples are."""
+    """Costs of all units' passes over so many samples, recorded ones where passes of that size are
+    recorded."""
     recorded = longest_forward_s(sizes, units, samples) < problem.recorded_below_s
     return pass_costs(sizes, units, samples, recorded)
 

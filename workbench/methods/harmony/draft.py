@@ -172,11 +172,11 @@ class Draft(ScheduleBuilder):
     # -- writing ------------------------------------------------------------------------------
 
     def cost(self, unit: int, span: Samples) -> UnitCost:
-        """Of a pass over these samples."""
+        """Costs of a pass over these samples."""
         return self.sizes.cost(unit, span[1] - span[0])
 
     def input_bytes(self, unit: int, span: Samples) -> int:
-        """Of a unit's input for these samples."""
+        """Bytes of a unit's input for these samples."""
         return self.sizes.input_bytes(unit, span[1] - span[0])
 
     def label(self, rank: int, text: str) -> str:
@@ -258,7 +258,7 @@ class Draft(ScheduleBuilder):
         return self._guesses and unit not in self.packs.resident and unit not in self._lenders
 
     def borrowers(self, unit: int) -> list[int]:
-        """Who else has a layer's weights, and stays with it."""
+        """Units that have a layer's weights, too, and stay with it."""
         return self._borrowers.get(unit, [])
 
     def gradients(self, task: Task, unit: int) -> Visit:

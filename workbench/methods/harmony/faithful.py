@@ -31,7 +31,7 @@ from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
 
 FAITHFUL = "faithful"
-"""Of a spec's `packing`."""
+"""Value of a spec's `packing`."""
 
 
 def choose(
@@ -147,13 +147,14 @@ def packs_of(chosen: Configuration) -> Packs:
 
 
 def _forward_peak(cost: UnitCost, weights: int) -> int:
-    """Of a layer alone without gradients: weights, input, output, and what is between."""
+    """Peak bytes of a layer alone without gradients: weights, input, output, and tensors
+    between."""
     return weights + cost.input_bytes + cost.output_bytes + cost.forward_scratch_bytes
 
 
 def _backward_peak(cost: UnitCost, weights: int) -> int:
-    """Of a layer alone there and back: weights, input and output with their gradients, and what is
-    between."""
+    """Peak bytes of a layer alone there and back: weights, input and output with their gradients,
+    and tensors between."""
     ends = 2 * (weights + cost.input_bytes + cost.output_bytes)
     scratch = max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes)
     return ends + cost.kept_bytes + scratch

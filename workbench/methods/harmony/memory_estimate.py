@@ -272,8 +272,9 @@ class _Waits:
         return zip(self._tasks[-1:] + self._tasks, self._tasks, strict=False)
 
     def between(self, before: Task, task: Task) -> int:
-        """Of all samples where the neighbour is on the same rank. Else what was made for it, or for
-        that of the task before, which may not have left yet; the inbox; and what came in it."""
+        """Bytes of all samples where the neighbour is on the same rank. Otherwise of what was made
+        for it, or for that of the task before, which may not have left yet; of the inbox; and of
+        what came in it."""
         sizes, whole = self._sizes, self._whole(task)
         if self._apart:
             return self._inbox + self._came(task) + max(self._made(before), self._made(task))
@@ -296,7 +297,7 @@ class _Waits:
         return task.micros[-1][1] - task.micros[0][0]
 
     def _bytes(self, unit: int, samples: int) -> int:
-        """Of what flows into a unit; tokens come another way."""
+        """Bytes of the tensors that flow into a unit; tokens come another way."""
         return self._sizes.input_bytes(unit, samples) if 0 < unit < self._packs.num_units else 0
 
 

@@ -21,8 +21,8 @@ class Options(Visits, Clipping):
     backward_packs: str = "auto"
     """Units of each backward pack, the embedding and the head among them, as in ``4 4 3``."""
     packing: Literal["ours", "faithful"] = "ours"
-    """Who chooses packs and sizes where they are ``auto``: our search, within memory, or the rules
-    and the estimate that Harmony's authors published."""
+    """Source of packs and sizes that are ``auto``: our search, within memory, or the rules and the
+    estimate that Harmony's authors published."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from workbench.profile.unit_costs import Sizes, longest_forward_s
 
 @dataclass(frozen=True)
 class _Chains:
-    """Of one micro-batch size, by unit."""
+    """Bytes in the chains of one micro-batch size, by unit."""
 
     before: list[int]
     """Bytes that all blocks before keep."""

@@ -157,7 +157,7 @@ class _Search:
             ]
             for recorded in (False, True)
         }  # fmt: skip
-        """Of steps that are clipped and not, by whether passes are recorded."""
+        """Costs of steps that are clipped and not, by whether passes are recorded."""
         self._memory = MemoryEstimate(sizes, units, problem.recorded_below_s)
         self._step_time = StepTimeEstimate(sizes, server, units, self._memory.recorded)
         self._all_work = self._most_work = most_work

@@ -300,7 +300,7 @@ class _Walk:
         self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
 
     def _update_seconds(self, parameters: int) -> float:
-        """Of an update on the host by one rank, in DP mode of its share."""
+        """Seconds of an update on the host by one rank, in DP mode of its share."""
         share = parameters / (self.packs.ranks if self.packs.mode == DP else 1)
         return share * self.server.ranks / self.server.host_adam_params_per_s
 

@@ -28,7 +28,7 @@ from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
 LANES = (COMPUTE, HOST, H2D, D2H)
 OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
-"""Of each lane."""
+"""Indices of the other lanes, for each lane."""
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3

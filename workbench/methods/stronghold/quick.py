@@ -30,8 +30,8 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 
 QUICK_STEPS = 3
-"""Of a simulation. Few are made, so none may be mistaken: in two steps states that visit the device
-may seem to be in time."""
+"""Steps of a simulation. Few are made, so none may be mistaken: in two steps states that visit the
+device may seem to be in time."""
 WORK = 5_000
 """Actions of all schedules that are simulated: what a simulation takes grows with them."""
 WINDOW_TRIALS = 2
@@ -42,7 +42,7 @@ WIDER = 0.99
 GRID = 16
 """Strides of the grid along either number."""
 STRIDES = (1, 2, 4)
-"""Of the finer grids around the best choice."""
+"""Strides of the finer grids around the best choice."""
 NEAR = 16
 """A simulation is a witness for choices that differ from it by about one layer in so many."""
 DOUBT = 0.3

@@ -85,7 +85,7 @@ class Search:
     run again and is soon where it was."""
 
     steps = STEPS
-    """Of a simulation."""
+    """Steps of a simulation."""
 
     def __init__(
         self,

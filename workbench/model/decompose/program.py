@@ -189,7 +189,7 @@ class Call:
 
     target: str | Callable
     form: Form
-    """Of the pair (args, kwargs)."""
+    """Form of the pair (args, kwargs)."""
     leaves: tuple[Any, ...]
     results: tuple[int, ...]
     """Numbers of the tensors that come out, in order."""

@@ -77,10 +77,10 @@ class Overwritten(Exception):
 
 @dataclass(slots=True)
 class Aliasing:
-    """Which tensors share memory, and who writes there, in one mode."""
+    """Shared memory of tensors, and the calls that write there, in one mode."""
 
     storage: list[int] = field(default_factory=list)
-    """Of each number."""
+    """Memory of each number."""
     written: list[frozenset[int]] = field(default_factory=list)
     """Storages each call writes to."""
     of_state: dict[str, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Trace:
     """Tuples of numbers, or of `Affine` once several runs are merged."""
     dtypes: list[torch.dtype] = field(default_factory=list)
     grads: list[list[tuple[int, bool]]] = field(default_factory=list)
-    """Of each number, (call, whether it needs a gradient after it); -1 for inputs."""
+    """(call, whether it needs a gradient after it), of each number; -1 for inputs."""
     output: tuple[Form, tuple[Any, ...]] | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """Parameters, buffers and constants that functions are given."""

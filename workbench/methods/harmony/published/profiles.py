@@ -81,7 +81,7 @@ class ModelProfile:
     weight_bytes: tuple[int, ...]
     buffer_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
-    """Of the optimizer; they never leave the host."""
+    """Bytes of the optimizer; they never leave the host."""
     input_bytes: tuple[int, ...]
     """All inputs of a layer for one sample, relayed ones included."""
     update_seconds: tuple[float, ...]
