@@ -1,4 +1,4 @@
-"""Checks a task graph, however it was made, before it is estimated or run.
+"""What must hold of a task graph, however it was made, before anything is estimated or run.
 
 Packs of each pass cover every layer once and in order, every output has its input at the other end
 over the same medium, and the micro-batches of every pack add up to the minibatch. The published
