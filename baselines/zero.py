@@ -105,7 +105,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     use_rank_threads(device.type, spec.ranks)
     _operators(report, device, adapter)
     _be_a_rank(device)
-    # On several ranks the folder is theirs together: whoever started them makes and removes it.
+    # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
         yield Training(spec, report, folder, adapter, device)
 

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # whoever read us has enough
+        if isinstance(error, BrokenPipeError):  # the reader of our output has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         _complain(" ".join(str(error).split()))

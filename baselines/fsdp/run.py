@@ -74,7 +74,7 @@ def refuse(spec: RunSpec) -> None:
     if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
         raise ValueError(
             f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
-            "weights behind the back of whoever counts them; leave it out"
+            "weights unseen by the code that counts them; leave it out"
         )
 
 

@@ -72,7 +72,7 @@ def source_digest(source: str | Path) -> str:
             elif file.suffix.lower() in PICTURES:
                 facts = file.stat()
                 told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
-    except OSError:  # whoever reads it says so
+    except OSError:  # the run that reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
 

@@ -1,8 +1,8 @@
 """Whether a profile is of the model, and of the kind of numbers, that a plan is asked for.
 
 A plan from another model's costs is wrong in ways that show late: in a traceback, or in memory that
-runs out. So every planner of several ranks asks here first, and whoever reads a stored profile.
-Imports no torch: the model comes from whoever has one, and of GPT closed formulas say enough.
+runs out. So every planner of several ranks asks here first, and every reader of a stored profile.
+Imports no torch: callers bring the model if they have one, and of GPT closed formulas say enough.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
 file says which machine it was measured on; on another one (another processor, GPU, number of cores
-or version of torch) it is not used, and whoever asks hears why. Files are written whole or not at
+or version of torch) it is not used, and the caller hears why. Files are written whole or not at
 all. One process measures at a time: two at once would measure each other.
 
 Nothing here imports torch until something is measured, so a stored profile answers at once.

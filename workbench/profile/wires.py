@@ -61,7 +61,7 @@ def measure(ranks: int, device: str) -> Wires:
                 message = f"the links of {ranks} ranks were not measured: {error}"
                 raise RuntimeError(message) from error
             found = ran.results()
-    # Whoever is slowest holds up the others.
+    # The slowest rank holds up the others.
     slowest = {name: min(each["rates"][name] for each in found) for name in found[0]["rates"]}
     pairs = found[0]["slowdowns"]
     updates = min(each["updates"] for each in found)

@@ -4,7 +4,8 @@ The process of the run makes the board that all ranks share, writes what they ar
 their folder, and starts one process a rank (process.py) in its own process group, so that they end
 with it. A rank that fails or is killed shows it by its exit status; its peers fail moments later,
 or wait for ever in a collective. So failures are gathered for a moment, the one that is the cause
-is raised (failures.py), and whoever is left is killed. Who hangs, a watchdog tells (watchdog.py).
+is raised (failures.py), and the ranks that are left are killed. A watchdog names the rank that
+hangs (watchdog.py).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Index:
         finite, ``has_timeline``: whether the run's folder holds a ``timeline.json``.
 
         Rows may be changed, lists and dicts in them not. Text in them comes from logs and specs: it
-        is data, and whoever shows it escapes it.
+        is data, and the code that shows it escapes it.
         """
         if not self._looked:
             self.refresh()

@@ -1,4 +1,4 @@
-"""Ending every process of a run, whoever started it and however it hides.
+"""Ends every process of a run, however it was started and however it hides.
 
 A worker's children are not ours to know: DeepSpeed starts launchers and compilers, some in sessions
 of their own. Process groups miss those, and the parent chain breaks when a parent dies first. So

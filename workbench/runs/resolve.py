@@ -58,7 +58,7 @@ def config_file(model: ModelSpec) -> Path | None:
         path = user_path(model.family)
         path = path / "config.json" if path.is_dir() else path
         return path.resolve() if path.is_file() else None
-    except (OSError, ValueError):  # whoever reads it says so
+    except (OSError, ValueError):  # the run that reads it says so
         return None
 
 

@@ -6,7 +6,8 @@ Where it is wrong the search widens by 1, 2, 4, ... layers and then halves. Ever
 a process of its own under the spec's budgets, so the answer is measured, not planned; and every
 probe is a record, so a search that was killed continues and one that is done costs nothing.
 
-A `Search` is polled like a `Sweep` and offers the same points and events to whoever shows progress.
+A `Search` is polled like a `Sweep`, and offers points and events like one to code that shows
+progress.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ memory (a stash, a gradient, an update), it waits here: a count per action in me
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
 and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
 sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
-Collectives need no board: whoever takes part waits in them.
+Collectives need no board: the ranks that take part wait in them.
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that
@@ -33,7 +33,7 @@ EVERYBODY = -2
 NOTHING = -1
 """Instead of an action: none has begun."""
 KEPT = 64
-"""Steps whose ends are kept, for whoever reports them."""
+"""Steps whose ends are kept, for the run's own process to report."""
 AHEAD = KEPT - 1
 """Steps that compute lanes may end before they are reported: a norm may be entered for one more."""
 
@@ -144,7 +144,7 @@ class Board:
         while not counts.wait(index, seen, self._failed):
             self.check()
 
-    # For whoever looks who hangs.
+    # For the watchdog, which looks for the rank that hangs.
 
     def come(self, stage: Stage) -> None:
         """This rank has come so far."""

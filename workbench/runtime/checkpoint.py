@@ -121,7 +121,7 @@ def save(
         target = publish(temporary, manifest)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if FULL.search(str(error)) and _make_room(folder):  # whoever tries again has none to give
+        if FULL.search(str(error)) and _make_room(folder):  # the next try has none to give
             notes += [MADE_ROOM] if MADE_ROOM not in notes else []
             return save(folder, holder, manifest, statistics, notes)
         raise OSError(f"the checkpoint {temporary.name[1:]} was not written: {error}") from error

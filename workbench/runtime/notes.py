@@ -14,7 +14,7 @@ NAP_S = 1e-3
 
 
 def leave(path: Path, what: Any) -> None:
-    """For whoever looks there."""
+    """Leave data at `path` for another process that looks there."""
     write_whole(path, json.dumps(what))
 
 

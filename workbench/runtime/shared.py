@@ -121,8 +121,8 @@ class SharedHost:
     """This rank's view of the host memory of all."""
 
     def __init__(self, paths: Sequence[Path], schedule: Schedule, rank: int, *, pin: bool) -> None:
-        """`paths` are the files, ``/proc/PID/fd/N`` of whoever made them. With `pin`, what this
-        rank's actions touch is page-locked."""
+        """`paths` are the files, ``/proc/PID/fd/N`` of the process that made them.
+        With `pin`, the memory that this rank's actions touch is page-locked."""
         self._places, nbytes = host_layout(schedule)
         self._pinned: list[int] = []
         files: list[int] = []

@@ -124,7 +124,7 @@ class Tier:
 class Slab:
     """One flat allocation: ``tensor`` while it lives; ``free()``, or leaving the context, ends it.
 
-    Without ``free`` the bytes go back when the last view of them is garbage. Whoever calls
+    Without ``free`` the bytes go back when the last view of them is garbage. The caller of
     ``free`` answers for no copy being in flight, and for views that are still around being used no
     more.
     """

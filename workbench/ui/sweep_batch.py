@@ -1,6 +1,6 @@
 """A sweep file run to its end, for a notebook without anybody in front of it.
 
-The sweep has a process of its own here too, so whoever opens a page meanwhile finds it.
+The sweep has a process of its own here too, so a page that is opened meanwhile finds it.
 """
 
 from __future__ import annotations
