@@ -105,7 +105,7 @@ class LayeredModel(ABC):
         """Number of the last unit."""
         return self.num_units - 1
 
-    # What a family defines.
+    # Defined by each family.
 
     @abstractmethod
     def skeleton(self, unit: int) -> nn.Module:
@@ -144,7 +144,7 @@ class LayeredModel(ABC):
         [B, S, V]. Raises ValueError when `ctx.samples` does not name every row.
         """
 
-    # What follows from it.
+    # Derived for all families.
 
     def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
         """Tensors that flow into a unit from the one before, for samples of `seq` tokens. Where

@@ -132,7 +132,7 @@ class HarmonySize:
             "model": trained.model,
             "batch": batch,
             "ranks": ranks,
-            # The same in every exhibit, so that they share the run.
+            # Equal in every exhibit, so that they share the run.
             "steps": self.curve_steps if trained in (self.text, self.pairs) else self.steps,
             "device": self.device,
             "device_memory": memory if method != "plain" else None,

@@ -127,8 +127,8 @@ class Loads:
             here = rest, visits * pull + (first + inner) * fetch, visits * push + first * stash
         # The host is busy beside them, with what it could not do before.
         seconds += self._together(here[0], min(left, max(here) / slowest), *here[1:])
-        # What is not updated as gradients arrive is updated between the two passes over streamed
-        # layers.
+        # Layers not updated as gradients arrive are updated between the two passes over streamed
+        # ones.
         late = self._together(
             work - back,
             host * (1 - self._eager(choice, streamed, recomputed)),

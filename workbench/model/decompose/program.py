@@ -102,7 +102,7 @@ def labels(form: Form, name: str) -> list[str]:
     ]
 
 
-# What stands in a program for what is known only when it runs.
+# Stand-ins in a program for values that are known only when it runs.
 
 
 class Hole:

@@ -204,7 +204,7 @@ class Recorder(TorchFunctionMode):
             target, args, kwargs = other
             leaves, form = flatten((args, kwargs))
             made, made_form = flatten(self._run(target, leaves, form, block=False))
-        # What has no values must not get them by chance. What comes out gets a new name even if it
+        # A tensor without values must not get them by chance. An output gets a new name even if it
         # went in: `dropout` puts out its argument or another tensor, depending on its mode.
         random = dice is not None and dice.thrown
         for i, leaf in enumerate(made):
