@@ -34,7 +34,7 @@ EventFields = TypedDict(
 """Fields of events, as far as programs read them; a line of other kinds of values is not used."""
 
 
-class Step(EventFields):
+class StepEvent(EventFields):
     """The event of a step that is done."""
 
     step: int
@@ -105,7 +105,7 @@ def parse_event(line: str | bytes) -> Event | None:
     try:
         event = parse_json(line, "it", any_text=True)
         kind = str(event["event"]) if isinstance(event, dict) and "event" in event else None
-        event = read_as({"step": Step, "exit": Exit}.get(kind, EventFields), event, "it")
+        event = read_as({"step": StepEvent, "exit": Exit}.get(kind, EventFields), event, "it")
     except ValueError:
         return None
     return event if kind is not None and NEEDED.get(kind, set()) <= event.keys() else None

@@ -19,7 +19,7 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
-from workbench.runtime.optimizer import Optimizer, Step
+from workbench.runtime.optimizer import Optimizer, StepState
 from workbench.runtime.replay import Chain, Replays
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
@@ -48,7 +48,7 @@ class Engine:
         self.memory = memory
         self.traffic = Traffic(memory.device, spec.link_bytes_per_s)
         self._lock = threading.Lock()
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -141,7 +141,7 @@ class Engine:
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
 
-    def _begin(self, step: int) -> Step:
+    def _begin(self, step: int) -> StepState:
         """The shared state of a step; the first forward action makes it."""
         memory = self.memory
         with memory.meter.on_host():
@@ -149,7 +149,7 @@ class Engine:
         memory.meter.register(tokens)
         memory.meter.register(targets)
         hyper = self.optimizer.begin(step)
-        state = Step(
+        state = StepState(
             index=step,
             tokens=tokens,
             targets=targets,
@@ -233,7 +233,7 @@ class Engine:
         else:
             torch._foreach_add_(self._gradients[unit], grads)
 
-    def finish(self, step: int) -> tuple[float, Step]:
+    def finish(self, step: int) -> tuple[float, StepState]:
         """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
         state = self._steps[step]
         self.optimizer.check(state)
@@ -309,19 +309,19 @@ class Engine:
 
     # -- small answers --------------------------------------------------------------------------
 
-    def _run(self, state: Step, unit: int, micro: int, x: Tensor) -> Tensor:
+    def _run(self, state: StepState, unit: int, micro: int, x: Tensor) -> Tensor:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
         return self._template.forward(unit, self._modules[unit], x, ctx, targets)
 
-    def _input(self, state: Step, unit: int, micro: int, *, grad: bool) -> Tensor:
+    def _input(self, state: StepState, unit: int, micro: int, *, grad: bool) -> Tensor:
         if unit == 0:
             return state.tokens[self._rows(state, micro)]
         x = self._inputs[unit, micro]
         return x.detach().requires_grad_() if grad else x
 
-    def _rows(self, state: Step, micro: int) -> slice:
+    def _rows(self, state: StepState, micro: int) -> slice:
         size = len(state.samples) // self.schedule.num_microbatches
         return slice(micro * size, (micro + 1) * size)
 

@@ -37,7 +37,7 @@ SMALL = 1 << 16
 
 
 @dataclass
-class Step:
+class StepState:
     """State of one step that its actions share."""
 
     index: int
@@ -109,21 +109,21 @@ class Optimizer:
             self.done += 1
         return hyper
 
-    def see(self, unit: int, grads: list[Tensor], state: Step) -> None:
+    def see(self, unit: int, grads: list[Tensor], state: StepState) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
         state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
         state.seen.append(unit)
         if unit in self.awaiting:
             self._seen.write_norm(unit, state.norms)
 
-    def check(self, state: Step) -> None:
+    def check(self, state: StepState) -> None:
         """Raises Diverged for a step that should have been skipped and was not."""
         if self._deferred or bool(torch.cat(state.norms).isfinite().all()):
             return
         found = zip(state.norms, state.seen, strict=True)  # where it began comes first
         raise Diverged(state.index, next(u for norms, u in found if not norms.isfinite().all()))
 
-    def norm(self, state: Step) -> None:
+    def norm(self, state: StepState) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""
         self._total.write_norm(0, state.norms)
         self._arrive()
@@ -149,19 +149,19 @@ class Optimizer:
 
     # -- updates on the device --------------------------------------------------------------------
 
-    def comes(self, unit: int, turn: int, state: Step) -> bool:
+    def comes(self, unit: int, turn: int, state: StepState) -> bool:
         """Whether a pulled unit's states come to the device in this turn of the step: not for a
         guess that nobody makes, nor for a verdict that leaves nothing to do."""
         if turn == GUESS:
             return state.calm
         return turn != VERDICT or not (state.stands(unit) or self._untouched(unit, state))
 
-    def goes(self, unit: int, turn: int, state: Step) -> bool:
+    def goes(self, unit: int, turn: int, state: StepState) -> bool:
         """Whether they go back changed."""
         return unit in state.guessed if turn == GUESS else self.comes(unit, turn, state)
 
     def update_resident(
-        self, unit: int, state: Step, grads: list[Tensor], *, joined: bool = False
+        self, unit: int, state: StepState, grads: list[Tensor], *, joined: bool = False
     ) -> None:
         """Update a unit on the device from gradients in the order of its pieces; where there is
         memory for it, they are `joined` to one before."""
@@ -173,7 +173,7 @@ class Optimizer:
             if self._guesses(unit, state):
                 self._device(unit, GUESS, grads, state.guess)
 
-    def settle_resident(self, unit: int, state: Step, grads: list[Tensor]) -> None:
+    def settle_resident(self, unit: int, state: StepState, grads: list[Tensor]) -> None:
         """Make such an update what it must be, now that the norm is known."""
         hyper, undo = self._verdict(unit, state)
         if hyper or undo:
@@ -205,7 +205,7 @@ class Optimizer:
 
     # -- updates on the host ----------------------------------------------------------------------
 
-    def update(self, unit: int, state: Step) -> None:
+    def update(self, unit: int, state: StepState) -> None:
         """Update a unit on the host, for good or as a guess."""
         if unit not in self.awaiting:
             if not state.skipped:
@@ -213,11 +213,11 @@ class Optimizer:
         elif self._guesses(unit, state):
             self._host(unit, state.guess)
 
-    def settle(self, unit: int, state: Step) -> None:
+    def settle(self, unit: int, state: StepState) -> None:
         """Make such an update what it must be, now that the norm is known."""
         self._host(unit, *self._verdict(unit, state))
 
-    def _guesses(self, unit: int, state: Step) -> bool:
+    def _guesses(self, unit: int, state: StepState) -> bool:
         """Whether a unit is updated before the norm is known.
 
         By now the norm of its gradients and all before is here. Whether the global one happens to
@@ -228,12 +228,12 @@ class Optimizer:
         state.guessed.add(unit)
         return True
 
-    def _verdict(self, unit: int, state: Step) -> tuple[AdamStep | None, AdamStep | None]:
+    def _verdict(self, unit: int, state: StepState) -> tuple[AdamStep | None, AdamStep | None]:
         """(update still to make, update to take back before) of a unit."""
         guess = state.guess if unit in state.guessed else None
         return self.settled.verdict(guess, None if state.skipped else state.hyper)
 
-    def _untouched(self, unit: int, state: Step) -> bool:
+    def _untouched(self, unit: int, state: StepState) -> bool:
         return state.skipped and unit not in state.guessed
 
     def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:

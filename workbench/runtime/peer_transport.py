@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from workbench.runtime.activation_store import ActivationStore
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Bundle, bytes_of, copy_into
-from workbench.runtime.flow import Flow
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.signals import Signals
 from workbench.runtime.traffic import Traffic
@@ -34,7 +34,7 @@ class PeerTransport:
         schedule: Schedule,
         board: Board,
         inbox: Inbox,
-        flow: Flow,
+        activations: ActivationStore,
         traffic: Traffic,
         *,
         folder: Path,
@@ -42,7 +42,12 @@ class PeerTransport:
         dtype: torch.dtype,
     ) -> None:
         """In `folder` the ranks tell each other of the events that their devices wait for."""
-        self._schedule, self._board, self._inbox, self._flow = schedule, board, inbox, flow
+        self._schedule, self._board, self._inbox, self._activations = (
+            schedule,
+            board,
+            inbox,
+            activations,
+        )
         self._traffic, self._dtype = traffic, dtype
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
@@ -74,7 +79,7 @@ class PeerTransport:
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
         self._board.publish(self._index[action.name], step)
-        self._flow.drop(action, step)
+        self._activations.drop(action, step)
 
     def announce(self, action: Action, step: int) -> None:
         """The sender may write."""
@@ -126,5 +131,5 @@ class PeerTransport:
                 self._places[receive.name] = (place.view(self._dtype),)
             else:
                 samples = receive.span[1] - receive.span[0]
-                self._places[receive.name] = self._flow.boundary(label).carve(place, samples)
+                self._places[receive.name] = self._activations.boundary(label).carve(place, samples)
         return self._places[receive.name]

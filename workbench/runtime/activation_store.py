@@ -17,7 +17,7 @@ from workbench.runtime.shared import SharedHost
 from workbench.schedule.action import Action
 
 
-class Flow(dict[str, Bundle]):
+class ActivationStore(dict[str, Bundle]):
     """Buffer -> the bundle that lies there. Some buffers hold one micro-batch, some all samples of
     the rank, of which passes read and write theirs. In the latter, a tensor that does not grow with
     the batch is equal in all passes, and each micro-batch has a gradient of its own for it."""
