@@ -85,8 +85,7 @@ class PackEngine:
             model, schedule, spec, batches,
             rank=position, mine=mine, links=self._links, span=span, replica=board.replica,
             memory=self._memory, activations=self._activations, boundaries=boundaries, meter=meter,
-            device=device,
-            dtype=dtype, complete=self._residents.passed,
+            device=device, dtype=dtype, complete=self._residents.passed,
         )  # fmt: skip
         self.statistics = self._passes.statistics
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
