@@ -1,66 +1,190 @@
-"""``workbench schedule``: the passes of each rank of a pipeline, by their order.
+"""``workbench schedule``: what an order of passes makes each rank of a pipeline do.
 
-Prints a line a stage, and draws or exports it. Passes take one quantum forward and two backward;
-nothing is measured, and no model is needed.
+Prints a line a stage, times the step, and draws or exports it. Passes take one quantum forward and
+two backward, or the microseconds that are given; nothing is measured, and no model is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 
-from workbench.methods.pipeline import ideal
-from workbench.methods.pipeline.orders import ORDERS, lists
+from workbench.methods.pipeline import ideal, quick
+from workbench.methods.pipeline.orders import (
+    B,
+    F,
+    I,
+    Order,
+    Pass,
+    R,
+    W,
+    gpipe_as_varuna_has_it,
+    known,
+    lists,
+)  # fmt: skip
+from workbench.schedule.action import COMPUTE, Kind
 
 MOST = 512
 """Micro-batches of a step that can still be read."""
+US = 1e-6
+PARTS = ("FWD", "BWD", "SEND", "LONG")
+STRICT, PUBLISHED = "list", "published"
 
 
 def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the verb."""
-    parser.add_argument("order", metavar="ORDER", help=f"one of {', '.join(ORDERS)}")
-    parser.add_argument("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")
-    parser.add_argument(
-        "-N", "--microbatches", type=int, default=8, metavar="N", help="micro-batches (default 8)"
-    )
-    parser.add_argument("--chunks", type=int, metavar="V", help="stages of each rank, interleaved")
-    parser.add_argument("--recompute", action="store_true", help="forward again before backward")
-    parser.add_argument("--gantt", type=Path, metavar="FILE", help="draw it: .png, .pdf or .svg")
-    parser.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write it as torch's pipeline runtime loads it"
-    )
+    add = parser.add_argument
+    add("order", metavar="ORDER", help=f"one of {', '.join(known())}")
+    add("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")
+    add("-N", "--microbatches", type=int, default=8, metavar="N", help="micro-batches (default 8)")
+    add("--chunks", type=int, metavar="V", help="stages of each rank, interleaved")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--recompute", action="store_true", help="forward again before backward")
+    again.add_argument("--keep", action="store_true", help="no recomputation in Varuna's lists")
+    add(
+        "--order", dest="rule", choices=(STRICT, PUBLISHED),
+        help="list: varuna strictly as listed; published: gpipe as Varuna's simulator has it",
+    )  # fmt: skip
+    add(
+        "--drain", choices=("early",),
+        help="recompute before the gradient has come, where no forward pass is left",
+    )  # fmt: skip
+    add(
+        "--us", metavar=",".join(PARTS),
+        help="microseconds of passes, of a message and of one to another host, such as "
+        "50000,100000,5000,20000; passes by stage: 20/30/25,40/60/50,5,20",
+    )  # fmt: skip
+    add("--per-host", type=int, default=4, metavar="G", help="ranks of a host (default 4)")
+    add("--gantt", type=Path, metavar="FILE", help="draw it: .png, .pdf or .svg")
+    add("--csv", type=Path, metavar="FILE", help="write it as torch's pipeline runtime loads it")
 
 
 def show_schedule(arguments: argparse.Namespace) -> None:
     """Print, and draw and export where asked. Raises ValueError for what cannot be."""
     name, ranks, micros = arguments.order, arguments.ranks, arguments.microbatches
-    if name not in ORDERS:
-        raise ValueError(f"unknown order {name!r}; known: {', '.join(ORDERS)}")
-    for what, number in (("ranks", ranks), ("microbatches", micros)):
+    if name not in known():
+        raise ValueError(f"unknown order {name!r}; known: {', '.join(known())}")
+    counts = {"ranks": ranks, "microbatches": micros, "per-host": arguments.per_host}
+    for what, number in counts.items():
         if not 1 <= number <= MOST:
             raise ValueError(f"{what} is {number}; it must be 1 to {MOST}")
-    chunks = arguments.chunks or (2 if ORDERS[name].chunked else 1)
-    passes = lists(name, ranks, micros, chunks)
-    if arguments.csv is not None and arguments.recompute:
-        raise ValueError("--csv is for torch, which knows no recomputation: leave --recompute out")
-    schedule = ideal.schedule_of(name, ranks, micros, chunks=chunks, recompute=arguments.recompute)
-    step = ideal.simulated(schedule, chunks)
+    order = known()[name]
+    chunks = arguments.chunks or (2 if order.chunked else 1)
+    rule = _rule(arguments, order)
+    passes = _passes(arguments, order, chunks)
+    times = _Times.read(arguments.us, ranks * chunks, ranks, arguments.per_host)
+    ran = quick.timeline(passes, times.passes, times.links, rule)
     if arguments.gantt is not None:
-        _draw(arguments.gantt, step.events, f"{name}, {micros} micro-batches")
+        _draw(arguments.gantt, ran, times.quanta, f"{name}, {micros} micro-batches")
     if arguments.csv is not None:
-        arguments.csv.write_text(ideal.torch_csv(name, ranks, micros, chunks))
+        arguments.csv.write_text(ideal.torch_csv(passes))
     wide = len(str(ranks - 1))
     for rank, own in enumerate(passes):
-        shown = ideal.with_recomputation(own) if arguments.recompute else own
-        print(f"{rank:>{wide}}  {' '.join(map(str, shown))}")
-    print(
-        f"{step.step_seconds:g} quanta a step (1 forward, 2 backward), "
-        f"{ideal.bubble(step, ranks):.1%} of them waited"
-    )
+        print(f"{rank:>{wide}}  {' '.join(map(str, own))}")
+    end = max(timed.end_s for timed in ran)
+    busy = sum(timed.end_s - timed.start_s for timed in ran)
+    print(f"{times.told(end)}, {1 - busy / (ranks * end):.1%} of them waited")
+    if arguments.csv is not None and any(each.kind is R for own in passes for each in own):
+        print("torch's runtime knows no recomputation: the CSV leaves it out")
 
 
-def _draw(path: Path, events: list, title: str) -> None:
+def _rule(arguments: argparse.Namespace, order: Order) -> quick.Rule:
+    """How ranks go through their lists."""
+    published = arguments.rule == PUBLISHED
+    if published and arguments.order != "gpipe":
+        raise ValueError(f"--order published is for gpipe; {arguments.order} has one order")
+    if arguments.rule == STRICT and not order.recomputes:
+        raise ValueError(f"--order list is for varuna; {arguments.order} is never left")
+    if arguments.keep and not order.recomputes:
+        raise ValueError(
+            f"--keep is for varuna; {arguments.order} keeps unless --recompute is given"
+        )
+    if arguments.drain and not (order.recomputes or arguments.recompute or published):
+        raise ValueError("--drain is about recomputations: give --recompute, too")
+    turns = order.recomputes and arguments.rule != STRICT and not arguments.keep
+    return quick.Rule(turns=turns, early=published or arguments.drain is not None)
+
+
+def _passes(arguments: argparse.Namespace, order: Order, chunks: int) -> list[list[Pass]]:
+    """Of each rank."""
+    ranks, micros = arguments.ranks, arguments.microbatches
+    if arguments.rule == PUBLISHED:
+        return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
+    found = lists(arguments.order, ranks, micros, chunks)
+    if arguments.keep:
+        return [ideal.without_recomputation(own) for own in found]
+    if arguments.recompute and not order.recomputes:
+        return ideal.with_recomputation(found)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """How long passes and messages take."""
+
+    passes: list[dict[Kind, float]]
+    """Stage -> kind of pass -> seconds, or quanta."""
+    links: quick.Links
+    quanta: bool
+
+    @classmethod
+    def read(cls, text: str | None, stages: int, ranks: int, per_host: int) -> _Times:
+        """Of as many stages; without a text in quanta. Raises ValueError for another text."""
+        hosts = [stage % ranks // per_host for stage in range(stages)]
+        if text is None:
+            share = {kind: quanta * ranks / stages for kind, quanta in ideal.QUANTA.items()}
+            links = quick.Links(seconds=[0.0] * (stages - 1))
+            return cls(passes=[share] * stages, links=links, quanta=True)
+        words = text.split(",")
+        if len(words) != len(PARTS):
+            raise ValueError(f"--us is {text!r}; it must be four numbers: {','.join(PARTS)}")
+        forward, backward = (
+            _numbers(*pair, stages) for pair in zip(PARTS, words[:2], strict=False)
+        )
+        near, far = (_numbers(*pair, 1)[0] for pair in zip(PARTS[2:], words[2:], strict=True))
+        return cls(
+            passes=[
+                {F: f, R: f, B: b, I: b / 2, W: b / 2}
+                for f, b in zip(forward, backward, strict=True)
+            ],
+            links=quick.Links(seconds=[near if a == b else far for a, b in pairwise(hosts)]),
+            quanta=False,
+        )
+
+    def told(self, end: float) -> str:
+        """A step of so many seconds or quanta, in words."""
+        if self.quanta:
+            return f"{end:g} quanta a step (1 forward, 2 backward)"
+        return f"{end / US:.0f} us a step"
+
+
+def _numbers(part: str, text: str, count: int) -> list[float]:
+    """Seconds, of one for all or one each."""
+    try:
+        found = [float(word) * US for word in text.split("/")]
+    except ValueError:
+        found = []
+    if len(found) not in {1, count} or not all(0 <= each < inf for each in found):
+        each = f", or {count} with / between them" if count > 1 else ""
+        raise ValueError(f"{part} of --us is {text!r}; it must be one number of microseconds{each}")
+    return found * count if len(found) == 1 else found
+
+
+def _draw(path: Path, ran: Sequence[quick.Timed], quanta: bool, title: str) -> None:
     from workbench.schedule.draw import draw_timeline
+    from workbench.schedule.simulate import Event
 
-    figure = draw_timeline(events, source="simulated", title=title, width_in=7.0, unit="quanta")
+    events = [
+        Event(
+            f"{timed.each.kind}{timed.each.micro}", timed.each.kind, timed.each.chunk,
+            timed.each.micro, timed.rank, COMPUTE, 0, timed.start_s, timed.end_s,
+        )
+        for timed in ran
+    ]  # fmt: skip
+    unit = {"unit": "quanta"} if quanta else {}
+    figure = draw_timeline(events, source="simulated", title=title, width_in=7.0, **unit)
     figure.savefig(path, dpi=200)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from baselines.swapping.division import Division
-from baselines.swapping.program import build
+from baselines.swapping.division import build, divided
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Visits, check_visits
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.rank_plans import binding, check_shares
 from workbench.model import make_model, units_of
 from workbench.partition.chain import min_max_partition
@@ -56,13 +56,11 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     found: list[Plan] = []
     lacking: dict[str, int] = {}
     least = profile.limits.smallest if profile.limits else 1
-    for division in divisions(spec, sizes, mode, least=least, largest=max(profiles)):
-        longest = longest_forward_s(sizes, units_of(spec.model), division.size)
+    for line in lines(spec, sizes, mode, least=least, largest=max(profiles)):
+        longest = longest_forward_s(sizes, units_of(spec.model), line.micro)
         replay = longest < recorded_below_s(spec, profile.hardware)
         device = budgets.device - (0 if replay else Budgets.launched(spec, profile))
-        schedule, peak = fitted(
-            division, sizes, device, clipped=spec.clip is not None, replay=replay
-        )
+        schedule, peak = fitted(replace(line, replay=replay), sizes, device)
         if tier := budgets.lacking(peak):
             lacking = lacking or {tier: peak[tier]}
             continue
@@ -70,7 +68,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         simulated = simulate(schedule, costs, steps=STEPS)
         found.append(
             Plan(
-                method=f"{mode}-swap",
+                method=line.method,
                 fits=True,
                 schedule=schedule,
                 step_seconds=simulated.step_seconds,
@@ -95,9 +93,9 @@ def rehearsal(spec: RunSpec, profile: Profile) -> Schedule:
     return plan(spec, {profile.microbatch: profile}, mode=PP).schedule
 
 
-def divisions(
+def lines(
     spec: RunSpec, sizes: Sizes, mode: str, *, least: int = 1, largest: int
-) -> Iterator[Division]:
+) -> Iterator[Pipeline]:
     """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
     size that the spec pins; no unit has a place of its own yet."""
     if spec.options.forward_size != "auto":
@@ -106,10 +104,8 @@ def divisions(
         parts = spec.ranks if mode == DP else 1
         tried = micro_batches(spec.batch, parts, least=least, most=largest)
     for size in tried:
-        yield Division(
-            mode=mode, minibatch=spec.batch, size=size, own=(0,) * spec.ranks,
-            stages=stages(sizes, units_of(spec.model), spec.ranks, size, mode),
-        )  # fmt: skip
+        cut = stages(sizes, units_of(spec.model), spec.ranks, size, mode)
+        yield divided(mode, spec.batch, size, cut, clipped=spec.clip is not None)
 
 
 def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[range, ...]:
@@ -121,16 +117,13 @@ def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[
     return min_max_partition(work, ranks, lambda first, last: True)
 
 
-def fitted(
-    division: Division, sizes: Sizes, device_bytes: int, *, clipped: bool, replay: bool = False
-) -> tuple[Schedule, dict[str, int]]:
+def fitted(line: Pipeline, sizes: Sizes, device_bytes: int) -> tuple[Schedule, dict[str, int]]:
     """With as many places of their own as the device has room for; the schedule, and its peaks."""
-    schedule = build(division, sizes, clipped=clipped, replay=replay)
+    schedule = build(line, sizes)
     peaks = validate(schedule).peak_bytes
-    nbytes = [sizes.visit_bytes(unit) for unit in range(division.num_units)]
+    nbytes = [sizes.visit_bytes(unit) for unit in range(line.head + 1)]
     own = []
-    for rank in range(division.ranks):
-        places = division.places(rank)
+    for rank, places in enumerate(line.places):
         room = device_bytes - peaks[rank][DEVICE] + 2 * places.nbytes(nbytes)
         roomy = (
             count
@@ -139,8 +132,8 @@ def fitted(
         )
         own.append(next(roomy, 0))
     while True:  # where all places are taken at once, it may be one too many
-        division = replace(division, own=tuple(own))
-        schedule = build(division, sizes, clipped=clipped, replay=replay)
+        places = [replace(each, own=n) for each, n in zip(line.places, own, strict=True)]
+        schedule = build(replace(line, places=places), sizes)
         peaks = validate(schedule).peak_bytes
         over = [rank for rank, peak in peaks.items() if peak[DEVICE] > device_bytes and own[rank]]
         if not over:

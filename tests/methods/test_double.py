@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines.swapping.division import Division
-from baselines.swapping.program import build as build_swapping
+from baselines.swapping.division import build as build_swapping
+from baselines.swapping.division import divided
 from tests.methods import double, pipelines, plain
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
@@ -69,8 +69,7 @@ def of_packs(packs: Packs, clipped: bool, *, guesses: bool = False) -> Schedule:
 
 def swapping(mode: str, clipped: bool) -> Schedule:
     stages = packs_of([2, 4]) if mode == "pp" else (range(UNITS),) * 2
-    division = Division(mode=mode, minibatch=BATCH, size=2, stages=stages, own=(1, 0))
-    return build_swapping(division, sizes(), clipped=clipped)
+    return build_swapping(divided(mode, BATCH, 2, stages, own=(1, 0), clipped=clipped), sizes())
 
 
 def on(ranks: int, mode: str) -> Packs:

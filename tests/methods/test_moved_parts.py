@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baselines.swapping.program import build
+from baselines.swapping.division import build, divided
 from tests.methods import test_ranks, test_swapping
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
@@ -29,8 +29,8 @@ def harmony(**changes) -> Schedule:
 
 def swapped(**changes) -> Schedule:
     spec = test_swapping.spec_for()
-    division = replace(test_swapping.PP, minibatch=SPEC.batch, **changes)
-    return build(division, test_swapping.sizes_for(spec), clipped=True)
+    line = divided(**test_swapping.PP | {"minibatch": SPEC.batch} | changes)
+    return build(line, test_swapping.sizes_for(spec))
 
 
 SCHEDULES = {
@@ -38,9 +38,7 @@ SCHEDULES = {
     "harmony-dp": lambda: harmony(mode="dp"),
     "layers that stay": lambda: harmony(mirrored=True, resident=frozenset({1, 2})),
     "pp-swap": swapped,
-    "dp-swap": lambda: swapped(
-        mode="dp", size=1, stages=(range(test_swapping.UNITS),) * 2, own=(0, 0)
-    ),
+    "dp-swap": lambda: swapped(mode="dp", size=1, stages=test_swapping.EACH * 2, own=()),
 }
 EXCHANGED = {"harmony-dp": {"all_reduced"}, "dp-swap": {"all_reduced"}}
 """By replicas; stages send messages."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from baselines import l2l
-from baselines.swapping.division import Division
-from baselines.swapping.program import build as swapping
+from baselines.swapping.division import build as swapping
+from baselines.swapping.division import divided
 from tests.methods.harness import Silent
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from tests.methods.test_planner_quick import question
@@ -170,9 +170,8 @@ def test_packs_are_recorded(tmp_path, tuned, how, dtype):
 def test_swapped_layers_are_recorded(tmp_path, tuned, mode, ranks, dtype):
     spec = spec_for_ranks(ranks, dtype)
     stages = packs_of([3, 3]) if mode == "pp" else (range(6),) * ranks
-    division = Division(mode=mode, minibatch=6, size=2, stages=stages, own=(1,) * ranks)
-    sizes = sizes_for(spec)
-    assert_equal_to_the_bit(spec, tmp_path, lambda on: swapping(division, sizes, replay=on))
+    line, sizes = divided(mode, 6, 2, stages, own=(1,) * ranks), sizes_for(spec)
+    assert_equal_to_the_bit(spec, tmp_path, lambda on: swapping(replace(line, replay=on), sizes))
 
 
 def spec_for_ranks(ranks, dtype):

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from baselines.swapping.division import Division
+from baselines.swapping import division
+from baselines.swapping.division import divided
 from baselines.swapping.planner import fitted, plan
-from baselines.swapping.program import build
 from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
+from workbench.methods.pipeline.orders import lists
 from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import checkpoint
@@ -24,7 +25,8 @@ from workbench.schedule.plan import DoesNotFit
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.units
-PP = Division(mode="pp", minibatch=5, size=2, stages=packs_of([3, 3]), own=(1, 0))
+PP = {"mode": "pp", "minibatch": 5, "size": 2, "stages": packs_of([3, 3]), "own": (1, 0)}
+EACH = (range(UNITS),)
 
 
 def spec_for(**changes):
@@ -46,19 +48,32 @@ def sizes_for(spec):
 
 
 @pytest.mark.parametrize(
-    ("division", "clip"),
+    ("changes", "clip"),
     [
-        (replace(PP, mode="dp", size=1, stages=(range(UNITS),) * 2, own=(0, 2)), 0.5),
-        (replace(PP, mode="dp", stages=(range(UNITS),), own=(0,), shared=3), None),
-        (PP, 0.5),
-        (replace(PP, size=1, stages=packs_of([1, 4, 1]), own=(0, 0, 0), shared=1), None),
+        ({"mode": "dp", "size": 1, "stages": EACH * 2, "own": (0, 2)}, 0.5),
+        ({"mode": "dp", "stages": EACH, "own": (0,), "shared": 3}, None),
+        ({}, 0.5),
+        ({"size": 1, "stages": packs_of([1, 4, 1]), "own": (0, 0, 0), "shared": 1}, None),
     ],
     ids=["dp, uneven", "one rank", "pp, uneven", "three stages, one place"],
 )
-def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
+def test_ranks_train_as_plain_training_does(changes, clip, tmp_path):
     """With random delays around every action."""
-    spec = spec_for(clip=clip, ranks=division.ranks)
-    schedule = build(division, sizes_for(spec), clipped=clip is not None)
+    assert_trains(divided(**PP | changes, clipped=clip is not None), clip, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("order", "activations"), [("gpipe", "keep"), ("zb-h1", "stash"), ("1f1b", "checkpoint")]
+)
+def test_units_visit_under_every_order(order, activations, tmp_path):
+    line = divided(**PP)
+    passes = lists(order, line.ranks, line.micros)
+    assert_trains(replace(line, passes=passes, activations=activations), 0.5, tmp_path)
+
+
+def assert_trains(line, clip, tmp_path):
+    spec = spec_for(clip=clip, ranks=line.ranks)
+    schedule = division.build(line, sizes_for(spec))
     validate(schedule)
     with closing(
         RankTraining(spec, schedule, tmp_path, device="cpu", process=process("delays"))
@@ -75,12 +90,12 @@ def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
 def test_what_has_room_is_not_swapped():
     spec = spec_for(ranks=2)
     sizes = sizes_for(spec)
-    division = replace(PP, own=(0, 0))
-    _, least = fitted(division, sizes, 0, clipped=True)
-    roomy, peak = fitted(division, sizes, 2 * least["device"], clipped=True)
+    line = divided(**PP | {"own": ()})
+    _, least = fitted(line, sizes, 0)
+    roomy, peak = fitted(line, sizes, 2 * least["device"])
     assert peak["device"] <= 2 * least["device"]
     assert roomy.settings["own"] == "3 3"
-    assert roomy.moved_bytes()["load"] < build(division, sizes).moved_bytes()["load"]
+    assert roomy.moved_bytes()["load"] < division.build(line, sizes).moved_bytes()["load"]
 
 
 @pytest.mark.parametrize("mode", ["dp", "pp"])

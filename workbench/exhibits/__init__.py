@@ -41,7 +41,9 @@ HARMONY = {
     "harmony_table1": "harmony.table1",
 }
 """Exhibits of Harmony (VLDB'22)."""
-EXHIBITS = STRONGHOLD | HARDWARE | HARMONY
+VARUNA = {"varuna_bubbles": "varuna.bubbles"}
+"""Exhibits of Varuna (EuroSys'22)."""
+EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA
 
 
 def find(figure: str) -> Exhibit:

@@ -83,8 +83,7 @@ def _section(
 def _how_it_ended(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:
     exhibit = session.exhibit
     if not exhibit.runs:
-        words = "nothing runs for them, and they are the same at every size"
-        about = tag("p", f"{exhibit.about}, measured and committed: {words}.", class_="soft")
+        about = tag("p", f"{exhibit.about}, and they are the same at every size.", class_="soft")
         ended = how_it_ended(outcome, "") if outcome is not None and not outcome.ok else ""
         return [about, *([ended] if ended else [])]
     known = rows["source"].isin(["measured", "simulated"]).any()

@@ -14,6 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
+from workbench.schedule.turns import Turns
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayGraph:
@@ -25,6 +27,8 @@ class ArrayGraph:
     """[nodes]: the lane number of each node."""
     edges: np.ndarray
     """[edges, 2]: (node, one that waits for it), those that follow on a lane among them."""
+    turns: Turns | None = None
+    """Lanes that share devices, where some do."""
 
     @property
     def num_actions(self) -> int:

@@ -33,11 +33,88 @@ struct Lane {
 
 using Factors = std::vector<std::pair<std::int32_t, double>>; // (lane, slowdown)
 
+constexpr std::int64_t never = -1;
+
+// Lanes that take turns on one device, as turns.py's `Devices`.
+class Devices {
+  public:
+    // Of each lane its device, or -1, and where its actions begin among `order`, for lanes of
+    // devices; of each action whom it yields to, and where those begin that hold it back.
+    Devices(std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t devices,
+            const std::int32_t* device_of, const std::int64_t* first, const std::int64_t* order,
+            const std::int64_t* yields_to, const std::int64_t* held_first, const std::int64_t* held)
+        : actions_(actions), nodes_(nodes), device_of_(device_of), first_(first), order_(order),
+          yields_to_(yields_to), held_first_(held_first), held_(held),
+          lanes_(static_cast<std::size_t>(devices)), started_(static_cast<std::size_t>(lanes), 0),
+          chosen_(static_cast<std::size_t>(devices), never),
+          busy_(static_cast<std::size_t>(devices), 0) {
+        for (std::int32_t lane = 0; lane < lanes; ++lane)
+            if (device_of[lane] >= 0) lanes_[device_of[lane]].push_back(lane);
+        for (std::int32_t device = 0; device < devices; ++device) free.push_back(device);
+    }
+
+    std::int32_t device(std::int32_t lane) const { return device_of_[lane]; }
+
+    void end(std::int32_t device) {
+        busy_[device] = 0;
+        free.push_back(device);
+    }
+
+    void begin(const std::int32_t* missing, const std::vector<char>& ended,
+               std::vector<std::int64_t>& begun) {
+        for (const std::int32_t device : free) {
+            if (busy_[device]) continue;
+            if (chosen_[device] == never) chosen_[device] = choose(device, ended);
+            const std::int64_t node = chosen_[device];
+            if (node == never || missing[node] != 0) continue;
+            chosen_[device] = never;
+            busy_[device] = 1;
+            begun.push_back(node);
+        }
+        free.clear();
+    }
+
+    std::vector<std::int32_t> free; // devices that may begin something now
+
+  private:
+    std::int64_t choose(std::int32_t device, const std::vector<char>& ended) {
+        std::vector<std::pair<std::int64_t, std::int32_t>> heads; // (node, lane)
+        for (const std::int32_t lane : lanes_[device]) {
+            const std::int64_t count = first_[lane + 1] - first_[lane];
+            const std::int64_t begin = started_[lane] / count * actions_;
+            const std::int64_t action = order_[first_[lane] + started_[lane] % count];
+            bool held = begin + action >= nodes_;
+            for (std::int64_t at = held_first_[action]; !held && at < held_first_[action + 1]; ++at)
+                held = !ended[begin + held_[at]];
+            if (!held) heads.emplace_back(begin + action, lane);
+        }
+        if (heads.empty()) return never;
+        std::sort(heads.begin(), heads.end());
+        auto [node, lane] = heads.front();
+        const std::int64_t begin = node / actions_ * actions_; // of the step
+        const std::int64_t wanted = yields_to_[node - begin];
+        if (wanted != never && !ended[begin + wanted] && heads.size() > 1 &&
+            heads[1].first < begin + actions_)
+            std::tie(node, lane) = heads[1];
+        ++started_[lane];
+        return node;
+    }
+
+    std::int64_t actions_, nodes_;
+    const std::int32_t* device_of_;
+    const std::int64_t *first_, *order_, *yields_to_, *held_first_, *held_;
+    std::vector<std::vector<std::int32_t>> lanes_;
+    std::vector<std::int64_t> started_, chosen_;
+    std::vector<char> busy_;
+};
+
 } // namespace
 
 // A schedule of so many actions, unrolled to `nodes`; of each action its lane, its seconds alone, and
 // the distances to those that wait for it, which lie from `first[i]` to `first[i + 1]`; of each lane
 // its rank, and its bit in a set of busy lanes of that rank; of each node how many it waits for.
+//
+// Of `devices` lanes take turns (see `Devices` for what follows); none where there are 0.
 //
 // `ask` says how much a lane slows down beside a set of busy lanes, below 1 if it cannot say. Returns
 // how many nodes ended, less than all where they wait for each other, and -1 if `ask` could not say.
@@ -45,7 +122,10 @@ extern "C" std::int64_t workbench_times(
     std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t ranks,
     const std::int32_t* lane_of, const double* alone, const std::int64_t* first,
     const std::int64_t* distances, const std::int32_t* rank_of, const std::int32_t* bit_of,
-    std::int32_t* missing, double (*ask)(std::int32_t, std::uint64_t), double* start, double* end) {
+    std::int32_t* missing, std::int64_t devices, const std::int32_t* device_of,
+    const std::int64_t* lane_first, const std::int64_t* lane_actions, const std::int64_t* yields_to,
+    const std::int64_t* held_first, const std::int64_t* held,
+    double (*ask)(std::int32_t, std::uint64_t), double* start, double* end) {
     std::vector<Lane> lane(static_cast<std::size_t>(lanes));
     std::vector<std::vector<std::int32_t>> lanes_of(static_cast<std::size_t>(ranks));
     for (std::int32_t i = 0; i < lanes; ++i) lanes_of[rank_of[i]].push_back(i);
@@ -56,7 +136,10 @@ extern "C" std::int64_t workbench_times(
     std::priority_queue<Ending, std::vector<Ending>, std::greater<>> heap;
     std::vector<std::int64_t> ready;
     for (std::int64_t node = 0; node < std::min(actions, nodes); ++node)
-        if (missing[node] == 0) ready.push_back(node);
+        if (missing[node] == 0 && (!devices || device_of[lane_of[node]] < 0)) ready.push_back(node);
+    Devices turns(actions, nodes, devices ? lanes : 0, devices, device_of, lane_first, lane_actions,
+                  yields_to, held_first, held);
+    std::vector<char> has_ended(static_cast<std::size_t>(devices ? nodes : 0), 0);
     const auto note = [&](std::int32_t rank) {
         if (!has_changed[rank]) changed.push_back(rank);
         has_changed[rank] = 1;
@@ -95,6 +178,13 @@ extern "C" std::int64_t workbench_times(
         }
         ready.clear();
         changed.clear();
+        if (devices) {
+            while (!heap.empty() && heap.top().plan != lane[heap.top().lane].plan) heap.pop();
+            if (heap.empty() || heap.top().time > now) { // all that ends now has ended
+                turns.begin(missing, has_ended, ready);
+                if (!ready.empty()) continue;
+            }
+        }
         // Everything that ends at one instant.
         while (!heap.empty() && (changed.empty() || heap.top().time == now)) {
             const Ending next = heap.top();
@@ -109,7 +199,14 @@ extern "C" std::int64_t workbench_times(
             note(rank_of[next.lane]);
             for (std::int64_t at = first[action]; at < first[action + 1]; ++at) {
                 const std::int64_t follower = node + distances[at];
-                if (follower < nodes && --missing[follower] == 0) ready.push_back(follower);
+                if (follower >= nodes || --missing[follower] != 0) continue;
+                const std::int32_t device = devices ? turns.device(lane_of[follower % actions]) : -1;
+                if (device < 0) ready.push_back(follower);
+                else turns.free.push_back(device);
+            }
+            if (devices) {
+                has_ended[node] = 1;
+                if (turns.device(next.lane) >= 0) turns.end(turns.device(next.lane));
             }
         }
         if (changed.empty()) return ended;

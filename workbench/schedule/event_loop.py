@@ -11,6 +11,7 @@ import functools
 from array import array
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from itertools import accumulate, chain
 from math import isfinite
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from workbench.core import native
 from workbench.schedule.action import lane_kind
 from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.graph import Graph
+from workbench.schedule.turns import Devices
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST_LANES = 64
@@ -67,6 +69,10 @@ def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdown
     ready = [node for node in range(n) if not missing[node]]
     now, num_ended = 0.0, 0
     changed: set[int] = set()  # ranks where a lane became busy or idle just now
+    devices = Devices(graph.turns, n, total) if graph.turns is not None else None
+    ended = [False] * total
+    if devices is not None:
+        ready = [node for node in ready if devices.device(lane_of[node % n]) < 0]
     while True:
         for node in ready:
             lane = lane_of[node % n]
@@ -86,17 +92,31 @@ def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdown
                     plan[lane] += 1
                     heappush(heap, (now + left[lane] * slowdown, lane, plan[lane]))
         ready, changed = [], set()
+        if devices is not None:
+            while heap and heap[0][2] != plan[heap[0][1]]:
+                heappop(heap)
+            if not heap or heap[0][0] > now:  # all that ends now has ended
+                ready = devices.begin(missing, ended)
+                if ready:
+                    continue
         while heap and (not changed or heap[0][0] == now):  # everything that ends at one instant
             time, lane, planned = heappop(heap)
             if planned != plan[lane]:
                 continue
             node, now = running[lane], time
-            end[node] = now
+            end[node], ended[node] = now, True
             num_ended += 1
             plan[lane] += 1
             busy[rank_of[lane]] &= ~(1 << lane)
             changed.add(rank_of[lane])
-            ready += graph.release(node, missing)
+            released = graph.release(node, missing)
+            if devices is not None:
+                if (device := devices.device(lane)) >= 0:
+                    devices.end(device)
+                theirs = [devices.device(lane_of[other % n]) for other in released]
+                devices.free += [each for each in theirs if each >= 0]
+                released = [o for o, each in zip(released, theirs, strict=True) if each < 0]
+            ready += released
         if not changed:
             return start, end, num_ended
 
@@ -122,14 +142,30 @@ def compiled(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns
     given = (
         array("i", graph.lane_of), array("d", alone), *graph.flat_followers,
         array("i", slowdowns.rank_of), array("i", map(bit_of.get, range(len(graph.lane_keys)))),
-        array("i", graph.missing()),
+        array("i", graph.missing()), *_taking_turns(graph),
     )  # fmt: skip
     sizes = len(alone), graph.num_nodes, len(graph.lane_keys), len(slowdowns.lanes_of)
     pointers = [each.buffer_info()[0] for each in (*given, start, end)]
-    num_ended = loop(*sizes, *pointers[:-2], ask, *pointers[-2:])
+    devices = len(graph.turns.queues) if graph.turns is not None else 0
+    num_ended = loop(*sizes, *pointers[:7], devices, *pointers[7:-2], ask, *pointers[-2:])
     if failures:
         raise failures[0]
     return start.tolist(), end.tolist(), num_ended
+
+
+def _taking_turns(graph: Graph | ArrayGraph) -> list[array]:
+    """The graph's turns as the compiled loop takes them."""
+    turns = graph.turns
+    if turns is None:
+        return [array("i"), *(array("q") for _ in range(5))]
+    of_device = {d: iter(lanes) for d, lanes in enumerate(turns.queues)}
+    lanes = [next(of_device[d]) if d >= 0 else () for d in turns.device_of]
+    flat = [array("i", turns.device_of)]
+    for rows in (lanes, turns.held_by):
+        flat.append(array("q", accumulate(map(len, rows), initial=0)))
+        flat.append(array("q", chain.from_iterable(rows)))
+    flat.insert(3, array("q", turns.yields_to))
+    return flat
 
 
 class Slowdowns:
@@ -161,5 +197,5 @@ class Slowdowns:
 @functools.cache
 def _loop() -> Callable[..., int] | None:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    takes = (*[number] * 4, *[pointer] * 7, ASK, pointer, pointer)
+    takes = (*[number] * 4, *[pointer] * 7, number, *[pointer] * 6, ASK, pointer, pointer)
     return native.function(SOURCE, "workbench_times", takes, number)

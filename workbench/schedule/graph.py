@@ -37,6 +37,8 @@ class Graph:
     references: list[tuple[tuple[int, int], ...]]
     """Action -> what it waits for, as (step relative to its own, action); no lane predecessor.
     Those that meet wait for what each of them waits for."""
+    turns: None = None
+    """Every lane of a schedule has its device to itself; arrays may have others (arrays.py)."""
 
     @property
     def num_actions(self) -> int:

@@ -77,11 +77,10 @@ def test_a_line_a_rank_is_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["1f2b"], "unknown order '1f2b'; known: gpipe, 1f1b, interleaved, zb-h1"),
+        (["1f2b"], "unknown order '1f2b'; known: gpipe, 1f1b, interleaved, zb-h1, varuna"),
         (["1f1b", "--chunks", "2"], "chunks is 2; with 1f1b a rank has one stage"),
         (["interleaved", "-P", "3", "-N", "4"], "on 3 ranks it must be a multiple of 3"),
         (["gpipe", "-P", "0"], "ranks is 0; it must be 1 to"),
-        (["gpipe", "--csv", "x", "--recompute"], "which knows no recomputation"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words, sentence, capsys, tmp_path, monkeypatch):
@@ -122,7 +121,6 @@ def test_the_order_of_the_readme_is_all_that_a_new_one_takes(monkeypatch, capsys
     (code,) = re.findall(r"```python\n(def one_by_one.*?)```", README.read_text(), re.DOTALL)
     exec(code, vars(orders))
     monkeypatch.setattr(ideal, "lists", orders.lists)
-    monkeypatch.setattr("workbench.cli_schedule.ORDERS", orders.ORDERS)
     assert cli.main(["schedule", "one-by-one", "-P", "2", "-N", "2"]) == 0
     assert capsys.readouterr().out.startswith("0  f0 b0 f1 b1\n1  f0 b0 f1 b1\n")
     assert methods.find("one-by-one").label == "one by one"

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from baselines.swapping.division import Division
-from baselines.swapping.program import build as swapping
+from baselines.swapping.division import build as swapping
+from baselines.swapping.division import divided
 from tests.unit.harmony.made_up import Layers, drawn, largest_pack, mirrored
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.program import build
@@ -27,7 +27,7 @@ def schedule_of(seed: int):
     layers = Layers([rng.randint(1, 2000) for _ in range(packs.num_units)])
     largest = largest_pack(packs, layers)
     rings = [Rings(weights=2 * largest, gradients=largest)] * packs.ranks
-    return build(packs, layers, rings=rings, replay=True), packs
+    return build(packs, layers, rings=rings, replay=True)
 
 
 def swapping_of(seed: int):
@@ -37,21 +37,21 @@ def swapping_of(seed: int):
     pipeline = rng.random() < 0.5
     cuts = sorted(rng.sample(range(1, units), ranks - 1))
     stages = tuple(range(a, b) for a, b in pairwise([0, *cuts, units]))
-    division = Division(
-        mode="pp" if pipeline else "dp", minibatch=rng.randint(ranks, 9), size=rng.randint(1, 3),
-        stages=stages if pipeline else (range(units),) * ranks, own=(0,) * ranks,
+    line = divided(
+        "pp" if pipeline else "dp", rng.randint(ranks, 9), rng.randint(1, 3),
+        stages if pipeline else (range(units),) * ranks, replay=True,
     )  # fmt: skip
     layers = Layers([rng.randint(1, 2000) for _ in range(units)])
-    return swapping(division, layers, replay=True), division
+    return swapping(line, layers)
 
 
 @pytest.mark.parametrize("build", [schedule_of, swapping_of])
 @pytest.mark.parametrize("seed", range(30))
 def test_chains_run_as_they_are_recorded(build, seed):
-    schedule, division = build(seed)
-    head = division.num_units - 1
+    schedule = build(seed)
+    head = schedule.num_units - 1
     validate(schedule)
-    for rank in range(division.ranks):
+    for rank in range(schedule.num_ranks):
         mine = [a for a in schedule.actions if a.rank == rank]
         links = {action.name: links_of(action, schedule) for action in mine}
         modules = {link.weights: link.weights for link in links.values()}  # as good as any
@@ -88,13 +88,12 @@ def assert_recorded_in_order(passes, links):
 
 def test_what_is_recorded_takes_nothing_of_the_pass():
     """The memory of passes is there once for all of them."""
-    schedule, packs = schedule_of(2)
-    compute = [a for a in schedule.actions if a.lane == COMPUTE]
+    schedule = schedule_of(2)
+    compute, ends = [a for a in schedule.actions if a.lane == COMPUTE], {0, schedule.num_units - 1}
     assert compute
     for action in compute:
         own = name.scratch(action.name) in action.takes
-        assert own == (action.unit in (0, packs.num_units - 1)), action.name
-    ends = {0, packs.num_units - 1}
+        assert own == (action.unit in ends), action.name
     kept = {
         name.kept(action.unit, action.microbatch): action.unit in ends
         for action in compute

@@ -27,7 +27,9 @@ class HardwareExhibit(Exhibit):
     """Name of the sheet in a machine's folder."""
     counted, judgement = "settings", "Goals"
     link: ClassVar[str]
-    about: ClassVar[str] = "Rows of this project's benchmark"
+    about: ClassVar[str] = (
+        "Rows of this project's benchmark, measured and committed: nothing runs for them"
+    )
     columns: ClassVar[dict[str, str]]
     """Columns of the rows, as the report names them."""
 

@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Literal
 
 from workbench.methods.pipeline.orders import Pass
+from workbench.methods.pipeline.places import Places
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
+from workbench.schedule.build.division import Samples
 from workbench.schedule.build.inbox import RETURNS
 
 AHEAD = 2
@@ -31,13 +33,22 @@ class Pipeline:
     passes: Sequence[Sequence[Pass]]
     """Of each rank."""
     stages: Sequence[range]
-    """Units of each stage; stage s lies on rank s % ranks."""
+    """Units of each stage; stage s lies on rank s % ranks. Where every rank has all units
+    (`apart`), it has rows of its own."""
     micro: int
-    """Samples in a micro-batch."""
+    """Samples in a micro-batch; the last one of a rank may have fewer."""
+    shares: Sequence[Samples] = ()
+    """Samples of a step that pass each rank; where none are given, those of full micro-batches."""
     replicas: int = 1
-    activations: Literal["keep", "recompute", "checkpoint"] = "keep"
+    activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
     """What becomes of those of blocks: kept for the backward pass; computed again before it; or in
-    it, as far as it needs them (`checkpoint`). The embedding's and the head's are kept always."""
+    it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on the host
+    (`stash`). The head's are kept always, the embedding's too but with `stash`."""
+    places: Sequence[Places] = ()
+    """Where the units of each rank lie while they visit its device from the host, which updates
+    them; none where they stay there with their states."""
+    replay: bool = False
+    """Whether passes of blocks are recordings (runtime/replay.py)."""
     clipped: bool = True
 
     @property
@@ -60,9 +71,43 @@ class Pipeline:
         """Unit -> the rank whose device has it."""
         return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
 
+    @cached_property
+    def boundaries(self) -> frozenset[int]:
+        """Units whose inputs may come from another rank."""
+        starts = frozenset(stage.start for stage in self.stages) - {0}
+        return starts if self.ranks > 1 else frozenset()
+
+    @property
+    def apart(self) -> bool:
+        """Whether every rank has all units, and the ranks divide samples and gradients."""
+        return self.ranks > 1 and not self.boundaries
+
+    def ranks_of(self, unit: int) -> list[int]:
+        """The ranks that have a unit."""
+        return [s % self.ranks for s, units in enumerate(self.stages) if unit in units]
+
+    def share(self, rank: int) -> Samples:
+        """The samples of a step that pass a rank."""
+        return self.shares[rank] if self.shares else (0, self.micro * self.micros)
+
+    def span(self, rank: int, micro: int) -> Samples:
+        """The samples of a rank's micro-batch."""
+        first, end = self.share(rank)
+        first += micro * self.micro
+        return first, min(first + self.micro, end)
+
     def recomputes(self, unit: int) -> bool:
         """Whether a unit's forward pass is repeated by a pass of its own."""
-        return self.activations == "recompute" and 0 < unit < self.head
+        again = self.activations == "recompute" and unit > 0 or self.activations == "stash"
+        return again and unit < self.head
+
+    def stashes(self, unit: int) -> bool:
+        """Whether a unit's inputs wait on the host for its backward passes."""
+        return self.activations == "stash" and 0 < unit < self.head
+
+    def replays(self, unit: int) -> bool:
+        """Whether a unit's passes are recordings, which work in memory of their own."""
+        return self.replay and 0 < unit < self.head
 
     def checkpoints(self, unit: int) -> bool:
         """Whether a unit's backward pass begins at a checkpoint."""
@@ -77,18 +122,22 @@ class Draft:
     unit: int
     rank: int
     lane: str = COMPUTE
+    number: int = 0
+    """Of the pass through a stage, among those of its rank, that it belongs to."""
     turn: int = 0
-    """Number of the pass through a stage, among those of its rank, that it belongs to."""
+    """How many of its name there were before in the step."""
     micro: int | None = None
     after: list[str] = field(default_factory=list)
     makes: list[str] = field(default_factory=list)
     """Buffers that it takes."""
     reads: list[str] = field(default_factory=list)
     """Further buffers that must be there; permanent ones too."""
+    host: list[str] = field(default_factory=list)
+    """Host buffers that it reads or writes, by their full names."""
     frees: list[str] = field(default_factory=list)
     nbytes: int = 0
 
     @property
     def name(self) -> str:
         """Its name in the schedule."""
-        return act(self.kind, self.unit, self.micro, rank=self.rank)
+        return act(self.kind, self.unit, self.micro, turn=self.turn, rank=self.rank)

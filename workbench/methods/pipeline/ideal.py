@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from workbench.methods.pipeline.draft import Pipeline
@@ -92,22 +92,32 @@ def bubble(step: Simulation, ranks: int) -> float:
     return 1 - busy / (ranks * step.step_seconds)
 
 
-def with_recomputation(passes: Iterable[Pass]) -> list[Pass]:
-    """The passes of a rank, each stage's forward pass repeated before its backward pass."""
-    found: list[Pass] = []
-    for each in passes:
-        if each.kind in (B, I):
-            found.append(each._replace(kind=R))
-        found.append(each)
+def with_recomputation(passes: Sequence[Sequence[Pass]]) -> list[list[Pass]]:
+    """The passes of all ranks, each stage's forward pass repeated before its backward pass. The
+    last stage keeps what it needs: its backward pass follows at once."""
+    last = max((each.chunk, rank) for rank, own in enumerate(passes) for each in own)
+    found: list[list[Pass]] = []
+    for rank, own in enumerate(passes):
+        found.append([])
+        for each in own:
+            if each.kind in (B, I) and (each.chunk, rank) != last:
+                found[-1].append(each._replace(kind=R))
+            found[-1].append(each)
     return found
 
 
-def torch_csv(order: str, ranks: int, micros: int, chunks: int = 1) -> str:
+def without_recomputation(passes: Iterable[Pass]) -> list[Pass]:
+    """The passes of a rank that keeps its activations."""
+    return [each for each in passes if each.kind is not R]
+
+
+def torch_csv(passes: Sequence[Sequence[Pass]]) -> str:
     """The passes as torch's pipeline runtime loads them: a row a rank, a cell a pass, such as
-    ``2F0`` for stage 2 and micro-batch 0."""
+    ``2F0`` for stage 2 and micro-batch 0. Recomputations, which it does not know, are left out."""
+    ranks = len(passes)
     rows = [
-        [f"{each.chunk * ranks + rank}{each.kind.value}{each.micro}" for each in passes]
-        for rank, passes in enumerate(lists(order, ranks, micros, chunks))
+        [f"{p.chunk * ranks + rank}{p.kind.value}{p.micro}" for p in without_recomputation(own)]
+        for rank, own in enumerate(passes)
     ]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

@@ -10,6 +10,8 @@ simulated and run like any other schedule.
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -87,6 +89,56 @@ def zb_h1(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
     yield from (Pass(W, micro) for micro in range(max(0, micros - rank), micros))
 
 
+def varuna(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """Recomputations as late as their gradients allow, each with its backward pass behind it, and
+    forward passes in what is left (Athlur et al., EuroSys 2022). The list is a first order: while
+    it runs, a recomputation whose gradient is not there lets the next forward pass go first."""
+    yield from _varuna_lists(ranks, micros)[rank]
+
+
+@functools.lru_cache(maxsize=8)
+def _varuna_lists(ranks: int, micros: int) -> list[list[Pass]]:
+    found: list[list[Pass]] = [[] for _ in range(ranks)]
+    for served in varuna_quanta(ranks, micros):
+        for rank, each in enumerate(served):
+            if each is not None and each.kind is not W:
+                found[rank].append(each)
+    return found
+
+
+def varuna_quanta(ranks: int, micros: int) -> Iterator[list[Pass | None]]:
+    """Quantum by quantum, the pass that each rank serves, None where it has none: the first of the
+    second half of a backward pass, a backward pass, a recomputation, and a forward pass. A pass
+    queues the next one for its rank or a neighbour from the next quantum on."""
+    queues = [{kind: deque() for kind in (W, B, R, F)} for _ in range(ranks)]
+    queues[0][F].extend(range(micros))
+    while any(any(own.values()) for own in queues):
+        served: list[Pass | None] = []
+        for own in queues:
+            kind = next((kind for kind, waiting in own.items() if waiting), None)
+            served.append(None if kind is None else Pass(kind, own[kind].popleft()))
+        yield served
+        for rank, each in enumerate(served):
+            if each is None:
+                continue
+            if each.kind is F and rank < ranks - 1:
+                queues[rank + 1][F].append(each.micro)
+            elif each.kind in (F, R):  # the last rank has no need to compute again
+                queues[rank][B].append(each.micro)
+            elif each.kind is B:
+                queues[rank][W].append(each.micro)
+                if rank:
+                    queues[rank - 1][R].append(each.micro)
+
+
+def gpipe_as_varuna_has_it(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+    """GPipe as Varuna's simulator compares with it: backward passes from the last micro-batch to
+    the first, each behind a recomputation, on the last rank too."""
+    yield from (Pass(F, micro) for micro in range(micros))
+    for micro in reversed(range(micros)):
+        yield from (Pass(R, micro), Pass(B, micro))
+
+
 def in_flight(passes: Sequence[Pass], chunk: int = 0) -> int:
     """The most micro-batches of a chunk whose activations a rank keeps at once.
 
@@ -110,6 +162,8 @@ class Order:
     """Whether each rank has several stages; then micro-batches must be a multiple of the ranks."""
     halved: bool = False
     """Whether backward passes are in two halves."""
+    recomputes: bool = False
+    """Whether recomputations are in its lists."""
 
     @property
     def options(self) -> str:
@@ -128,11 +182,22 @@ ORDERS = {
     ),
 }
 """By the name of the method, which each of them is (core/methods.py)."""
+LISTED = {
+    "varuna": Order(
+        passes=varuna, label="Varuna", summary="recomputations wait for gradients", recomputes=True
+    ),
+}
+"""Orders that are drawn and timed, and no methods yet."""
+
+
+def known() -> dict[str, Order]:
+    """All orders."""
+    return ORDERS | LISTED
 
 
 def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
     """The passes of each rank. Raises ValueError for what the order cannot divide."""
-    order = ORDERS[name]
+    order = known()[name]
     if not order.chunked and chunks != 1:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:

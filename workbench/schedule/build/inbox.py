@@ -45,20 +45,25 @@ def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], freed_by: Seque
             actions[index] = replace(actions[index], after=after)
 
 
-def taken_from(used: Sequence[int], freed: Sequence[int], ahead: int) -> list[int]:
+def taken_from(
+    used: Sequence[int], freed: Sequence[int], ahead: int, most: int | None = None
+) -> list[int]:
     """Whose place each message takes: the number of a message before it, or -1 for a new place.
 
     `used` are the numbers of the passes that need the messages, in their order, `freed` those that
     read them last. A message comes `ahead` passes before it is needed; who is gone by then leaves
-    its place.
+    its place. Once there are `most` places, it may come as late as right before that pass.
 
     >>> taken_from([0, 1, 2, 6], [3, 5, 7, 9], ahead=2)
     [-1, -1, -1, 0]
+    >>> taken_from([0, 1, 2, 6], [0, 1, 2, 6], ahead=2, most=2)
+    [-1, -1, 0, 1]
     """
     found: list[int] = []
     free: list[tuple[int, int]] = []
     for number, (first, last) in enumerate(zip(used, freed, strict=True)):
-        gone = free and free[0][0] < first - ahead
+        late = most is not None and len(free) >= most
+        gone = free and free[0][0] < first - (0 if late else ahead)
         found.append(heappop(free)[1] if gone else -1)
         heappush(free, (last, number))
     return found

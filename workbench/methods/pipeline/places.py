@@ -1,4 +1,4 @@
-"""Which layers are on a device while pass after pass needs them: a direct-mapped cache.
+"""Which units are on a device while pass after pass needs them: a direct-mapped cache.
 
 Memory that is virtualized brings a layer when a pass touches it and lets the longest unused one go.
 Passes go up and down the layers, so what is used last before a turn is used first after it. A layer
@@ -17,34 +17,35 @@ from workbench.schedule.build.ring import aligned
 
 @dataclass(kw_only=True, eq=False)
 class Visit:
-    """A layer in its place, from the pass that needs it first to the one that does last."""
+    """A unit in its place, from the pass that needs it first to the one that does last."""
 
     unit: int
     turn: int
-    """How many visits of the layer there were before in the step."""
-    first: tuple[int, int]
-    last: tuple[int, int]
-    """(number of a pass, unit) that begin and end it."""
+    """How many visits of the unit there were before in the step."""
+    first: str
+    last: str
+    """Names of the passes that begin and end it."""
     behind: tuple[int, Visit] | None = None
     """(step, visit) that must have ended before; 0 is this step, -1 the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """A rank's places: so many layers have one of their own, the others share."""
+    """A rank's places: so many units have one of their own, the others share."""
 
-    units: range
-    own: int
+    units: Sequence[int]
+    """In the order of the model."""
+    own: int = 0
     """The first ones have places of their own."""
-    shared: int
+    shared: int = 2
 
     def place(self, unit: int) -> int:
-        """The number of a layer's place."""
-        at = unit - self.units.start
+        """The number of a unit's place."""
+        at = self.units.index(unit)
         return at if at < self.own else self.own + (at - self.own) % self.shared
 
     def nbytes(self, nbytes: Sequence[int]) -> int:
-        """Bytes of all places, for the sizes of all units."""
+        """Bytes of all places, for the sizes of all units of the model."""
         return sum(self._sizes(nbytes))
 
     def offsets(self, nbytes: Sequence[int]) -> dict[int, int]:
@@ -59,14 +60,14 @@ class Places:
             sizes[place] = max(sizes.get(place, 0), aligned(nbytes[unit]))
         return [sizes[place] for place in sorted(sizes)]
 
-    def visits(self, uses: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Visit]:
-        """(pass, unit) -> the visit that serves it, for the uses of a step in their order."""
+    def visits(self, uses: Iterable[tuple[str, int]]) -> dict[str, Visit]:
+        """Pass -> the visit that serves it, for (pass, unit) of a step in their order."""
         there: dict[int, Visit] = {}
         first: dict[int, Visit] = {}
         turns: dict[int, int] = dict.fromkeys(self.units, 0)
-        found: dict[tuple[int, int], Visit] = {}
-        for use in uses:
-            place, unit = self.place(use[1]), use[1]
+        found: dict[str, Visit] = {}
+        for use, unit in uses:
+            place = self.place(unit)
             before = there.get(place)
             if before is None or before.unit != unit:
                 visit = Visit(unit=unit, turn=turns[unit], first=use, last=use)

@@ -1,0 +1,55 @@
+"""Units that visit devices, and inputs that wait on the host, under every order."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.unit.harmony.made_up import Layers, Seconds
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.orders import ORDERS, lists
+from workbench.methods.pipeline.places import Places
+from workbench.methods.pipeline.program import Program
+from workbench.schedule import Kind, simulate, validate
+from workbench.schedule.build.division import packs_of
+from workbench.schedule.schedule import Schedule
+
+RANKS, MICROS = 3, 6
+LAYERS = Layers([700, *[300] * 6, 900], tied={7: 0})
+
+
+def schedule_of(order: str, activations: str, own: int | None) -> Schedule:
+    """Units of 2 or 3 stages a rank and 6 micro-batches; `own` of a rank's units have a place of
+    their own, and where it is None all stay on the device with their states."""
+    chunks = 2 if ORDERS[order].chunked else 1
+    stages = packs_of([1, 1, 2, 2, 1, 1] if chunks > 1 else [3, 2, 3])
+    units = [[u for stage in stages[rank::RANKS] for u in stage] for rank in range(RANKS)]
+    places = [] if own is None else [Places(units=each, own=own) for each in units]
+    line = Pipeline(
+        method=order, passes=lists(order, RANKS, MICROS, chunks), stages=stages, micro=1,
+        activations=activations, places=places,
+    )  # fmt: skip
+    return Program(line, LAYERS).schedule()
+
+
+@pytest.mark.parametrize(
+    ("order", "activations", "own"),
+    [*product(ORDERS, ("keep", "recompute", "stash"), (None, 0, 1))],
+)
+def test_every_order_is_training(order, activations, own):
+    """The validator proves it; none of the bounds on memory is passed."""
+    schedule = schedule_of(order, activations, own)
+    proved, seen = validate(schedule), simulate(schedule, Seconds(), steps=2)
+    for rank, peaks in seen.peak_bytes.items():
+        assert all(peaks[tier] <= proved.peak_bytes[rank][tier] for tier in peaks)
+    kinds = {action.kind for action in schedule.actions}
+    assert (Kind.LOAD in kinds) == (own is not None)
+    assert (Kind.STASH in kinds) == (Kind.FETCH in kinds) == (activations == "stash")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_place_more_moves_less(order):
+    moved = [schedule_of(order, "keep", own).moved_bytes()["load"] for own in range(4)]
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == sum(map(LAYERS.visit_bytes, range(8)))

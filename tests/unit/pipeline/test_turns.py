@@ -1,0 +1,198 @@
+"""Varuna's lists and its rule: golden values, both loops, and what taking turns must keep."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+
+import pytest
+
+from workbench import cli
+from workbench.methods.pipeline import ideal, orders
+from workbench.methods.pipeline.orders import B, F, I, R, W, in_flight
+from workbench.methods.pipeline.quick import Links, Rule, step_seconds, timeline
+from workbench.schedule import event_loop
+
+COLUMNS = {
+    "varuna_us": ["varuna"],
+    "gpipe_us": ["gpipe", "--order", "published"],
+    "varuna_no_reordering_us": ["varuna", "--order", "list"],
+    "varuna_early_recompute_in_drain_us": ["varuna", "--drain", "early"],
+    "one_f_one_b_recompute_on_gradient_us": ["1f1b", "--recompute"],
+    "one_f_one_b_no_recompute_us": ["1f1b"],
+}
+"""Golden column -> what asks for it."""
+
+
+@pytest.fixture
+def golden(reference):
+    """Lists and simulated steps of the published Varuna (reference/varuna)."""
+    folder = reference / "varuna"
+    if not folder.is_dir():
+        pytest.skip(f"Varuna's golden values are not there: {folder}")
+    return folder
+
+
+def printed(capsys, *words):
+    assert cli.main(["schedule", *map(str, words)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lists_are_the_published_ones(golden, capsys):
+    lists = json.loads((golden / "golden_lists.json").read_text())["lists"]
+    assert lists
+    for one in lists:
+        more = ["--order", "published"] if one["policy"] == "gpipe" else []
+        lines = printed(capsys, one["policy"], "-P", one["P"], "-N", one["N"], *more)
+        assert lines[one["stage"]].split()[1:] == one["tasks"]
+
+
+def test_quanta_are_the_published_generators(golden):
+    told = json.loads((golden / "golden_lists.json").read_text())["makespan_quanta"]["cases"]
+    assert told
+    for one in told:
+        assert sum(1 for _ in orders.varuna_quanta(one["P"], one["N"])) == one["quanta"]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_steps_are_the_published_simulators_to_the_microsecond(golden, capsys, column):
+    with (golden / "golden_simulator.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert rows
+    for row in rows:
+        us = ",".join(row[name] for name in ("fwd_us", "bwd_us", "send_us", "long_send_us"))
+        size = ["-P", row["stages"], "-N", row["microbatches"], "--per-host", row["gpus_per_vm"]]
+        told = printed(capsys, *COLUMNS[column], *size, "--us", us)[-1]
+        assert told.startswith(f"{row[column]} us a step")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@pytest.mark.parametrize("micros", [1, 2, 5, 16, 40])
+def test_inputs_in_flight_are_three_a_rank_that_follows(ranks, micros):
+    found = [in_flight(own) for own in orders.lists("varuna", ranks, micros)]
+    assert found == [min(micros, 3 * (ranks - 1 - rank)) for rank in range(ranks - 1)] + [1]
+
+
+def test_messages_to_another_host_take_longer(capsys):
+    sizes = ["-P", 2, "-N", 1, "--us", "10,20,1,9", "--per-host"]
+    assert printed(capsys, "1f1b", *sizes, 2)[-1].startswith("62 us")  # two messages of 1
+    assert printed(capsys, "1f1b", *sizes, 1)[-1].startswith("78 us")  # two of 9
+
+
+def drawn(rng):
+    """A question with passes, seconds and messages of no pattern."""
+    ranks, micros = rng.choice([2, 3, 4]), rng.choice([1, 3, 6])
+    name = rng.choice(["varuna", "1f1b"])
+    passes = orders.lists(name, ranks, micros)
+    if name == "1f1b":
+        passes = ideal.with_recomputation(passes)
+    times = [0.0, 1.0, 2.5, rng.random()]
+    seconds = [{kind: rng.choice(times) for kind in (F, R, B, I, W)} for _ in range(ranks)]
+    links = Links(
+        seconds=[rng.choice(times) for _ in range(ranks - 1)], in_flight=rng.choice([1, 2, 4])
+    )
+    rule = Rule(
+        turns=rng.random() < 0.7,
+        early=rng.random() < 0.3,
+        stash=rng.choice([None, 2, 4]) if name == "varuna" else None,
+    )
+    return passes, seconds, rng.choice([links, links, 0.3]), rule
+
+
+def settled(question):
+    """When its passes run; None where they wait for each other."""
+    try:
+        return timeline(*question)
+    except ValueError:
+        return None
+
+
+def test_both_loops_give_the_same_turns(monkeypatch):
+    rng = random.Random(11)
+    questions = [drawn(rng) for _ in range(300)]
+    quick = [settled(question) for question in questions]
+    monkeypatch.setattr(event_loop, "_loop", lambda: None)
+    assert [settled(question) for question in questions] == quick
+    assert sum(one is None for one in quick) < 60  # only strict lists with small stashes
+
+
+def test_turns_keep_what_they_must():
+    """Kinds in their order, one pass at a time, gradients first, no more inputs than places; what
+    takes turns never hangs."""
+    rng = random.Random(12)
+    overtaken = 0
+    for _ in range(300):
+        passes, seconds, messages, rule = drawn(rng)
+        ran = settled((passes, seconds, messages, rule))
+        if ran is None:
+            assert not rule.turns
+            continue
+        ends = {(timed.rank, timed.each): timed.end_s for timed in ran}
+        for rank in range(len(passes)):
+            own = sorted(
+                (timed for timed in ran if timed.rank == rank),
+                key=lambda timed: (timed.start_s, timed.end_s),
+            )
+            busy_until = 0.0
+            for timed in own:
+                assert timed.start_s >= busy_until
+                busy_until = timed.end_s
+                micro = timed.each.micro
+                if timed.each.kind is B and rank + 1 < len(passes):
+                    gradient = next(p for p in passes[rank + 1] if (p.kind, p.micro) == (B, micro))
+                    assert timed.start_s >= ends[rank + 1, gradient]
+            for kinds in ((F,), (R, B)):
+                mine = [t.start_s for t in ran if t.rank == rank and t.each.kind in kinds]
+                assert mine == sorted(mine)
+            if rule.stash is not None:
+                forward = [t.start_s for t in ran if (t.rank, t.each.kind) == (rank, F)]
+                back = [t.end_s for t in ran if (t.rank, t.each.kind) == (rank, B)]
+                assert all(f >= b for b, f in zip(back, forward[rule.stash :], strict=False))
+            listed = [(each.kind, each.micro) for each in passes[rank]]
+            overtaken += rule.turns and [(t.each.kind, t.each.micro) for t in own] != listed
+    assert overtaken > 20
+
+
+def test_a_late_gradient_lets_a_forward_pass_go_first():
+    passes = orders.lists("varuna", 3, 6)
+    seconds = [{F: 1.0, R: 1.0, B: 2.0}] * 3
+    late = Links(seconds=[0.1, 30.0])
+    ran = timeline(passes, seconds, late, Rule(turns=True))
+    second = sorted((t for t in ran if t.rank == 1), key=lambda t: t.start_s)
+    assert [str(t.each) for t in second][:6] == ["f0", "f1", "f2", "f3", "f4", "f5"]
+    assert [str(each) for each in passes[1]][:4] == ["f0", "f1", "f2", "r0"]
+    assert step_seconds(passes, seconds, late, Rule(turns=True)) < step_seconds(
+        passes, seconds, late
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["varuna", "--us", "1,2"], "--us is '1,2'; it must be four numbers: FWD,"),
+        (
+            ["varuna", "--us", "1/2,1,1,1"],
+            "FWD of --us is '1/2'; it must be one number",
+        ),
+        (["varuna", "--us", "1,nan,1,1"], "BWD of --us is 'nan'"),
+        (["varuna", "--us", "1,1,1,-3"], "LONG of --us is '-3'; it must be one number"),
+        (["varuna", "--per-host", "0"], "per-host is 0; it must be 1 to"),
+        (["varuna", "--order", "published"], "--order published is for gpipe"),
+        (["1f1b", "--order", "list"], "--order list is for varuna; 1f1b is never left"),
+        (["1f1b", "--keep"], "--keep is for varuna"),
+        (["1f1b", "--drain", "early"], "give --recompute, too"),
+    ],
+)
+def test_what_has_no_meaning_is_one_sentence(words, sentence, capsys):
+    assert cli.main(["schedule", *words]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_torchs_csv_leaves_recomputations_out(capsys, tmp_path):
+    file = tmp_path / "varuna.csv"
+    lines = printed(capsys, "varuna", "-P", "2", "-N", "2", "--csv", file)
+    assert file.read_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert "the CSV leaves it out" in lines[-1]

@@ -1,0 +1,1 @@
+"""The exhibits of Varuna (EuroSys'22): a module for each."""
