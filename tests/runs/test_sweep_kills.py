@@ -47,9 +47,9 @@ def test_twenty_kills_at_random_moments(store: Store, sweep_file: Path) -> None:
     dice = random.Random(2)
     finished: dict[str, str] = {}
     sweep = start_driver("sweep", sweep_file)
-    for cycle in range(KILLS):
+    for turn in range(KILLS):
         time.sleep(dice.uniform(0.0, 0.5))
-        victim = ("sweep", "worker", "guard")[cycle % 3]
+        victim = ("sweep", "worker", "guard")[turn % 3]
         if victim == "sweep":
             sweep.kill()
         else:
