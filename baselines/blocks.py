@@ -45,7 +45,7 @@ def compile_blocks(whole: Whole, spec: RunSpec, device: torch.device) -> str:
 
 
 def body_of(whole: Whole) -> Forward:
-    """What to compile: a block's forward pass, with its checkpoint if it has one."""
+    """The function to compile: a block's forward pass, with its checkpoint if it has one."""
     return _recomputed if whole.checkpoint else _kept
 
 
@@ -70,7 +70,7 @@ def why_eager(model: LayeredModel, spec: RunSpec, device: torch.device) -> str |
 
 
 def _failure(run: Forward, whole: Whole, spec: RunSpec, device: torch.device) -> str | None:
-    """What torch says against compiling a block of its own for trial; None if it runs."""
+    """Compile a block of its own for trial; returns torch's objection, or None if it runs."""
     dtype, model = DTYPES[spec.dtype], whole.layered
     block = model.build(1, seed=spec.seed, device=device, dtype=dtype)
     shape = (spec.microbatch, spec.model.seq, model.hidden)

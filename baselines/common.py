@@ -1,4 +1,4 @@
-"""What the adapters of other people's systems share: how one of our runs is fed to a library.
+"""Feeds one of our runs to a library: shared by the adapters of other people's systems.
 
 A library is compared fairly when nothing but the library differs: the same initial weights, the
 same samples in the same micro-batches, the same decay groups and learning rates, the same clock.

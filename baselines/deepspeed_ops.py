@@ -48,7 +48,7 @@ class Op:
     builder: str
     """DeepSpeed's class that compiles it."""
     wanted_by: str
-    """What of ours does not run without it."""
+    """Part of this project that does not run without it."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     """Accelerators on which DeepSpeed asks for it."""
     disk: bool = False
@@ -64,8 +64,8 @@ OPS: dict[str, Op] = {
     "cpu_adam": Op(builder="CPUAdamBuilder", wanted_by="ZeRO-Offload, ZeRO-Infinity (host AdamW)"),
     "async_io": Op(builder="AsyncIOBuilder", wanted_by="ZeRO-Infinity's disk tier", disk=True),
 }
-"""What the baselines use, by DeepSpeed's name for it. async_io brings DeepSpeed's pin_memory along,
-which pinned host memory alone does not need."""
+"""Operators that the baselines use, by DeepSpeed's names. async_io brings DeepSpeed's pin_memory
+along, which pinned host memory alone does not need."""
 
 LIBAIO_HINT = "install libaio-dev (Debian, Ubuntu), libaio-devel (Fedora) or libaio (conda)"
 
@@ -100,7 +100,7 @@ def required(*, disk: bool = False, device: str | None = None) -> list[str]:
 
 
 def missing(ops: Iterable[str] | None = None, device: str | None = None) -> list[str]:
-    """Those of `ops` (default: all that this device uses) that are not built yet."""
+    """Operators of `ops` (default: all that this device uses) that are not built yet."""
     folder = extensions_dir(device)
     names = required(disk=True, device=device) if ops is None else ops
     return [name for name in names if not (folder / name / READY).is_file()]

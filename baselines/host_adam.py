@@ -21,12 +21,13 @@ from baselines.states import AdamW
 from workbench.core.spec import RunSpec
 
 TRIAL_TENSORS, TRIAL_ELEMENTS = 4, 1 << 24
-"""Of the timing: together larger than any cache, and a second or two on any machine."""
+"""Tensors and elements of the timing: together larger than any cache, and a second or two on any
+machine."""
 TRIALS = 5
 
 
 class HostAdamW(AdamW, Protocol):
-    """What both have."""
+    """Interface of both host optimizers."""
 
     def step(self, lr: float, norm: Tensor) -> None: ...
 

@@ -68,7 +68,7 @@ def _stages(spec: RunSpec, profile: Profile) -> tuple[range, ...]:
 
 
 class _Costs(ServerCosts):
-    """Of a server whose devices update what they have themselves."""
+    """Costs on a server whose devices update their own weights."""
 
     def __init__(self, sizes: ProfiledSizes, server: Server, adam_params_per_s: float) -> None:
         super().__init__(sizes, server, shared_updates=False)
@@ -113,7 +113,7 @@ def _plan(step: Step) -> Plan:
 
 
 def _binding(simulated: Simulation, ranks: int) -> str:
-    """Whose compute takes longest, and how much of a step it waits."""
+    """Names the rank whose compute takes longest, and how much of a step it waits."""
     seconds = simulated.step_seconds
     busy = {rank: simulated.busy_seconds(COMPUTE, rank) for rank in range(ranks)}
     rank = max(busy, key=busy.get)

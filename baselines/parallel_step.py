@@ -28,7 +28,7 @@ from workbench.schedule.schedule import DEVICE, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 STATE_BYTES = 16
-"""Of a parameter: weight, gradient, master where it is not the weight itself, two moments."""
+"""Bytes of a parameter: weight, gradient, master where it is not the weight itself, two moments."""
 BORROWED = 2
 """Turn of a tied weight on its way back."""
 SQUARES, COEFFICIENT = 1, 2

@@ -106,7 +106,7 @@ class Stages(nn.Module):
             for unit in range(model.num_units)
         )
         self.passed: Context | None = None
-        """What the micro-batch that passed last is called in the head."""
+        """Identity of the micro-batch that passed the head last."""
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -325,7 +325,7 @@ class OfAllStages:
         self.inner, self.counted, self._own = own.inner, own.counted, own
         self._loss: Tensor | None = None
         self._sums: Tensor | None = None
-        """Of all stages: loss, and square of the norm."""
+        """Sums over all stages: loss, and square of the norm."""
 
     def begin(self, loss: Tensor) -> None:
         """Before a step's first update; `loss` is 0 but in the last stage."""

@@ -152,7 +152,7 @@ class _Run:
         return [Outcome(**result) for result in self._launcher.results()]
 
     def close(self) -> None:
-        """End whoever is left: there is nothing that they still could do."""
+        """End the ranks that are left: there is nothing that they still could do."""
         self._launcher.close()
 
     def _late(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What each rank has: consecutive units of the model in a pipeline, samples in data parallelism.
+"""Parts of the ranks: consecutive units of the model in a pipeline, samples in data parallelism.
 
 A pipeline's slowest stage sets its pace, so that stage's floating-point operations are made as few
 as a cut into so many contiguous stages allows; among the cuts that reach this, the one whose
@@ -57,7 +57,7 @@ def cut(
 
 
 def share_of(samples: int, rank: int, ranks: int) -> range:
-    """Which of so many samples are a rank's.
+    """Samples of a rank among `samples`.
 
     >>> [share_of(5, rank, 2) for rank in range(2)]
     [range(0, 2), range(2, 5)]

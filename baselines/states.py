@@ -24,7 +24,7 @@ from workbench.runtime.manifest import Saved
 
 
 class AdamW(Protocol):
-    """What `baselines.adamw` and its like have."""
+    """Interface of `baselines.adamw` and optimizers like it."""
 
     inner: torch.optim.Optimizer
 

@@ -54,7 +54,7 @@ from workbench.runtime.threads import use_rank_threads
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What tells the two methods apart."""
+    """Settings in which the methods differ."""
 
     label: str
     settings: Callable[[RunSpec, int], dict[str, Any]]
@@ -66,7 +66,7 @@ class Adapter:
     own_adam: bool = False
     """Whether DeepSpeed takes no other host optimizer than its own."""
     notes: tuple[str, ...] = ()
-    """What a reader of the record should know of the configuration."""
+    """Sentences on the configuration for readers of the record."""
 
 
 def train(
@@ -105,7 +105,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     use_rank_threads(device.type, spec.ranks)
     _operators(report, device, adapter)
     _be_a_rank(device)
-    # On several ranks the folder is theirs together: whoever started them makes and removes it.
+    # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
         yield Training(spec, report, folder, adapter, device)
 

@@ -1,13 +1,13 @@
-"""What a DeepSpeed run has on each tier and moves between them, and the budgets it must keep.
+"""Memory of a DeepSpeed run on each tier, its transfers between them, and the budgets it must keep.
 
-On a GPU: the device tier is what torch's allocator had, capped for the process; the host tier is
-what DeepSpeed's optimizer owns in CPU memory. On a CPU alone the tiers are told apart by ownership
-(`ledger`): what DeepSpeed's offloaded optimizer owns is the host's, everything else is the
-device's. Two things need help there. DeepSpeed's fetch of a ZeRO-3 parameter is a copy on a GPU but
-an alias on a CPU, so its memory and its transfer are entered by the size of the parameter. (Of
-several ranks each fetches its part, an alias too, and gathers the others' into memory that is seen
-like any other.) And nothing stops an allocation on the spot, so budgets are enforced when a step's
-books are closed.
+On a GPU: the device tier is the memory of torch's allocator, capped for the process; the host tier
+is the CPU memory of tensors that DeepSpeed's optimizer owns. On a CPU alone the tiers are told
+apart by ownership (`TransferCounter`): tensors of DeepSpeed's offloaded optimizer are the host's,
+all others are the device's. Two things need help there. DeepSpeed's fetch of a ZeRO-3 parameter is
+a copy on a GPU but an alias on a CPU, so its memory and its transfer are entered by the size of the
+parameter. (Of several ranks each fetches its part, an alias too, and gathers the others' into
+memory that is seen like any other.) And nothing stops an allocation on the spot, so budgets are
+enforced at the end of each step.
 
 The host is one for all ranks: its peak is the sum of what theirs have at the end of a step.
 """
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines.ledger import Ledger, bytes_of, tensors_in
+from baselines.transfer_counter import TransferCounter, bytes_of, tensors_in
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.model.whole import Whole
@@ -71,17 +71,17 @@ class Account:
         self.counted_step = 0
         """On a GPU copies are counted in this step only, since counting costs a little time; one
         after the first, which is unlike the others."""
-        self._ledger = Ledger()
+        self._counter = TransferCounter()
         self.peak_bytes: dict[str, int | None] = {"device": 0, "host": 0, "disk": 0}
         self.moved_bytes: dict[str, int | None] = dict.fromkeys(("load", "store", "read", "write"))
         if scratch is None:
             self.moved_bytes |= {"read": 0, "write": 0}
         if self._emulated:
             if self._fetches:
-                _observe_fetches(whole, self._ledger, spec.ranks)
-            _observe_updates(optimizer.optimizer, self._ledger)
+                _observe_fetches(whole, self._counter, spec.ranks)
+            _observe_updates(optimizer.optimizer, self._counter)
             everything = tensors_in(vars(optimizer), inside=("deepspeed.runtime",))
-            self._ledger.adopt([*everything, *tensors_in(list(whole.parameters()))])
+            self._counter.adopt([*everything, *tensors_in(list(whole.parameters()))])
         self.close_step(None)
 
     @contextmanager
@@ -89,7 +89,7 @@ class Account:
         """Around the work of a step."""
         before = _storage_io()
         if self._emulated or step == self.counted_step:
-            with self._ledger:
+            with self._counter:
                 yield
         else:
             yield
@@ -100,12 +100,12 @@ class Account:
     def close_step(self, step: int | None) -> None:
         """Enter a step that is done (None: the start); raises OutOfMemory if it passed a budget."""
         host = [tensor for tensor in self._host_tensors() if tensor.device.type == "cpu"]
-        books = self._ledger.close_step(host if self._emulated else None)
+        counts = self._counter.close_step(host if self._emulated else None)
         steady = step is not None and step >= self.counted_step
         if steady and (self._emulated or step == self.counted_step):
-            self.moved_bytes |= {"load": books.load_bytes, "store": books.store_bytes}
+            self.moved_bytes |= {"load": counts.load_bytes, "store": counts.store_bytes}
         if self._emulated:
-            self._enter("device", books.device_peak_bytes, books.device_bytes)
+            self._enter("device", counts.device_peak_bytes, counts.device_bytes)
         else:
             self._enter("device", torch.cuda.max_memory_allocated(self._device))
         self._enter("host", self._of_all_ranks(bytes_of(host)))
@@ -176,30 +176,30 @@ def tell_deepspeed_the_cap(device: torch.device, budget: int | None) -> None:
         )
 
 
-def _observe_updates(inner: torch.optim.Optimizer, ledger: Ledger) -> None:
-    """What the host optimizer's step allocates (moments, at first) is the host's."""
+def _observe_updates(inner: torch.optim.Optimizer, counter: TransferCounter) -> None:
+    """Count memory that the host optimizer's step allocates (moments, at first) as the host's."""
     step = inner.step
 
     def step_on_host(*args: Any, **kwargs: Any) -> Any:
-        with ledger.host_work():
+        with counter.host_work():
             return step(*args, **kwargs)
 
     inner.step = step_on_host
 
 
-def _observe_fetches(whole: Whole, ledger: Ledger, ranks: int) -> None:
-    """Enter the fetches and releases of ZeRO-3 parameters in the ledger, as they happen."""
+def _observe_fetches(whole: Whole, counter: TransferCounter, ranks: int) -> None:
+    """Enter the fetches and releases of ZeRO-3 parameters in the counter, as they happen."""
     parameters = list(whole.parameters())
     if ranks == 1:
-        ledger.alias(_fetched_bytes(parameters), loaded=False)
+        counter.alias(_fetched_bytes(parameters), loaded=False)
     for parameter in parameters:
         for name in ("all_gather", "all_gather_coalesced", "partition"):
             method = getattr(parameter, name)
-            setattr(parameter, name, partial(_observed, ledger, ranks, parameter, method))
+            setattr(parameter, name, partial(_observed, counter, ranks, parameter, method))
 
 
 def _observed(
-    ledger: Ledger, ranks: int, owner: Tensor, method: Callable, *args: Any, **kwargs: Any
+    counter: TransferCounter, ranks: int, owner: Tensor, method: Callable, *args: Any, **kwargs: Any
 ) -> Any:
     params = args[0] if args else kwargs.get("param_list")
     params = [owner] if params is None else params
@@ -207,10 +207,10 @@ def _observed(
     result = method(*args, **kwargs)
     change = _fetched_bytes(params) - before
     if ranks == 1:
-        ledger.alias(change, loaded=change > 0)
+        counter.alias(change, loaded=change > 0)
     elif change > 0:  # the whole was seen; this rank's part was there until it was gathered
-        ledger.alias(change // ranks, loaded=True)
-        ledger.alias(-(change // ranks), loaded=False)
+        counter.alias(change // ranks, loaded=True)
+        counter.alias(-(change // ranks), loaded=False)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO does in one step on one device, as a schedule, and what it keeps where.
+"""A step of DeepSpeed's ZeRO on one device, as a schedule, with its bytes on each tier.
 
 ZeRO-Offload (Ren et al., USENIX ATC 2021) and ZeRO-Infinity (Rajbhandari et al., SC 2021) differ in
 where the weights are. Of both:
@@ -46,13 +46,13 @@ KEPT_OF_A_BLOCK = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """What is known of one release of the library, and not of ZeRO."""
+    """Facts of one release of the library, and not of ZeRO."""
 
     name: str
     adam_params_per_s: float | None = None
-    """Rate of its host optimizer step; None where it is known relative to ours only."""
+    """Parameters per second of its host optimizer; None where it is known relative to ours only."""
     adam_share: float = 1.0
-    """The same as a share of the machine's fused one-pass AdamW."""
+    """Rate of the release's host optimizer as a share of the machine's fused one-pass AdamW."""
     overlap_loads: bool = True
     """Whether the next unit's weights are fetched beside compute."""
     overlap_gradients: bool = True
@@ -69,7 +69,7 @@ class Release:
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
     disk_leaves_bytes: int = 0
-    """Of the optimizer's bytes a parameter, those that stay when its states are on the disk."""
+    """Bytes a parameter of the optimizer that stay when its states are on the disk."""
     disk_tiles: int = 0
     """Host buffers of a block in fp32, through which states pass from and to the disk."""
     reuse_elements: int = 0
@@ -87,8 +87,8 @@ def _current() -> dict:
 
 
 def activation_bytes(spec: RunSpec) -> int:
-    """What a pass is known to have on the device: inputs of all blocks and the activations of one,
-    or of all where they are kept."""
+    """Bytes that a pass is known to have on the device: inputs of all blocks and the activations of
+    one, or of all where they are kept."""
     model, kept = spec.model, spec.activations == "keep"
     of_blocks = model.layers * KEPT_OF_A_BLOCK if kept else model.layers + KEPT_OF_A_BLOCK
     return VALUE_BYTES[spec.dtype] * spec.microbatch * model.seq * model.hidden * of_blocks
@@ -289,7 +289,8 @@ class _Builder(ScheduleBuilder):
                 self.add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
 
     def _begin(self, micro: int) -> str:
-        """What the first unit waits for: the micro-batch before, or the last step's optimizer."""
+        """Action that the first unit waits for: the end of the micro-batch before, or the last
+        step's optimizer."""
         if micro:
             return act(B, 0, micro - 1)
         return act(U, self.head, step=-1) if self.fetched else act(L, self.head)

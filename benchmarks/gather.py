@@ -29,7 +29,7 @@ KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
 differ."""
 PLAIN = "plain"
-"""What others are shares of: in each sitting its own."""
+"""Method that other methods are shares of: in each sitting its own run."""
 
 
 def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the host AdamW makes of the memory it works in.
+"""Measures the host AdamW against the memory it works in.
 
     python benchmarks/host_adam.py [--seconds 0.6] [--hidden 2048] [--layers 8] [--json PATH]
 
@@ -93,7 +93,7 @@ class Layer:
         self.narrow_grad.copy_(grad)
 
     def calls(self, form: str, threads: int) -> list[host_adam.Call]:
-        """What to do to this layer in its turns, one after the other."""
+        """Calls on this layer, one after the other."""
         narrow = form != "fp32"
         slabs = (
             self.weights if narrow else self.master,
@@ -101,11 +101,11 @@ class Layer:
             self.exp_avg_sq,
             self.narrow_grad if narrow else self.grad,
         )
-        turns = [(GUESS, RIGHT), (RIGHT, GUESS)] if form == "split + undo" else [(None, RIGHT)]
+        rounds = [(GUESS, RIGHT), (RIGHT, GUESS)] if form == "split + undo" else [(None, RIGHT)]
         where = {"decay_split": slabs[0].numel(), "rest": self.rest if narrow else None}
         return [
             host_adam.Call.of(*slabs, hyper, **where, undo=undo, threads=threads)
-            for undo, hyper in turns
+            for undo, hyper in rounds
         ]
 
 
@@ -125,8 +125,8 @@ def updates(
     kernel: Kernel, form: str, layers: list[Layer], threads: int, seconds: float
 ) -> list[float]:
     # Each layer once, then each again, in the order that undoing needs.
-    turns = zip(*(layer.calls(form, threads) for layer in layers), strict=True)
-    return times([lambda call=call: kernel(call) for turn in turns for call in turn], seconds)
+    rounds = zip(*(layer.calls(form, threads) for layer in layers), strict=True)
+    return times([lambda call=call: kernel(call) for round_ in rounds for call in round_], seconds)
 
 
 class Table:

@@ -38,7 +38,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What a benchmark runs, and where its rows go."""
+    """Runs of a benchmark, and the file of its rows."""
 
     name: str
     about: str
@@ -116,7 +116,11 @@ def make_parser(suite: Suite = OFFLOAD) -> argparse.ArgumentParser:
         "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
     )
     add("--again", action="store_true", help="run what is finished, too")
-    add("--list", action="store_true", help="say what would run, and how long it may take")
+    add(
+        "--list",
+        action="store_true",
+        help="list the runs that would be made, and how long they may take",
+    )
     add("--limit-seconds", type=float, metavar="N", help="start nothing that may end later")
     add("--timeout", type=float, default=RUN_TIMEOUT_S, metavar="N", help="seconds a run may take")
     add("--warmup", type=int, default=4, metavar="N", help="first steps, not measured")
@@ -179,7 +183,7 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _list(bench: Bench, wanted: list[Entry]) -> None:
-    """What would run, with its budget and the seconds it may take."""
+    """Print the runs that would be made, with their budgets and the seconds they may take."""
     total = 0.0
     for entry in wanted:
         done = bench.sheet.finished(entry) and not bench.again

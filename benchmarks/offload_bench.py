@@ -155,7 +155,7 @@ class Bench:
         return time.monotonic() + self.estimate(entry) + END_S < self.deadline
 
     def _probed(self, method: str, caps: Caps) -> dict[int, bool]:
-        """What is known by layers."""
+        """Layers -> whether they fit, as far as is known."""
         case = probe(method, 1, *caps).case
         return {
             run["row"]["layers"]: run["status"] in FITS
@@ -211,7 +211,7 @@ def recorded_plan(folder: Path) -> Plan | None:
 
 
 def _choices(plan: Plan) -> tuple[Any, ...]:
-    """What a plan chose."""
+    """Settings that a plan chose."""
     return plan.window, plan.resident, plan.settings
 
 

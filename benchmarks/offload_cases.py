@@ -1,4 +1,4 @@
-"""What the offload benchmark runs: methods, cases, and how long a run is likely to take. All data.
+"""Runs of the offload benchmark: methods, cases, and how long a run is likely to take. All data.
 
 Every run of a case trains the same model on the same samples from the same weights, in the same
 precision, with the same clipping, update rule and learning rates. What differs is the method, and
@@ -47,12 +47,12 @@ OFFLOADED = ("stronghold", *PEERS)
 ROOMY = (*OFFLOADED, "zero-offload (twin-flow)")
 """Where the device may have room for a share of the states."""
 ROOMIEST = {"l2l": {"activations": "host"}, "stronghold": {"activations": "recompute"}}
-"""What a search for the largest model changes, by method of the spec."""
+"""Changes of a search for the largest model, by method of the spec."""
 
 PIN = re.compile(r"([wrpk])(\d+)")
 PINNED = {"w": "window", "r": "resident", "p": "pulled", "k": "kept"}
 WORDS = {"stash": {"activations": "host"}}
-"""What a variant of pins fixes; the planner chooses the rest."""
+"""Settings that a variant pins; the planner chooses the rest."""
 PLACEMENTS = (
     "p0", "p4", "p6", "p8", "p10", "p12", "p16", "p4 k4", "p8 k4", "p12 k4", "w4 p8", "w4 p12",
     "w8 p8",
@@ -211,8 +211,8 @@ def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) 
 
 
 def chosen(found: list[Entry], only: Iterable[str]) -> list[Entry]:
-    """Those that match one of some patterns of a case, a method or ``case/method``; all where there
-    are no patterns. Raises ValueError for a pattern that matches nothing."""
+    """Entries that match one of some patterns of a case, a method or ``case/method``; all where
+    there are no patterns. Raises ValueError for a pattern that matches nothing."""
     patterns = list(only)
     for pattern in patterns:
         if not any(matches(entry, pattern) for entry in found):

@@ -27,8 +27,8 @@ from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind,
 CEILING = "host memory, all at once"
 """The profile's figure of what host memory gives copies both ways and updates together."""
 ADAM_BYTES = {"bf16": 26, "fp32": 28}
-"""What a host update reads and writes per parameter (`profile.loads.Adam`): the gradient once, the
-master weight and two fp32 moments twice. A split master has 4 bytes like a whole one."""
+"""Bytes that a host update reads and writes per parameter (`profile.loads.Adam`): the gradient
+once, the master weight and two fp32 moments twice. A split master has 4 bytes like a whole one."""
 FASTEST = 1e12
 """Bytes per second. What would have been faster has moved nothing."""
 DIGITS = 6
@@ -92,7 +92,7 @@ def lanes_text(run: dict[str, Any], events: list[dict[str, Any]], rate: float | 
 
 
 class HostBytes:
-    """What actions of a run move through host memory."""
+    """Bytes that actions of a run move through host memory."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._model, self._each = make_model(spec.model), ADAM_BYTES[spec.dtype]

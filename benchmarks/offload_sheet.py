@@ -234,7 +234,7 @@ def _row(
 
 
 def hardware(record: RunRecord) -> str:
-    """What the run computed on, by its own name."""
+    """Device that the run computed on, by its own name."""
     origin = record.provenance
     if record.spec["device"] == "cuda" and origin.get("gpus"):
         return origin["gpus"][0]

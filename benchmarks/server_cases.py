@@ -1,4 +1,4 @@
-"""What the benchmark of servers runs: methods on several GPUs of one machine. All data.
+"""Runs of the benchmark of servers: methods on several GPUs of one machine. All data.
 
 As in offload_cases.py, every run of a case trains the same model on the same samples from the same
 weights. Those that need the whole model on the devices get all of their memory, and are the roofs.

@@ -1,4 +1,4 @@
-"""What it costs to prove and to simulate a schedule, up to a million actions.
+"""Time to prove and to simulate a schedule, up to a million actions.
 
     python benchmarks/simulator.py [--largest 1000000]
 

@@ -38,7 +38,7 @@ def recorded(hidden: int, rows: int) -> Callable[[], None]:
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
     model = make_model(ModelSpec(layers=1, hidden=hidden, heads=hidden // 64, seq=SEQ))
     flat = Flat.of(model, 1)
-    module = model.shell(1, device=device, dtype=dtype)
+    module = model.empty_module(1, device=device, dtype=dtype)
     flat.point_weights(module, torch.randn(flat.numel, device=device).mul_(0.02).to(dtype))
     template = Template(model, compiled=True)
     replays = Replays(template.block, (rows, SEQ, hidden), dtype, device_meter(device))

@@ -32,14 +32,14 @@ sweep: str = ""  # a sweep file to run to its end now; a relative one lies here 
 results: str = "results"  # folder of the run records; a relative one lies in the repository
 
 # %%
-from workbench.ui.board_panel import BoardPanel
+from workbench.ui.runs_table_panel import RunsTablePanel
 from workbench.ui.sweep_panel import open_panel
 
 panel = open_panel(results, sweep)
 panel.widget
 
 # %%
-BoardPanel(panel.store).widget
+RunsTablePanel(panel.store).widget
 
 # %%
 panel.table()

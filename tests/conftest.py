@@ -1,4 +1,4 @@
-"""What every test may use, and why a test cannot run here.
+"""Fixtures for every test, and the reasons why a test cannot run here.
 
 A test that needs something this machine lacks carries a marker and is skipped with the reason; it
 never passes by doing nothing. Workers of one run share the machine, and so does whatever else runs
@@ -46,7 +46,7 @@ def reference() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs of tests do not wait for what else runs on this machine, nor that for them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_PLACES", str(tmp_path_factory.mktemp("places")))
@@ -72,7 +72,8 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def examined(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """What `workbench doctor` measures and says of this machine's cores, and its results folder."""
+    """Measurements and words of `workbench doctor` on this machine's cores, and its results
+    folder."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     results, told = base / "examined", base / "examined.json"

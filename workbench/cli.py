@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # whoever read us has enough
+        if isinstance(error, BrokenPipeError):  # the reader of our output has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         _complain(" ".join(str(error).split()))
@@ -79,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_spec_flags(run, "all runs one after the other", window=f"{PUBLISHED_WINDOW}")
     _add_store_flags(run)
-    run.add_argument("--force", action="store_true", help="run again what has a record")
+    run.add_argument("--force", action="store_true", help="run although there is a record")
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
     run.set_defaults(handler=_run)
 
@@ -97,24 +97,24 @@ def make_parser() -> argparse.ArgumentParser:
 
     layers = verbs.add_parser(
         "layers",
-        help="what a model is cut into, with parameters and what flows between",
+        help="units that a model is cut into, their parameters and the tensors between them",
         usage="workbench layers [-l LAYERS] [--hidden H] [--set family=FAMILY] [options]",
     )
     add_spec_flags(layers, None, window="auto")
     layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     layers.set_defaults(handler=_layers)
 
-    schedule = verbs.add_parser("schedule", help="what an order makes each rank of a pipeline do")
+    schedule = verbs.add_parser("schedule", help="passes of each rank of a pipeline, by order")
     add_schedule_flags(schedule)
     schedule.set_defaults(handler=_schedule)
 
-    sweep = verbs.add_parser("sweep", help="the runs of a sweep file, resumed where it was left")
+    sweep = verbs.add_parser("sweep", help="run a sweep file, resumed where it was left")
     sweep.add_argument("file", type=Path, metavar="FILE", help="JSON: base, grid, runs, results")
     _add_store_flags(sweep)
-    sweep.add_argument("--force", action="store_true", help="run again what has a record")
+    sweep.add_argument("--force", action="store_true", help="run points that have a record, too")
     sweep.add_argument("--retry-failed", action="store_true", help="run errors and time-outs again")
     sweep.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
-    sweep.add_argument("--dry-run", action="store_true", help="say what would run")
+    sweep.add_argument("--dry-run", action="store_true", help="list the runs that would be made")
     sweep.set_defaults(handler=_sweep)
 
     trust = verbs.add_parser("trust", help="seal checkpoints that no run reads, if they are sound")
@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
-    verbs.add_parser("page", help="the dashboard in a browser on this machine")
+    verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
 
     reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
     reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help="e.g. fig8a")
@@ -136,7 +136,7 @@ def make_parser() -> argparse.ArgumentParser:
             help="a parameter of the notebooks",
         )  # fmt: skip
         exhibit.set_defaults(handler=_reproduce)
-    report = verbs.add_parser("report", help="write the report again from the results there are")
+    report = verbs.add_parser("report", help="write the report again from the present results")
     report.set_defaults(handler=_report)
     for verb in (reproduce, figure, report):
         verb.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
@@ -297,7 +297,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
         return OK
     try:
-        records = _conduct(file, sweep, progress)
+        records = _run_visibly(file, sweep, progress)
     finally:
         progress.end()
     if arguments.json:
@@ -308,22 +308,22 @@ def _sweep(arguments: argparse.Namespace) -> int:
     return NOT_OK if counts["failed"] or counts["pending"] else OK
 
 
-def _conduct(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
+def _run_visibly(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
     """Run a sweep so that a notebook or a page that looks finds it; one that another process
-    conducts already is run beside that, and waits for it."""
-    from workbench.conductor import Conductor
+    runs already is run beside that, and waits for it."""
     from workbench.runs.campaign import Campaign
+    from workbench.sweep_process import SweepProcess
 
     campaign = Campaign(sweep.store, file.name)
     lock = campaign.lock()
     if lock is None:
         pid = campaign.status().pid
-        progress.line(f"process {pid} conducts the sweep {campaign.name} already; waiting for it")
+        progress.line(f"process {pid} runs the sweep {campaign.name} already; waiting for it")
         return sweep.run(progress.on_event)
     try:
         campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
         campaign.go_on()
-        Conductor(campaign, [sweep]).run(progress.on_event)
+        SweepProcess(campaign, [sweep]).run(progress.on_event)
     finally:
         lock.release()
     return [point.record for point in sweep.points if point.record is not None]

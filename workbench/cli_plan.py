@@ -1,4 +1,4 @@
-"""What ``workbench plan`` prints."""
+"""Text of ``workbench plan``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ STRICT, PUBLISHED = "list", "published"
 
 
 def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
+    """Add the flags of the verb."""
     add = parser.add_argument
     add("order", metavar="ORDER", help=f"one of {', '.join(known())}")
     add("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")

@@ -57,8 +57,8 @@ def add_spec_flags(
         parser.set_defaults(method=None)
     else:
         known = ", ".join((*methods.METHODS, "all"))
-        peers = ", ".join([*methods.PEERS, *methods.PARALLEL])
-        several = "with several --ranks, or a module, all are those that train so"
+        peers = ", ".join(name for name in methods.known() if name not in methods.METHODS)
+        several = "with several --ranks, or a module, all means the methods that can train so"
         words = f"{known}; {method_help}; by name only: {peers}; {several}"
         parser.add_argument("-m", "--method", help=words)
     group = parser.add_argument_group("what to train")

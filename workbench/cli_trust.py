@@ -1,7 +1,7 @@
 """``workbench trust``: gives checkpoints the checksums that a run asks for.
 
 Runs refuse a checkpoint whose manifest has no valid checksum: an older version wrote it, or it was
-changed since. Whoever knows that it is sound says so here, once. What can be seen is checked: the
+changed since. A user who knows that it is sound says so here, once. The visible is checked: the
 manifest has every field and no other, its counts agree, and all files have the sizes and the
 checksums that it knows. All checkpoints are looked at before the first manifest is written.
 """

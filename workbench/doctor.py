@@ -29,7 +29,7 @@ from workbench.profile.table import Ceilings, Echo, format_figure
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
-"""What the smallest exhibits need: of a machine sold with 8 GiB, the system keeps some."""
+"""Bytes that the smallest exhibits need: of a machine sold with 8 GiB, the system keeps some."""
 
 FULL_SECONDS, QUICK_SECONDS = 0.25, 0.04
 """Length of one timing; about sixty make the table."""
@@ -83,7 +83,7 @@ def examine(
 
 
 def _software(results: Path, here: Machine) -> list[Finding]:
-    """What runs depend on besides the machine."""
+    """Software that runs depend on besides the machine."""
     build, gpus = host.torch_build(), host.gpus()
     cuda = f"for CUDA {build.cuda}" if build and build.cuda else "for CPUs"
     compiler = deepspeed_ops.compiler()
@@ -195,7 +195,7 @@ def _sizes(here: Machine) -> list[Finding]:
 
 
 def _lacking(size: Size, here: Machine) -> str | None:
-    """What a size needs and this machine has not, in words."""
+    """Resources that a size needs and this machine lacks, in words."""
     if size.device == "cuda":
         if here.gpu is None:
             return "needs a GPU, and there is none"
@@ -297,7 +297,7 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--quick", action="store_true", help="shorter timings, a wider spread")
     parser.add_argument(
-        "--stored", action="store_true", help="do not measure again what is stored and holds here"
+        "--stored", action="store_true", help="use stored measurements where they hold here"
     )
     return parser
 

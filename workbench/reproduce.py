@@ -39,7 +39,7 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What came of it; prints as the path of the report."""
+    """Result of a reproduction; prints as the path of the report."""
 
     report: Path
     outcomes: dict[str, Outcome]

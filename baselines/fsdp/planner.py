@@ -12,15 +12,15 @@ from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
 TRANSFER_BYTES = 4
-"""Of a weight and of a gradient on the link: they are narrowed and widened on the device."""
+"""Bytes of a weight and of a gradient on the link: they are narrowed and widened on the device."""
 FLEETING_BLOCKS = 6
 """Blocks whose fp32 weights or gradients are on the device on their way."""
 FRAGMENTS = 0.1
-"""Of the device's memory, lost between allocations."""
+"""Share of the device's memory that is lost between allocations."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """What torch will do with the spec: ZeRO-3's schedule without any fetch beside compute.
+    """Plan torch's run of the spec: ZeRO-3's schedule without any fetch beside compute.
 
     The profile is taken as if weights had 4 bytes, which the transfers have.
     """

@@ -32,9 +32,9 @@ from baselines.blocks import compile_blocks
 from baselines.common import cap_device, decay_groups, named_units
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
-from baselines.ledger import Ledger
 from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
+from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -74,7 +74,7 @@ def refuse(spec: RunSpec) -> None:
     if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
         raise ValueError(
             f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
-            "weights behind the back of whoever counts them; leave it out"
+            "weights unseen by the code that counts them; leave it out"
         )
 
 
@@ -175,10 +175,10 @@ class Training(Stepping):
         if not self.on_gpu or nth != 1:
             yield
             return
-        with Ledger() as ledger:
+        with TransferCounter() as counter:
             yield
-        books = ledger.close_step(None)
-        self.moved = {"load": books.load_bytes, "store": books.store_bytes}
+        counts = counter.close_step(None)
+        self.moved = {"load": counts.load_bytes, "store": counts.store_bytes}
 
     # -- checkpoints ----------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Training(Stepping):
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
-    """What weights, gradients and moments take on the host, known before a run starts.
+    """Bytes of weights, gradients and moments on the host, known before a run starts.
 
     Weights and gradients are pinned, where torch's allocator rounds up to a power of two.
     """

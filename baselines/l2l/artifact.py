@@ -35,18 +35,18 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """What the artifact's own code costs on a machine, beyond compute and link."""
+    """Costs of the artifact's own code on a machine, beyond compute and link."""
 
     blocking_bytes_per_s: float
     """Device to freshly allocated pageable memory."""
     backward_copies: int
-    """Such copies of a layer's size in its backward pass, its weights included."""
+    """Copies of a layer's size in its backward pass, its weights included."""
     reserved_factor: float
     """Device memory the allocator reserves over what is allocated at the peak."""
 
 
 def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
-    """What the artifact would do with the spec."""
+    """Plan the artifact's run of the spec."""
     rows = ROWS * spec.model.hidden / spec.model.block_parameters
     hardware = replace(
         profile.hardware,

@@ -25,7 +25,7 @@ from workbench.schedule.schedule import DISK
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The one layout of L2L: a single weight buffer and a single gradient buffer."""
+    """Plan L2L's one layout: a single weight buffer and a single gradient buffer."""
     budgets = Budgets.of(spec, profile, allocated=True)
     head = len(profile.units) - 1
     layout = Layout(

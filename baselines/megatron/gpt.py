@@ -48,7 +48,7 @@ OUTER_NAMES = {
 VOCABULARY = ("wte.weight", "lm_head.weight")
 """Our parameters with a row for each word."""
 ROWS = 128
-"""Of which the vocabulary's are a multiple: Megatron-LM's ``make-vocab-size-divisible-by``."""
+"""Factor of the vocabulary's rows: Megatron-LM's ``make-vocab-size-divisible-by``."""
 
 
 class FusedAttention(nn.Module):

@@ -10,8 +10,8 @@ from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
 STATE_BYTES = 16
-"""Of a parameter: weight, gradient and two moments in fp32; in bf16 two bytes each of weight and
-gradient, and twelve of master and moments."""
+"""Bytes of a parameter: weight, gradient and two moments in fp32; in bf16 two bytes each of weight
+and gradient, and twelve of master and moments."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

@@ -13,7 +13,7 @@ from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:
-    """What DeepSpeed will do with the spec; `release` None for today's."""
+    """Plan DeepSpeed's run of the spec; `release` None for today's."""
     if release is None:
         reuse = live_elements(spec, profile.units[1].parameters)
         release = replace(Release.current("zero-infinity"), reuse_elements=reuse)

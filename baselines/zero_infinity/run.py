@@ -23,7 +23,7 @@ LABEL = "ZeRO-Infinity"
 LIVE_ELEMENTS = 1_000_000_000
 """Fetched parameters that may stay on the device, as in the published runs."""
 LIVE_SHARE = 4
-"""They take at most one part in four of the device budget."""
+"""Divisor of the device budget: live parameters take at most one part in four."""
 STATES = 4
 """Master weights, gradients and two moments: what the disk tier stages of a tile."""
 

@@ -10,6 +10,6 @@ from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:
-    """What DeepSpeed will do with the spec; `release` None for today's."""
+    """Plan DeepSpeed's run of the spec; `release` None for today's."""
     release = release or Release.current("zero-offload")
     return zero_plan.plan(spec, profile, release, offload_weights=False)

@@ -13,7 +13,7 @@ from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Plan:
-    """What DeepSpeed will do with the spec; `release` None for today's.
+    """Plan DeepSpeed's run of the spec; `release` None for today's.
 
     The device's share of the update is taken to cost nothing beside the host's. Host memory is
     counted as if all states were there.

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 LABEL = "Twin-Flow"
 STATE_BYTES = 16
-"""Of a parameter on the device beside its weight: master, gradient and two moments in fp32."""
+"""Bytes of a parameter on the device beside its weight: master, gradient and two moments in
+fp32."""
 RESERVE_SHARE, RESERVE_BYTES = 0.06, 3 << 30
-"""Of the budget, for fragments; and for gathered weights, buckets, and an update's temporaries."""
+"""Share of the budget, and bytes, reserved for fragments; and for gathered weights, buckets, and an
+update's temporaries."""
 LIVE_BLOCKS = 4
 """Blocks whose gathered weights may be on the device at once, beside the weights themselves."""
 

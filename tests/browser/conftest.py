@@ -118,8 +118,8 @@ def open_page(chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Ope
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
-    """What a page showed when its test failed, in words beside the traceback: elsewhere, that is
-    all there is to see."""
+    """Add the text of the page to the report of a failed test: elsewhere, that is all there is to
+    see."""
     report = yield
     watched = getattr(item, "watched", [])
     if report.when == "call" and report.failed:

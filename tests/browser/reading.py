@@ -1,4 +1,4 @@
-"""What somebody who cannot see a page, or has no mouse, or a small screen, gets of it."""
+"""Reads a page as somebody does who cannot see it, or has no mouse, or a small screen."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def walk(page: Page, limit: int = 120) -> list[str]:
 
 
 def outside(page: Page) -> list[str]:
-    """What sticks out of the window sideways; what scrolls by itself may."""
+    """Elements that stick out of the window sideways; contents of a scrolling element may."""
     return page.evaluate(OUTSIDE)

@@ -90,7 +90,7 @@ def page(results: Path) -> Iterator[Server]:
 
 
 def status_of(url: str) -> tuple[int, str]:
-    """What a plain request is answered, and where it was sent on to."""
+    """(status, address after redirections) of a plain request."""
     try:
         with urllib.request.urlopen(url, timeout=HANG_S) as answer:
             return answer.status, answer.url

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 EVIL = '<img src=x onerror="alert(1)">'
 READ = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
-"""What is left of the hostile text once nobody can be harmed by it."""
+"""Readable rest of the hostile text, after all harmful parts are gone."""
 PROJECTOR = {"width": 960, "height": 540}
 """1920 x 1080 at twice the size."""
 TABS = {"Results": 25, "Plan": 17, "Sweep": 25, "Evaluate": 12}
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_a_sentence_and_nothing_that_was_written_is_executed(
     assert [line[: len(READ)] for line in log.inner_text().splitlines()] == [
         "first line", READ, "last line",
     ]  # fmt: skip
-    assert f"! failed: {READ}" in tab.locator(".wb-board p.bad").inner_text()
+    assert f"! failed: {READ}" in tab.locator(".wb-runs-table p.bad").inner_text()
     newer = tab.get_by_text("is not counted: the record has schema 99, this version reads up to 2")
     assert newer.count() == 1
     tab.get_by_label("filter").fill(EVIL)

@@ -124,7 +124,7 @@ def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store
     assert left_behind(store.root) == []
     page.get_by_text("fig8a: Throughput on one model").wait_for()
     page.get_by_text("fig8a: Throughput on one model").click()
-    page.get_by_text("it goes on with what is left").locator("visible=true").first.wait_for()
+    page.get_by_text("it goes on with the remaining runs").locator("visible=true").first.wait_for()
 
     click(page, "Run")
     wait_for(lambda: campaign.status().state == "running")

@@ -39,7 +39,7 @@ def buffered(spec: ModelSpec) -> nn.Sequential:
 
 
 def frozen(spec: ModelSpec) -> nn.Sequential:
-    """What is first is not trained, nor a whole block, a matrix and a bias further on."""
+    """The first layer is not trained, nor a whole block, a matrix and a bias further on."""
     made = buffered(spec)
     for part in (made[0], made[3], made[4].weight, made[6].bias):
         part.requires_grad_(False)

@@ -92,7 +92,7 @@ def _revert(
 
 
 def _step(exp_avg: Tensor, exp_avg_sq: Tensor, hyper: AdamStep) -> Tensor:
-    """What these moments take from the weights."""
+    """Change of the weights by these moments."""
     root = exp_avg_sq.sqrt() / math.sqrt(1 - hyper.beta2**hyper.step)
     rate = hyper.lr / (1 - hyper.beta1**hyper.step)
     return rate * exp_avg / root.add_(hyper.eps)

@@ -103,7 +103,7 @@ def plain(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def judge(spec: RunSpec) -> tuple[list[float], dict[str, Tensor]]:
-    """What plain training gives for a spec."""
+    """Losses and parameters of plain training for a spec."""
     return plain(
         spec.with_(
             options=type(spec.options)(),

@@ -26,9 +26,9 @@ from tests.methods import double
 from workbench.ranks import process
 from workbench.runtime import rank
 from workbench.runtime.executor import Executor
+from workbench.runtime.lane_threads import ISSUED
 from workbench.runtime.pack_engine import PackEngine
 from workbench.runtime.tiers import OutOfMemory
-from workbench.runtime.walks import ISSUED
 from workbench.schedule.action import COMPUTE, Action, lane_kind
 
 HANG_S = 600.0

@@ -1,4 +1,4 @@
-"""What a run has saved it keeps, and it continues only what it was."""
+"""A run keeps what it has saved, and continues no other run."""
 
 from __future__ import annotations
 

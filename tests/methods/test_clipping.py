@@ -128,7 +128,8 @@ def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, p
 
 
 def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
-    """What was guessed decides the last bits of what is taken back, so it must not change."""
+    """Guesses decide the last bits of updates that are taken back, so a resumed run must repeat
+    them."""
     limit = limit_between(spec_for)
     spec = spec_for(
         window=2, resident=0, pulled=3, clip=limit, steps=8, save_every=1, lr_decay_steps=8
@@ -144,7 +145,7 @@ def test_resumed_guesses_are_those_of_a_run_in_one_piece(spec_for, tmp_path):
 
 @pytest.mark.parametrize("pulled", [0, 3])
 def test_the_same_bits_however_late_the_host_is(spec_for, tmp_path, pulled):
-    """What is guessed depends on gradients alone, and not on who was faster."""
+    """Guesses depend on gradients alone, and not on which lane was faster."""
     limit = limit_between(spec_for)
     spec = spec_for(window=2, resident=1, pulled=pulled, clip=limit, steps=8)
 

@@ -24,11 +24,11 @@ POLICIES = ("recompute", "host", "keep")
 
 def grid():
     """All windows, tiers and policies; workers, residency, accumulation and clipping take turns."""
-    turns = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
+    cycles = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
     for window, tier, policy in itertools.product(WINDOWS, TIERS, POLICIES):
-        workers, residents, micro, clip = next(turns)
+        workers, residents, micro, clip = next(cycles)
         for _ in range(4):  # coprime with the cycle's length, so that all combinations come round
-            next(turns)
+            next(cycles)
         yield window, tier, policy, workers, residents, micro, clip
 
 
@@ -108,7 +108,7 @@ def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents
 
 @pytest.mark.parametrize("seed", half(range(8)))
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
-    """Whatever the transfers and updates are late by, the result is the same."""
+    """Delays of transfers and updates do not change the result."""
     choose = random.Random(seed)
 
     def delay(action, step):

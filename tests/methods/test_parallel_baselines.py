@@ -357,8 +357,8 @@ def test_plans_show_bubbles_and_what_1f1b_saves():
         ),
     )
     all_first, in_turn = gpipe.plan(spec, fast), one_f_one_b.plan(spec, fast)
-    turns = spec.microbatches + spec.ranks - 1
-    assert all_first.step_seconds == pytest.approx(turns * 2 * 3e-3, rel=1e-3)
+    slots = spec.microbatches + spec.ranks - 1
+    assert all_first.step_seconds == pytest.approx(slots * 2 * 3e-3, rel=1e-3)
     assert in_turn.step_seconds == pytest.approx(all_first.step_seconds, rel=1e-3)
     assert in_turn.peak_bytes[DEVICE] < 0.8 * all_first.peak_bytes[DEVICE]
     order = [a for a in in_turn.schedule.actions if a.rank == 3 and a.unit == 8]

@@ -12,9 +12,9 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods import resident, stronghold
 from workbench.methods.draft import SCALAR_BYTES
 from workbench.methods.evaluate import evaluate
+from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective
-from workbench.methods.stronghold.trials import Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.published.hardware import published_profile
@@ -136,11 +136,11 @@ def test_more_device_memory_is_never_slower(changes):
     model = ModelSpec(layers=12, hidden=1024)
     spec = spec_for(window="auto", model=model, host_memory=200 << 30, **changes)
     profile, before = published_profile(spec, "v100-32gb"), inf
-    trials = Trials(spec, profile)
+    cache = EvaluationCache(spec, profile)
     for budget in range(1 << 30, 16 << 30, 1 << 29):
-        choice = Search(spec, profile, Budgets(device=budget, host=200 << 30), trials).run()
-        if trials.device_bytes(choice) <= budget:
-            seconds = objective(spec, *trials.step_seconds(choice))
+        choice = Search(spec, profile, Budgets(device=budget, host=200 << 30), cache).run()
+        if cache.device_bytes(choice) <= budget:
+            seconds = objective(spec, *cache.step_seconds(choice))
             assert seconds <= before * (1 + EQUAL), budget
             before = min(before, seconds)
     assert before < inf

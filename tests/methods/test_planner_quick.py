@@ -13,10 +13,10 @@ from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.methods.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.quick import Before, QuickSearch
 from workbench.methods.stronghold.search import Search, objective
-from workbench.methods.stronghold.trials import Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.published.hardware import published_profile
@@ -228,7 +228,7 @@ def test_other_budgets_begin_with_what_is_known():
     assert built <= for_the_first / 4, "more host memory changes no choice here"
 
 
-def test_trials_are_not_shared_where_more_than_budgets_differ():
+def test_evaluations_are_not_shared_where_more_than_budgets_differ():
     spec, profile = question(layers=24, device=10)
     slower = replace(profile, hardware=replace(profile.hardware, host_adam_params_per_s=1e9))
     planner = stronghold.Planner()
@@ -241,12 +241,12 @@ def test_trials_are_not_shared_where_more_than_budgets_differ():
 
 def test_the_number_of_simulations_is_limited():
     spec, profile = question(layers=100)
-    trials = Trials(spec, profile)
+    cache = EvaluationCache(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     before = Before(choice=Search(*question(layers=24, device=10), budgets)._start(), layers=24)
-    search = QuickSearch(spec, profile, budgets, trials, before=before)
+    search = QuickSearch(spec, profile, budgets, cache, before=before)
     search.run()
-    assert 5 < len(trials.known(search.steps)) <= search.simulations < 20
+    assert 5 < len(cache.known(search.steps)) <= search.simulations < 20
 
 
 SOME_CHOICES = [
@@ -263,7 +263,7 @@ SOME_CHOICES = [
 def test_arithmetic_errs_on_the_low_side_and_not_far(choice, clip):
     spec, profile = question(layers=24, clip=clip)
     about = objective(spec, *Loads(spec, profile).step_seconds(choice))
-    simulated = objective(spec, *Trials(spec, profile).step_seconds(choice, 4))
+    simulated = objective(spec, *EvaluationCache(spec, profile).step_seconds(choice, 4))
     assert 0.98 < simulated / about < 1.25
 
 

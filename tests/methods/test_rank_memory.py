@@ -21,7 +21,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime.shared import host_layout
-from workbench.runtime.shells import WRITERS
+from workbench.runtime.unit_modules import WRITERS
 from workbench.schedule.build.division import packs_of
 
 RANKS, BATCH, SIZE = 2, 4, 2

@@ -210,7 +210,7 @@ def test_a_budget_nothing_fits_in(spec_for, tmp_path):
 
 
 def test_running_out_of_a_tier_that_the_plan_overrated(spec_for, tmp_path):
-    """The ledger says no even when the plan said yes."""
+    """The host tier refuses an allocation even where the plan said that it fits."""
     spec = spec_for(window=2)
     plan = stronghold.plan(spec, made_up_profile(spec))
     with pytest.raises(OutOfMemory, match="host") as caught:

@@ -1,4 +1,4 @@
-"""What a report may not do: ask anybody for anything."""
+"""Finds addresses in a report that a browser would ask: there may be none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Addresses(HTMLParser):
 
 
 def outside_addresses(path: Path) -> list[str]:
-    """Whatever in the page could make a browser ask another place, or run a program."""
+    """Parts of the page that could make a browser ask another place, or run a program."""
     text = path.read_text()
     page = _Addresses()
     page.feed(text)

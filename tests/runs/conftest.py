@@ -22,8 +22,8 @@ def fake_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "fake", fake)
     monkeypatch.setattr(methods, "code_version", lambda name: "code")
     monkeypatch.syspath_prepend(HERE)
-    conductor = (sys.executable, str(HERE / "conductor_driver.py"))
-    monkeypatch.setattr(campaigns, "COMMAND", conductor)
+    driver = (sys.executable, str(HERE / "sweep_process_driver.py"))
+    monkeypatch.setattr(campaigns, "COMMAND", driver)
     monkeypatch.setattr(campaigns, "START_S", HANG_S)
 
 

@@ -1,4 +1,4 @@
-"""What the process tests share: specs for the fake method, and eyes for processes."""
+"""Helpers of the process tests: specs for the fake method, and looks at processes."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def connections(process: psutil.Process) -> list:
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run. A zombie is one that somebody has not waited for yet; it may go, and
-    any other end, between two questions."""
+    """Processes that still run. A zombie is one that its parent has not waited for yet; it may go,
+    and any other end, between two questions."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):

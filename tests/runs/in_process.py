@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from unittest import mock
 
-from workbench.ui.aside import Answer
+from workbench.ui.helper_process import Answer
 
 
 class InProcess:

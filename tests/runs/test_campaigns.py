@@ -205,7 +205,7 @@ sys.stdin.read()
 
 def starter(store: Store, how: str) -> subprocess.Popen:
     """What a notebook's kernel is to a sweep."""
-    words = [str(HERE / "conductor_driver.py"), str(store.root), how]
+    words = [str(HERE / "sweep_process_driver.py"), str(store.root), how]
     kernel = subprocess.Popen(
         [sys.executable, "-c", STARTER, *words],
         stdin=subprocess.PIPE,
@@ -342,7 +342,7 @@ def test_the_command_line_s_sweep_is_found_by_its_name(store: Store, tmp_path: P
         (campaign,) = Campaign.all(store)
         assert campaign.name == "from-the-shell"
         wait_for(lambda: state(campaign) == "running")
-        assert not campaign.start(), "it is conducted already"
+        assert not campaign.start(), "a process runs it already"
         let(tmp_path)
         assert shell.wait(HANG_S) == 0
         assert state(campaign) == "done"

@@ -39,7 +39,7 @@ def opened(store: Store) -> Iterator[Callable[..., SweepPanel]]:
     panels = []
 
     def opened(**more: object) -> SweepPanel:
-        panels.append(SweepPanel(store, aside=InProcess(), **more))
+        panels.append(SweepPanel(store, helper=InProcess(), **more))
         return panels[-1]
 
     yield opened
@@ -53,7 +53,7 @@ def panel(opened: Callable[..., SweepPanel]) -> SweepPanel:
 
 
 def text(widget: widgets.HTML) -> str:
-    """What is read, without markup."""
+    """The readable text, without markup."""
     return unescape(" ".join(re.sub(r"<[^>]*>", " ", widget.value).split()))
 
 
@@ -187,7 +187,7 @@ def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
     )
     data = {"name": "mine", "base": {"method": "fake", "text": f"until {tmp_path}", "seed": 0}}
     Campaign.create(store, data)
-    words = [str(HERE / "conductor_driver.py"), str(store.root)]
+    words = [str(HERE / "sweep_process_driver.py"), str(store.root)]
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What a page sees of sweeps: states, runs, time left, the end of a log, and only what changed."""
+"""A page sees of sweeps: states, runs, time left, the end of a log, and only what changed."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def test_a_look_reads_only_what_changed(
     monkeypatch.setattr(Campaign, "status", lambda self: reads.append(self.name))
     monkeypatch.setattr(watching, "last_lines", lambda path: reads.append(str(path)) or [])
     monkeypatch.setattr(watching, "read_record", lambda path: reads.append(str(path)))
-    asked = len(watch.aside.asked)
+    asked = len(watch.helper.asked)
     for _ in range(20):
         with answered("sweeps: a look at 21 that have not changed", 0.01, "process"):
             assert watch.look() == set()
     assert reads == []
-    assert len(watch.aside.asked) == asked
+    assert len(watch.helper.asked) == asked
     log = watch.store.folder(sweep.points[1].key) / "log.txt"
     log.write_text("more\n")
     assert watch.look() == {"mine"}

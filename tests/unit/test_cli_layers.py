@@ -1,4 +1,4 @@
-"""What `workbench layers` and `workbench plan` say of models and of several devices."""
+"""`workbench layers` and `workbench plan` describe models, also on several devices."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_only_panels_know_widgets() -> None:
     odd = {stem for stem in knows if not stem.endswith("_panel")} - {
         "dashboard",
         "timeline",
-        "talk_dial",
+        "planner_dial",
     }
     assert not odd, "controllers are driven and tested without widgets"
 

@@ -1,4 +1,4 @@
-"""What this machine is, learned without importing torch: the command line must answer at once.
+"""Facts of this machine, learned without importing torch: the command line must answer at once.
 
 The *device class* is the part of a machine that a measurement depends on most, and goes into a
 run's key: ``cpu:<model> x<cores>`` or ``cuda:<GPU name>``. Results of two classes therefore never

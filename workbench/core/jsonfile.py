@@ -74,7 +74,7 @@ def read_json(path: Path, where: str, *, any_text: bool = False) -> Any:
 
 
 def read_object(path: Path, where: str) -> dict[str, Any]:
-    """The one object that a file holds. Raises as `read_json` does."""
+    """Read the one object that a file holds. Raises as `read_json` does."""
     value = read_json(path, where)
     if not isinstance(value, dict):
         raise ValueError(f"{where} is not a JSON object")

@@ -1,4 +1,4 @@
-"""The one table of methods: how a name on the command line becomes code, and options.
+"""Table of methods: how a name on the command line becomes code, and options.
 
 It is data: modules and classes are named as text, and imported when used. Each module offers
 ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
@@ -113,7 +113,7 @@ PEERS = {
         ),
     )
 }
-"""What the paper does not compare with: run by name, and by the benchmarks."""
+"""Methods that the paper does not compare with: run by name, and by the benchmarks."""
 
 PARALLEL = {
     method.name: method
@@ -202,7 +202,7 @@ PARALLEL = {
         ),
     )
 }
-"""What runs on several devices."""
+"""Methods that run on several devices."""
 RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
 """Names that records, sweep files and rows had for torch's pipelines before there were our own."""
 PIPELINES = "workbench.methods.pipeline.orders"
@@ -253,7 +253,7 @@ def load(name: str) -> Any:
 
 
 def imported(path: str) -> Any:
-    """What a path names: a module, or after a colon the object in it."""
+    """Import what a path names: a module, or after a colon the object in it."""
     module, _, attribute = path.partition(":")
     found = import_module(module)
     return getattr(found, attribute) if attribute else found

@@ -1,4 +1,4 @@
-"""What a model is, as plain data: enough to count its parameters without a framework.
+"""Specs of models as plain data: enough to count parameters without a framework.
 
 Closed formulas for the GPT family, with h hidden, n layers, V vocabulary and s sequence: a block
 has P = 12 h^2 + 13 h parameters (QKV 3h^2 + 3h, projection h^2 + h, feed-forward 8h^2 + 5h, two
@@ -24,7 +24,7 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 HEADLESS = ("vgg", "resnet")
-"""Those to which the number of heads means nothing."""
+"""Families to which the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""

@@ -124,7 +124,8 @@ def _key(source: Path, version: str, flags: tuple[str, ...] = ()) -> str:
 
 
 def _cpu_features() -> str:
-    """What -march=native depends on: an image built here may be started on another processor."""
+    """Features of the processor, on which -march=native depends: an image built here may be started
+    on another one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -135,7 +136,8 @@ def _cpu_features() -> str:
 
 
 def _cache_folder() -> Path:
-    """Beside the environment, so that removing it removes the build; else the user's cache."""
+    """Folder of builds, beside the environment, so that removing it removes them; otherwise the
+    user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     for folder in (Path(sys.prefix) / "share" / "workbench", Path(base) / "workbench"):
         try:

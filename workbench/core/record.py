@@ -1,4 +1,4 @@
-"""What a run was: the one record every method, baseline and simulation ends in.
+"""Record of a run: the one form in which every method, baseline and simulation ends.
 
 The status of a run is this record's and nothing else's; out of memory is a result, not a failure.
 """
@@ -29,10 +29,11 @@ RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_dis
 PARTS = (
     "weights_in", "gradients_out", "activations_in", "activations_out", "sums_in", "sums_out",
 )  # fmt: skip
-"""What crosses the link between host and device. Sums are of gradients that lack micro-batches."""
+"""Traffic over the link between host and device, by part. Sums are of gradients that lack
+micro-batches."""
 BETWEEN = ("p2p", "all_reduced")
-"""What devices exchange: messages, counted by who sends, and the size of what each rank adds up
-with the others', not what the algorithm then moves. Records from before have neither."""
+"""Traffic between devices: messages, counted by their senders, and the size of each rank's part in
+sums, not the bytes that the algorithm then moves. Records from before have neither."""
 
 Source = Literal["measured", "simulated", "published"]
 SCHEMA = 2
@@ -70,7 +71,7 @@ class Provenance(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a method's `train` returns: the measured part of a record."""
+    """Return value of a method's `train`: the measured part of a record."""
 
     losses: list[Measured]
     """Mean loss of every step."""
@@ -93,7 +94,7 @@ class Outcome:
     """Steps left out because a gradient was not finite."""
     grad_norms: list[Measured | None] = field(default_factory=list)
     engine: str = ""
-    """Which implementation ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
+    """Implementation that ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
     notes: list[str] = field(default_factory=list)
 
 

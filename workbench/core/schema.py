@@ -53,7 +53,7 @@ Measured = Annotated[float, "measured"]
 
 NOT_FINITE = ("nan", "inf", "-inf")
 DEEPEST = 40
-"""Lists and objects within each other where anything may stand: whoever copies or prints such a
+"""Lists and objects within each other where anything may stand: code that copies or prints such a
 value calls itself as often."""
 WHOLE = 2**63
 """Whole numbers lie below this, and at or above its negative."""
@@ -124,7 +124,7 @@ def _read(read: Read, data: Any, where: str) -> Any:
 
 def check_words(made: Any) -> None:
     """Raise ValueError for a field of a dataclass that takes certain words and holds none of them:
-    whoever constructs one may pass anything."""
+    its constructor takes anything."""
     for name, words in _words_of(type(made)).items():
         if (value := getattr(made, name)) not in words:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(words)}")

@@ -1,4 +1,4 @@
-"""What a run is: everything that determines its result, as plain data.
+"""Spec of a run: everything that determines its result, as plain data.
 
 A `RunSpec` is frozen, JSON-able and hashable into a key; two runs with one key would do the same
 work on the same class of device, so the second is not run again. What all methods have in common
@@ -36,27 +36,27 @@ class RunSpec:
     steps: int = 10
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
-    """Of weights, data order and dropout; the same in every method."""
+    """Seed of weights, data order and dropout, for all methods alike."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
-    """Where it computes; ``auto`` is a GPU where there is one."""
+    """Device that computes; ``auto`` is a GPU where there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Working weights, activations and gradients; AdamW states are fp32 always."""
     activations: Literal["auto", "keep", "host", "recompute"] = "auto"
-    """What becomes of activations between forward and backward pass; ``auto`` lets a planner that
-    can choose do so for each layer, and is ``recompute`` for the others."""
+    """Fate of activations between forward and backward pass; ``auto`` lets a planner that can
+    choose do so for each layer, and is ``recompute`` for the others."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compiled layers: where they can be, ``auto`` compiles on CUDA in bf16."""
+    """Whether layers are compiled; ``auto`` compiles those that can be, on CUDA in bf16."""
     replay: Literal["auto", "on", "off"] = "auto"
     """Whether passes of layers are recorded and launched by the GPU itself: where they can be,
     ``auto`` is on for passes so short that one thread's launches would not keep up."""
     ranks: int = 1
-    """Processes with a device each, of methods on several; their host is one."""
+    """Processes of one host, each with a device, for methods on several devices."""
     clip: float | None = 1.0
     """Global gradient-norm clipping, exact in every method; None for no clipping."""
     lr: float = 1.5e-4
     """AdamW's learning rate after the warm-up."""
     min_lr: float = 1e-5
-    """Where it decays to."""
+    """Learning rate at the end of the decay."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Decay from lr to min_lr over `lr_decay_steps`, after `warmup_steps` of linear growth."""
     warmup_steps: int = 0
@@ -76,7 +76,7 @@ class RunSpec:
     host_memory: int | None = None
     """Budget of the host's memory, such as ``90GiB``, enforced."""
     disk_memory: int | None = None
-    """Budget of the disk tier; without one, nothing but what is asked for goes there."""
+    """Budget of the disk tier; without one, only layers that a flag sends there use the disk."""
     link_bytes_per_s: float | None = None
     """Emulate a slower link between host and device, each way; None for the machine's own. Without
     a GPU only: it recreates the scarcity of the papers' machines where copies cost little."""
@@ -85,7 +85,7 @@ class RunSpec:
     newest."""
     start_from: str = ""
     """Key of a run among the same results, or the folder of any: its newest checkpoint is where
-    this run begins, under whatever method, packs and number of ranks."""
+    this run begins, under any method, packs and number of ranks."""
     options: Options = field(default=None)
     """The method's own, of the class that its row in the table names; by default all at theirs."""
 
@@ -232,4 +232,4 @@ damaged, not old."""
 EVERY_FLAT_VERSION = frozenset({"window", "resident", "optimizer_tier", "host_workers"})
 """Options that all versions have written that wrote them beside the other fields."""
 VALUE_BYTES = {"fp32": 4, "bf16": 2}
-"""Of a weight, an activation or a gradient, by dtype."""
+"""Bytes of a weight, an activation or a gradient, by dtype."""

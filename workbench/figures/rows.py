@@ -1,4 +1,4 @@
-"""The one table that figures read: a row is one value of one method, from one source.
+"""The table that figures read: a row is one value of one method, from one source.
 
 Rows come from four places: records of runs (`measured`), what the simulator said of those runs
 before they ran (`simulated`), the published tables (`published`), and the simulation of the
@@ -266,7 +266,7 @@ def part_of(rows: pd.DataFrame, source: str, variant: str) -> pd.DataFrame:
 def value(
     rows: pd.DataFrame, source: str, variant: str | None = None, **where: Any
 ) -> float | None:
-    """The one value of a series with these columns; None when it is missing.
+    """Value of a series with these columns; None when it is missing.
 
     Where a simulated series has no such row at all, the other one answers: a simulation of our own
     runtime is compared with the baselines as they were published.
@@ -302,7 +302,7 @@ def one(rows: pd.DataFrame, **where: Any) -> float | None:
 
 
 def _have(rows: pd.DataFrame, where: dict[str, Any]) -> np.ndarray:
-    """Which rows have these values. Columns are asked before a row is copied."""
+    """Whether each row has these values. Columns are asked before a row is copied."""
     have = np.ones(len(rows), dtype=bool)
     for name, wanted in where.items():
         options = wanted if isinstance(wanted, tuple) else (wanted,)

@@ -38,8 +38,8 @@ from workbench.profile.files import write
 TOKENS = 16
 """A decoder is compared on samples of so many at most."""
 COPIES = 6
-"""Of all weights in memory while they are compared: those of the module made twice, of layers and
-module, and gradients."""
+"""Copies of all weights in memory while they are compared: those of the module made twice, of
+layers and module, and gradients."""
 PASSES, RATE = 24, 3e10
 """Forward passes that a comparison is worth, and operations a second of a processor."""
 SOON_S = 5

@@ -29,7 +29,8 @@ def batch_bytes(profile: Profile, microbatches: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What a method chose."""
+    """Layout of one training: where each unit's weights, states and activations lie, and when it is
+    updated."""
 
     method: str
     resident: frozenset[int]
@@ -200,7 +201,7 @@ class Draft(ScheduleBuilder):
         return [name.activation(unit, micro, 1 if self.stashed(unit) else 0)]
 
     def ready(self, unit: int, micro: int) -> list[str]:
-        """What the backward visit of a unit waits for besides its output gradient."""
+        """Actions that the backward visit of a unit waits for besides its output gradient."""
         after = []
         if unit in self.index and self.leaves(unit):
             after.append(act(Kind.LOAD, unit, turn=1))

@@ -1,4 +1,4 @@
-"""What a run has done so far: losses, times and norms of its steps, saved and taken up again.
+"""History of a run: losses, times and norms of its steps, saved and resumed.
 
 A checkpoint continues under any method, window, tier or number of ranks, and under no other model,
 data, batch or clipping.

@@ -57,7 +57,7 @@ class Visits(Options):
     own (Harmony), or of all, where the planner chooses them (DP Swap, PP Swap); `microbatches` is
     for the other methods."""
     backward_size: int | Auto = "auto"
-    """Samples of a backward micro-batch there."""
+    """Samples of a backward micro-batch, as `forward_size`."""
 
     def micro_sizes(self, spec: RunSpec) -> set[int]:
         return {size for size in (self.forward_size, self.backward_size) if size != "auto"}

@@ -29,9 +29,9 @@ from workbench.runtime.checkpoint import MemoryHolder
 from workbench.runtime.match import check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
-from workbench.runtime.shells import write_initial
 from workbench.runtime.statistics import merged, statistics_file
 from workbench.runtime.storage import DTYPES
+from workbench.runtime.unit_modules import write_initial
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
@@ -148,7 +148,7 @@ class RankTraining:
         )
 
     def results(self) -> list[dict[str, Any]]:
-        """What each rank measured."""
+        """Measurements of each rank."""
         return self._launcher.results()
 
     def _start(self, segments: list[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What one rank does of a schedule that several train, in its own process (ranks/process.py)."""
+"""Runs one rank's part of a schedule that several train, in its own process (ranks/process.py)."""
 
 from __future__ import annotations
 

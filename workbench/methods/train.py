@@ -73,7 +73,7 @@ def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
 
 
 def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
-    """What a user's own module came apart into, which its spec does not say."""
+    """Report the layers of a user's own module, which its spec does not name."""
     if spec.model.custom:
         count = model.parameters_count()
         report.phase(f"{spec.model.family}: {model.num_units} layers, {count:,} parameters")
@@ -193,7 +193,7 @@ class Training:
 
 
 def told_of(settled: Mapping[str, int]) -> str:
-    """What became of updates that were made before the norm was known, in words."""
+    """Fate of the updates that were made before the norm was known, in words."""
     words = "{stood} stood, {redone} were taken back, {waited} were not made"
     return f"updates before the norm was known: {words.format(**settled)}"
 

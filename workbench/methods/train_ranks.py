@@ -112,14 +112,14 @@ def _by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
 
 
 def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:
-    """What a rank's device may hold."""
+    """Bytes that a rank's device may hold."""
     there = hardware(results, spec.device, tell)
     bare = Profile(hardware=there, units=(), microbatch=1, seq=spec.model.seq)
     return server_of(bare, spec).device_bytes
 
 
 def outcome(training: RankTraining, made: Plan, folder: Path) -> Outcome:
-    """What all ranks measured, and the timeline of all in the run's folder."""
+    """Outcome from the measurements of all ranks; writes their timeline into the run's folder."""
     results, history = training.results(), training.history
     steps = max((result["steps"] for result in results), default=0)
     events = [Event(*row) for result in results for row in result["events"]]

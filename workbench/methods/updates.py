@@ -47,9 +47,8 @@ def norm(draft: Draft) -> None:
 
 
 def finish(draft: Draft) -> None:
-    """What the backward pass left undone, in the order of the next forward pass: whoever is needed
-    soonest comes first.
-    """
+    """Add the updates that the backward pass left undone, in the order of the next forward pass:
+    units needed soonest come first."""
     for unit in range(draft.num_units):
         if draft.settled(unit):
             _settle(draft, unit)
@@ -176,8 +175,8 @@ def _read(draft: Draft, unit: int) -> None:
     """
     on_disk = sorted(draft.layout.on_disk)
     early = [u for u in reversed(on_disk) if draft.eager(u)]
-    turns = [(u, 0) for u in early + [u for u in on_disk if not draft.eager(u)]]
-    slot, after = _turn((unit, 0), turns, draft.layout.staging_slots, Kind.SPILL)
+    order = [(u, 0) for u in early + [u for u in on_disk if not draft.eager(u)]]
+    slot, after = _slot_of((unit, 0), order, draft.layout.staging_slots, Kind.SPILL)
     label, nbytes = name.host_states(unit), draft.state_bytes(unit)
     draft.buffer(label, HOST_TIER, nbytes, slot=f"staging {slot}")
     draft.add(Kind.READ, unit, DISK_IN, after=after, nbytes=nbytes, takes=[label])
@@ -187,7 +186,7 @@ def _pull(draft: Draft, unit: int, turn: int) -> None:
     """States from the host into a slot on the device, in the order of the updates."""
     order = [(u, VERDICT if draft.settled(u) else 0) for u in draft.pulled]
     order = [(u, GUESS) for u in reversed(draft.pulled) if draft.settled(u)] + order
-    slot, after = _turn((unit, turn), order, draft.layout.state_slots, Kind.PUSH)
+    slot, after = _slot_of((unit, turn), order, draft.layout.state_slots, Kind.PUSH)
     if turn == GUESS:  # not before it is known whether the step before was clipped
         after.append(act(Kind.FORWARD, 0, 0))
     elif turn == VERDICT:  # not before it is known whether there is anything to do
@@ -197,11 +196,12 @@ def _pull(draft: Draft, unit: int, turn: int) -> None:
     draft.add(Kind.PULL, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=[label])
 
 
-def _turn(
+def _slot_of(
     visit: tuple[int, int], order: list[tuple[int, int]], slots: int, leaving: Kind
 ) -> tuple[int, list[str]]:
     """The slot of a visit (unit, turn), when those in `order` take turns; and what its arrival
-    waits for: the way back of its own states from their last visit, and whoever had the slot last.
+    waits for: the way back of its own states from their last visit, and of the states that had the
+    slot last.
     """
     place, unit = order.index(visit), visit[0]
     own = max(other for other in order if other[0] == unit)

@@ -8,7 +8,7 @@ memory is never whole anywhere; and `make_whole` makes the same model, bit for b
 module that plain training and libraries expect.
 
 Units of one `kind` have equal shapes and run alike. So one module per kind and buffer is enough:
-make an empty `shell`, point its parameters into a buffer (`parameter.data = view`), and run any
+make an `empty_module`, point its parameters into a buffer (`parameter.data = view`), and run any
 unit of the kind whose weights are in the buffer.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What a micro-batch in a unit is called: the key of every random number drawn there."""
+    """Identity of a micro-batch in a unit: the key of every random number drawn there."""
 
     seed: int
     """The run's seed."""
@@ -81,7 +81,8 @@ class LayeredModel(ABC):
     classes: int | None = None
     """Labels the model tells apart, where that is known and labels may be anything."""
     couples: str = ""
-    """What a sample gets from the others of its micro-batch, in words; empty where nothing."""
+    """Influence of the other samples of a micro-batch on one, in words; empty where there is
+    none."""
 
     @property
     def alike(self) -> bool:
@@ -104,7 +105,7 @@ class LayeredModel(ABC):
         """Number of the last unit."""
         return self.num_units - 1
 
-    # What a family defines.
+    # Defined by each family.
 
     @abstractmethod
     def skeleton(self, unit: int) -> nn.Module:
@@ -143,11 +144,11 @@ class LayeredModel(ABC):
         [B, S, V]. Raises ValueError when `ctx.samples` does not name every row.
         """
 
-    # What follows from it.
+    # Derived for all families.
 
     def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
-        """What flows into a unit from the one before, for samples of `seq` tokens. Where it is
-        several tensors, `forward` takes and returns a tuple."""
+        """Tensors that flow into a unit from the one before, for samples of `seq` tokens. Where
+        there are several, `forward` takes and returns a tuple."""
         return (Part(shape=(seq, self.hidden)),)
 
     def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written | None:
@@ -196,7 +197,7 @@ class LayeredModel(ABC):
         move_buffers(module, device)
         return module
 
-    def shell(
+    def empty_module(
         self,
         unit: int,
         *,
@@ -220,7 +221,7 @@ class LayeredModel(ABC):
             set_parameter(units[unit], name, units[owner].get_parameter(owner_name))
 
     def _share_within(self, unit: int, module: nn.Module) -> None:
-        """What a unit has under two names is one parameter."""
+        """Make a parameter that a unit has under two names one parameter."""
         for (of, name), (owner, owner_name) in self.tied().items():
             if of == owner == unit:
                 set_parameter(module, name, module.get_parameter(owner_name))

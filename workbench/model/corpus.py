@@ -26,7 +26,8 @@ STDLIB_BYTES = 8 << 20
 STDLIB_WITHOUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__",
                   "site-packages", "dist-packages"}  # fmt: skip
 FOLDER_FILES = ("wiki.train.tokens", "wiki.train.raw", "wiki.*.tokens", "wiki.*.raw", "*.txt")
-"""What a folder may hold; the first pattern that matches decides (WikiText: its training part)."""
+"""Patterns of files in a folder; the first one that matches decides (WikiText: its training
+part)."""
 
 TEXTS, PICTURES = (".txt", ".tsv", ".tokens", ".raw"), (".png", ".jpg", ".jpeg")
 """Endings of files in a folder that runs read: texts, sentence pairs (pairs.py), pictures."""
@@ -71,7 +72,7 @@ def source_digest(source: str | Path) -> str:
             elif file.suffix.lower() in PICTURES:
                 facts = file.stat()
                 told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
-    except OSError:  # whoever reads it says so
+    except OSError:  # the run that reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
 

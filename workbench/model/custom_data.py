@@ -24,7 +24,7 @@ HASHED = 16
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 LOGITS = "logits"
-"""What libraries call what is compared, among all that their models put out."""
+"""Name by which libraries call the compared tensor among all outputs of their models."""
 
 
 def loss(output: Any, targets: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def classes_of(output: Any, targets: Tensor, name: str) -> int | None:
 
 
 def _compared(output: Any) -> Any:
-    """What is compared with the targets; libraries put out more."""
+    """Output that is compared with the targets; libraries put out more."""
     return output[LOGITS] if isinstance(output, Mapping) and LOGITS in output else output
 
 
@@ -99,8 +99,8 @@ class Samples:
         self.digest = digest.hexdigest()
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """What the model takes, the targets last, on the CPU. Raises ValueError for samples that
-        are unlike each other, and for targets that cannot be."""
+        """Inputs of the model, the targets last, on the CPU. Raises ValueError for samples that are
+        unlike each other, and for targets that cannot be."""
         items = [
             item_of(self._items, self._position(sample), key(self._seed, "item", sample))
             for sample in samples
@@ -149,7 +149,7 @@ def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
 
 
 def _counted(targets: Tensor) -> Tensor:
-    """Of each row, the targets that count."""
+    """Number of targets that count, in each row."""
     return (targets != IGNORED).flatten(1).sum(1) if targets.ndim > 1 else (targets != IGNORED)
 
 

@@ -27,7 +27,7 @@ EXAMPLE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What a function made."""
+    """Return values of a user's function."""
 
     module: nn.Module
     listed: bool
@@ -37,8 +37,8 @@ class Made:
 
 
 def make(spec: ModelSpec, seed: int) -> Made:
-    """What the spec's function makes after the generators of torch, numpy and Python were given a
-    seed; they are left as they were.
+    """Call the spec's function after the generators of torch, numpy and Python were given a seed;
+    they are left as they were.
 
     Raises ValueError where it fails, gives something else than a module, or a module that does what
     layers could not (refused.py).
@@ -168,7 +168,7 @@ def _empty(layers: list[Layer]) -> None:
 
 
 def _advice(made: Made, error: Undecomposed) -> str:
-    """What who wrote the function can do; of a list, each module runs as it is."""
+    """Advice for the author of the function; of a list, each module runs as it is."""
     if error.asks:
         return (
             "; values must not decide what is called or how much there is: choose with torch.where "

@@ -62,7 +62,7 @@ class Pass:
         self.filling = False
         """Whether numbers of a place are drawn now."""
         self.calls: dict[int, int] = {}
-        """Of each BatchNorm module, by its id, the calls so far."""
+        """Calls so far of each BatchNorm module, by its id."""
 
     def again(self) -> Pass:
         """A repetition of what comes next."""
@@ -71,9 +71,8 @@ class Pass:
         return copy
 
     def next_draw(self, shape: torch.Size, *, hidden: bool) -> tuple[int | None, list[int]]:
-        """Of what is drawn now: the dimension to draw it along, and a seed for each entry there;
-        or None and one seed. Raises ValueError where the layer drew otherwise when it was looked
-        at."""
+        """(dimension to draw along, a seed for each entry there) of the next draw; or (None, one
+        seed). Raises ValueError where the layer drew otherwise when it was looked at."""
         place, ctx = self.place, self.ctx
         self.place += 1
         draw = self.draws[place] if place < len(self.draws) else None
@@ -97,7 +96,7 @@ class Seen(Pass):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self.shapes: list[tuple[torch.Size, bool, bool]] = []
-        """Of each draw: its shape, whether it can be drawn by parts, whether it is hidden."""
+        """(shape, whether it can be drawn by parts, whether it is hidden) of each draw."""
         self.norms: dict[str, int] = {}
         """The calls of BatchNorm modules, by their paths."""
 
@@ -176,8 +175,8 @@ def filled(x: Tensor, fill: Callable[[Tensor, torch.Generator], Any], *, hidden:
 
 
 def draws_of(two: Seen, three: Seen) -> tuple[Draw, ...]:
-    """What a layer draws, from what it drew with two samples and with three. Raises ValueError
-    where these were other draws."""
+    """Draws of a layer, from its draws with two samples and with three. Raises ValueError where
+    these were other draws."""
     if len(two.shapes) != len(three.shapes):
         raise ValueError("how often it draws random numbers follows the size of the batch")
     found = []

@@ -22,7 +22,7 @@ class Draws:
 
     @property
     def digest(self) -> str:
-        """Of the data."""
+        """Digest of the data."""
         return self.data.digest
 
     def samples(self, step: int) -> tuple[int, ...]:
@@ -30,9 +30,9 @@ class Draws:
         return tuple(range(step * self.batch_size, (step + 1) * self.batch_size))
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """What the model takes, the targets last, on the CPU."""
+        """Inputs of the model, the targets last, on the CPU."""
         return self.data.rows(samples)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
-        """The same of a step."""
+        """Inputs of a step, the targets last, on the CPU."""
         return self.rows(self.samples(step))

@@ -46,7 +46,7 @@ class Data(Protocol):
     digest: str
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """What the model takes, the targets last."""
+        """Inputs of the model, the targets last."""
 
 
 @dataclass(frozen=True, kw_only=True)

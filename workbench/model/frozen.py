@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class _Held(torch.autograd.Function):
-    """The same numbers, of which nothing is learned."""
+    """Numbers of a parameter that does not learn."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class HFModel(LayeredModel):
         return cls.from_config(config)
 
     def shortened(self) -> HFModel:
-        """The same model of its first layers, two at least and as many as show all kinds."""
+        """The model of the first layers only, two at least and as many as show all kinds."""
         layers = max(2, *(self._kinds.index(kind) + 1 for kind in {*self._kinds}))
         if layers >= self.layers:
             return self
@@ -283,7 +283,8 @@ class HFModel(LayeredModel):
         return seeded(device, key(ctx.seed, "dropout", ctx.step, ctx.samples[0], ctx.unit))
 
     def _arguments(self, x: Tensor) -> list[Call]:
-        """What the decoder passes each layer beside x [B, S, H]; kept for the latest shape."""
+        """Arguments that the decoder passes each layer beside x [B, S, H]; kept for the latest
+        shape."""
         asked = (x.shape, x.dtype, x.device)
         if self._recorded[0] != asked:
             with torch.no_grad(), understood(self.config.model_type):

@@ -122,7 +122,8 @@ class Seat(NamedTuple):
 
 
 class Flow:
-    """What flows between units: hidden states, and seats for logits of routers behind them."""
+    """Tensor that flows between units: hidden states, and seats for logits of routers behind
+    them."""
 
     def __init__(self, hidden: int, seats: Sequence[Seat]) -> None:
         self.hidden, self.seats = hidden, tuple(seats)

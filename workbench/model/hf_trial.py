@@ -58,7 +58,7 @@ def try_out(model: HFModel) -> Seen:
     places = [(device, dtype) for dtype in DTYPES for device in ("meta", "cpu")]
 
     def first(run: Callable[[Tensor], Any], where: str, width: int) -> Any:
-        """What a run gives beside a tensor of this width, in the first place where it can be."""
+        """Result of a run beside a tensor of this width, in the first place where it can be."""
         for place in places:
             try:
                 with torch.no_grad(), drawn:

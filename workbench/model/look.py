@@ -1,4 +1,4 @@
-"""What a layer does, seen before anything is trained.
+"""Looks at what a layer does, before anything is trained.
 
 Layers run on the meta device, where tensors have shapes and no values, so that a look costs
 nothing. What makes tensors without naming a device makes them on the CPU there, beside the others:
@@ -45,13 +45,13 @@ COUNTED = {
 
 class Look(NamedTuple):
     flops: float
-    """Of one sample."""
+    """Floating-point operations for one sample."""
     draws: tuple[Draw, ...]
     """Where it draws random numbers in training, in order."""
     device: str
     """``meta``, or ``cpu`` for a layer that runs on values only."""
     outputs: tuple[Tensor, ...]
-    """What it puts out for two samples, on the meta device."""
+    """Outputs for two samples, on the meta device."""
     norms: dict[str, int]
     """How often a pass calls a BatchNorm that trains, by its path."""
     did: str
@@ -86,7 +86,7 @@ def look_at(layer: Layer) -> Look:
 
 
 class _Failed(Exception):
-    """Of the module's own code."""
+    """Failure of the module's own code."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -112,7 +112,7 @@ def _look(layer: Layer, device: str) -> Look:
 def _ran(
     layer: Layer, device: str, samples: int, *watching: TorchDispatchMode
 ) -> tuple[tuple[Tensor, ...], Seen]:
-    """What a layer puts out for so many samples, and what it drew."""
+    """(outputs, draws) of a layer for so many samples."""
     asks, seen = _Asks(device), Seen(Context(seed=0, step=0, unit=0, samples=(0,) * samples))
     with unset_fake_temporarily(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
         module = blank_copy(layer.module, device)

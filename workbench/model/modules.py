@@ -69,7 +69,7 @@ class Decomposed(LayeredModel):
 
         self.frozen = frozenset(frozen)
         self.output: Any = None
-        """What the model puts out for two samples, on the meta device."""
+        """Outputs of the model for two samples, on the meta device."""
         self._frozen = [
             tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
             for layer in layers
@@ -168,7 +168,7 @@ class Decomposed(LayeredModel):
 
     @cached_property
     def _norms(self) -> dict[str, dict[int, str]]:
-        """Of BatchNorms with statistics, by the names of their counters: unit -> path."""
+        """Counter's name -> unit -> path, of BatchNorms with statistics."""
         found: dict[str, dict[int, str]] = {}
         for layer in self._units:
             for path in norms_in(layer.module):

@@ -36,7 +36,7 @@ class Pictures(ABC):
     """Pictures with labels; sample g of a run is one of them, by the run's seed and g alone."""
 
     name: str
-    """What they are, for people."""
+    """Name of the source, for people."""
     digest: str
     """SHA-256 of what decides the pictures; see the class."""
     classes: tuple[str, ...]

@@ -30,7 +30,7 @@ class Text:
     """A tokenized corpus."""
 
     name: str
-    """What was read, for people."""
+    """Name of the source, for people."""
     digest: str
     """SHA-256 of the text; equal digests and tokenizers mean comparable losses."""
     nbytes: int

@@ -69,9 +69,9 @@ class _Sweep:
         self.mask = (2 << wanted[-1]) - 1
         self.ends = list(accumulate(seconds, initial=0.0))
         self.starts = _starts_of_parts(self.layers, fits) if even else _starts(self.layers, fits)
-        """Of the packs that fit, by their last layer; the nearest first."""
+        """First layers of the packs that fit, by their last layer; the nearest first."""
         self.earliest = self._earliest()
-        """Of the packs that fit, by their last layer, the earliest first one, where all between fit
+        """Earliest first layer of the packs that fit, by their last layer, where all between fit
         too and it never comes back; empty where memory is less even."""
         ends = np.array(self.ends)
         sums = [ends[stop] - ends[starts] for stop, starts in enumerate(self.starts, 1) if starts]
@@ -182,7 +182,7 @@ def _starts(layers: int, fits: Fits) -> list[Sequence[int]]:
 
 
 def _starts_of_parts(layers: int, fits: Fits) -> list[Sequence[int]]:
-    """The same where the earliest start only moves on."""
+    """`_starts` where the earliest start only moves on."""
     found: list[Sequence[int]] = []
     earliest = 0
     for stop in range(1, layers + 1):

@@ -1,1 +1,1 @@
-"""What this machine can do, and what a model costs on it."""
+"""Measures this machine, and the costs of a model's units on it."""

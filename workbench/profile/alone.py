@@ -48,7 +48,7 @@ class Alone:
             values = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
             for part in weights.split(NOISE):
                 part.copy_(values[: len(part)])
-        self.module = model.shell(unit, device=device, dtype=dtype)
+        self.module = model.empty_module(unit, device=device, dtype=dtype)
         flat.point_weights(self.module, weights)
         self.parameters = flat.parameters(self.module)
         for (borrower, local), (owner, name) in model.tied().items():
@@ -88,7 +88,7 @@ class Alone:
             return (x,), bundled(self._template.checkpointed(self.unit, self.module, x, ctx))
 
     def backward(self, x: Bundle, y: Bundle) -> None:
-        """Of what `graph` gave."""
+        """Run the backward pass of a `graph`."""
         ends = [t for t in y if t.requires_grad]
         through = [t for t in x if t.requires_grad]
         above = None if self.targets is not None else [torch.ones_like(t) for t in ends]

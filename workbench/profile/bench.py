@@ -62,7 +62,7 @@ class Bench:
                 part.copy_(noise[: len(part)])
             slab = self._slabs[unit] = meter.zeros(flat.numel, dtype)
             self._grads[unit] = [view for _, view in flat.views(slab)]
-            module = self._modules[unit] = model.shell(unit, device=device, dtype=dtype)
+            module = self._modules[unit] = model.empty_module(unit, device=device, dtype=dtype)
             flat.point_weights(module, weights)
             if self._is_block(unit):
                 self._parameters[unit] = flat.parameters(module)

@@ -9,8 +9,9 @@ from workbench.profile.profile import Hardware, Profile
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 
 FRAGMENTS, FRAGMENT_BYTES = 20, 768 << 20
-"""What is left to a GPU's allocator, for pieces too small for what is asked: one part in so many of
-the budget, up to so many bytes. Seen: 317 MiB of 32 GiB at batch 4, 700 of 16 GiB at batch 16."""
+"""Bytes of the budget left to a GPU's allocator, for pieces too small for a request: one part in
+`FRAGMENTS`, at most `FRAGMENT_BYTES`. Seen: 317 MiB of 32 GiB at batch 4, 700 of 16 GiB at batch
+16."""
 LAUNCHED_FRAGMENTS, LAUNCHED_BYTES = 8, 120 << 20
 """No less than that, or one part in so many of a small budget, where passes are launched: they make
 and free all that they work in. Seen: 101 MiB of 1 GiB, with passes of 16 samples."""
@@ -26,9 +27,8 @@ class Budgets:
 
     @classmethod
     def of(cls, spec: RunSpec, profile: Profile, *, allocated: bool = False) -> Budgets:
-        """What the spec allows, else what the machine has. `allocated`: by torch's allocator on
-        this runtime, which needs a little more on a GPU than a plan asks for.
-        """
+        """The spec's limits, otherwise the machine's memory. `allocated`: by torch's allocator on
+        this runtime, which needs a little more on a GPU than a plan asks for."""
         hardware = profile.hardware
         device = spec.device_memory or hardware.device_bytes
         return cls(

@@ -1,4 +1,4 @@
-"""What this machine can do at best: the ceilings of every plan, measured with real work.
+"""Measures what this machine can do at best, with real work: the ceilings of every plan.
 
 Rates of each lane alone (the link, AdamW on either side, the matrix product, the disk); what it
 costs to start a transfer or an action, the latter taken from the runtime's own executor on a chain
@@ -52,7 +52,7 @@ BETTER = 1.05
 
 HOST_COPY = "host memory copy, all host threads"
 UNSTEADY_STEPS, STEADY_STEPS = 2, 4
-"""Of a chain of actions: not timed, and timed."""
+"""Steps of a chain of actions: not timed, and timed."""
 
 
 def measure_ceilings(
@@ -179,7 +179,7 @@ def _product(device: torch.device, dtype: torch.dtype, table: Table) -> float:
 
 
 def _latency(device: torch.device, table: Table) -> float:
-    """What a transfer of one page costs."""
+    """Seconds that a transfer of one page takes."""
     with Copy(device, to_device=True, nbytes=4096) as load:
         timing = sample(load.once, seconds=table.seconds / 2)
     return table.add(

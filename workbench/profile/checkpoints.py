@@ -1,4 +1,4 @@
-"""What a block's passes cost where its backward pass begins at a checkpoint (runtime/template.py).
+"""Costs of a block's passes where its backward pass begins at a checkpoint (runtime/template.py).
 
 A backward pass that computes again only what it needs is shorter than a forward and a backward
 pass: the last matrix product of a block is not needed. Blocks are timed one pass behind the other,

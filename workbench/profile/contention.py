@@ -1,4 +1,4 @@
-"""What a rank's lanes do at the host's memory, alone and beside each other, on all ranks at once.
+"""Rates of a rank's lanes at the host's memory, alone and beside each other, on all ranks at once.
 
 A GPU that is measured alone (interference.py) says too little of one of several: four of them meet
 at the host's memory with four times the copies, and their updates are those of four processes with

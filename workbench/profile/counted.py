@@ -65,7 +65,7 @@ class _Kept:
     """Bytes of one sample."""
 
     nbytes: int = 0
-    """That autograd keeps beside weights, input and output."""
+    """Bytes that autograd keeps beside weights, input and output."""
     forward_scratch: int = 0
     backward_scratch: int = 0
 
@@ -116,8 +116,8 @@ def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int
 
 
 def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
-    """What the backward pass of a unit needs of its forward pass, counted on the meta device if it
-    runs there."""
+    """Bytes of a unit's forward pass that its backward pass needs, counted on the meta device if
+    the unit runs there."""
     module = model.build(unit, seed=0, device=model.bare_device(unit))
     inputs, targets = _taken(model, spec, unit)
     given = {t.untyped_storage()._cdata for t in (*inputs, *module.parameters())}

@@ -40,9 +40,9 @@ def recorded_below_s(spec: RunSpec, hardware: Hardware) -> float:
 def replay_bytes(
     forwards: Iterable[UnitCost], chains: Iterable[Sequence[tuple[UnitCost, int]]]
 ) -> int:
-    """What recordings work in, 0 where there are none: of blocks' forward passes, and of chains,
-    whose blocks come each with the bytes of its gradients. Beside the largest one there are a
-    buffer for what goes in, and one for the gradient of what comes out."""
+    """Bytes in which recordings work, 0 where there are none. `forwards` are blocks' forward
+    passes; `chains` are chains of blocks, each block with the bytes of its gradients. Beside the
+    largest one there are a buffer for inputs, and one for the gradient of outputs."""
     there = [(cost.input_bytes + cost.output_bytes, _forward_bytes(cost)) for cost in forwards]
     for chain in chains:
         ends = chain[0][0].input_bytes + chain[-1][0].output_bytes
@@ -53,7 +53,7 @@ def replay_bytes(
 
 
 def block_replay_bytes(profile: Profile) -> int:
-    """The same where each block is a chain."""
+    """Bytes in which recordings work where each block is a chain of its own."""
     blocks = set(profile.units[1:-1])
     chains = [[(cost, cost.parameters * profile.weight_bytes)] for cost in blocks]
     return replay_bytes(blocks, chains)

@@ -97,7 +97,7 @@ def give_back_workspaces(device: torch.device) -> None:
 def _bytes(
     marks: dict[str, int], kind: str, *, activation: int, tokens: int, gradients: int
 ) -> dict[str, int]:
-    """What the meter saw around a unit's actions, in the terms of UnitCost.
+    """Bytes that the meter saw around a unit's actions, as fields of UnitCost.
 
     A unit's output is held through its backward pass, which starts there. In that pass no buffer of
     the schedule stands for it, so it counts as scratch. A block's gradients are a buffer; where

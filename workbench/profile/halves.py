@@ -1,4 +1,4 @@
-"""What the two halves of a unit's backward pass cost (runtime/halves.py), each for itself.
+"""Costs of the two halves of a unit's backward pass (runtime/halves.py), each measured by itself.
 
 Only orders with halved backward passes ask for it. The halves of a unit by itself are timed beside
 its whole backward pass; the profile's own backward time is then divided as they divide it.

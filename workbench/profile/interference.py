@@ -87,7 +87,7 @@ def _together(loads: list[Load], table: Table) -> list[list[Sample]]:
 def _enter(
     lane: str, other: str, alone: list[Sample], beside: list[Sample], others: float, table: Table
 ) -> float:
-    """Enter the figure; the slowdown is at least 1, for no work gets faster by company."""
+    """Enter the figure; the slowdown is at least 1, for no work gets faster beside other work."""
     slow = summarize(beside, others)
     factor = slow.seconds / summarize(alone, others).seconds
     table.add(f"{lane} beside {other}", factor, "x", spread=slow.spread, others=others)

@@ -1,4 +1,4 @@
-"""What each kind of unit of any model costs, each by itself on made-up values.
+"""Costs of each kind of unit of any model, each measured by itself on made-up values.
 
 The counterpart of measure.py for models that are no chain of one kind of block: a decomposed module
 may have dozens of kinds, whose outputs fit the unit behind them only. So every kind runs alone, on
@@ -71,7 +71,7 @@ def kind_costs(
 
 
 class _Costs:
-    """What one unit by itself costs."""
+    """Measured costs of one unit."""
 
     def __init__(self, alone: Alone) -> None:
         self._alone = alone

@@ -67,7 +67,7 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
 
 
 def stored_limits(spec: RunSpec, results: Path, echo: Echo = silent) -> Limits | None:
-    """The same, if they are stored; nothing is tried."""
+    """Stored limits of the spec's micro-batches, or None; nothing is tried."""
     machine = this_machine(spec.device)
     found = stored(_path(spec, results, machine), machine, FoundLimits, echo)
     return None if found is None else found.up_to(spec.batch)

@@ -32,7 +32,7 @@ from workbench.runtime.tiers import Slab, Tier, slab
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """One copy: about a layer's slab at the sizes each device is used for."""
 RING_BYTES = 256 << 20
-"""What a load walks through: more than any last-level cache."""
+"""Bytes that a load walks through: more than any last-level cache."""
 SAMPLE_S = 0.01
 """Shortest sample."""
 NUMEL = {"cpu": 1 << 20, "cuda": 1 << 25}
@@ -53,9 +53,10 @@ class Load(ABC):
     """Work of one lane."""
 
     amount: float
-    """What one piece does: bytes, parameters or floating-point operations."""
+    """Work of one piece: bytes, parameters or floating-point operations."""
     bytes_each = 1
-    """Of memory that a part of the amount reads and writes; meant for bytes and parameters."""
+    """Bytes of memory that a part of the amount reads and writes; meant for bytes and
+    parameters."""
     computes = True
     """Whether the calling thread does the work itself, as far as it is not the GPU's."""
     threads = 1
@@ -115,9 +116,9 @@ class Load(ABC):
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def host_slab(self, ledger: Tier, nbytes: int, *, pin: bool = True) -> Tensor:
+    def host_slab(self, tier: Tier, nbytes: int, *, pin: bool = True) -> Tensor:
         """A host slab whose every page is there."""
-        made = slab(ledger, f"{id(self)}.{len(self._slabs)}", nbytes, torch.uint8, pin=pin)
+        made = slab(tier, f"{id(self)}.{len(self._slabs)}", nbytes, torch.uint8, pin=pin)
         self._slabs.append(made)
         return made.tensor.zero_()
 

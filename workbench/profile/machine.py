@@ -16,14 +16,14 @@ USABLE = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What speed and memory of a run depend on besides the program."""
+    """Facts of a machine, besides the program, on which speed and memory of a run depend."""
 
     device: str
     """``cpu`` or ``cuda``."""
     processor: str
     cores: int
     memory_bytes: int
-    """Of the host, or its container's limit."""
+    """Bytes of the host's memory, or of its container's limit."""
     gpu: str | None
     """None where the processor plays the device."""
     gpu_bytes: int

@@ -1,8 +1,8 @@
 """Whether a profile is of the model, and of the kind of numbers, that a plan is asked for.
 
 A plan from another model's costs is wrong in ways that show late: in a traceback, or in memory that
-runs out. So every planner of several ranks asks here first, and whoever reads a stored profile.
-Imports no torch: the model comes from whoever has one, and of GPT closed formulas say enough.
+runs out. So every planner of several ranks asks here first, and every reader of a stored profile.
+Imports no torch: callers bring the model if they have one, and of GPT closed formulas say enough.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _name(profile: Profile) -> str:
 
 
 def _parameters(shape: ModelSpec, unit: int, model: LayeredModel | None) -> int | None:
-    """That the unit owns; None where nobody knows."""
+    """Parameters that the unit owns; None where they are not known."""
     if model is not None:
         return model.unit_parameters(unit)
     if shape.family != GPT_FAMILY:
@@ -102,7 +102,8 @@ def _parameters(shape: ModelSpec, unit: int, model: LayeredModel | None) -> int 
 def _input_bytes(
     shape: ModelSpec, unit: int, profile: Profile, model: LayeredModel | None
 ) -> int | None:
-    """That flow into the unit from the one before; None where nobody knows, and of the first."""
+    """Bytes that flow into the unit from the one before; None where they are not known, and for the
+    first unit."""
     if unit == 0 or (model is None and shape.family != GPT_FAMILY):
         return None
     if model is None:

@@ -1,4 +1,4 @@
-"""What the units of a model cost on this machine: seconds and bytes of every compute action.
+"""Measures the units of a model on this machine: seconds and bytes of every compute action.
 
 Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head,
 run by the bench as the engine would run them, and timed action by action. Bytes come from
@@ -48,7 +48,7 @@ Timings = dict[tuple[str, str], Timing]
 
 
 class Size(NamedTuple):
-    """What a small step is run on."""
+    """Sizes of the small step that is measured."""
 
     microbatch: int
     seq: int

@@ -50,8 +50,9 @@ from workbench.runtime.tiers import OutOfMemory
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""
 SMALL_FLOPS, SMALL_PARAMETERS = 2e9, 1 << 24
-"""Of all layers' forward passes, a quarter of a second there and back on a processor at most; and
-of what is really made for them, 128 MiB with gradients. Embeddings count no operations."""
+"""Operations of all layers' forward passes, a quarter of a second there and back on a processor at
+most; and parameters that are really made for them, 128 MiB with gradients. Embeddings count no
+operations."""
 PROCESS = "workbench.profile.probe"
 LONGEST_S = 180.0
 """Until a process must have answered."""
@@ -61,11 +62,12 @@ Attempt = Callable[[bool, int], Exception | None]
 
 
 class CannotRun(ValueError):
-    """What a model said to a micro-batch, or how the process ended that tried it."""
+    """A model refuses a micro-batch, or the process that tried it ended; the message says how."""
 
 
 class NoRoom(ValueError):
-    """What lacks on a device that has no room for the fewest samples that a model runs with."""
+    """A device has no room for the fewest samples that a model runs with; the message says what
+    lacks."""
 
     def __init__(self, message: str, samples: int) -> None:
         super().__init__(message)
@@ -73,7 +75,7 @@ class NoRoom(ValueError):
 
 
 def limits(spec: RunSpec, device: str, budget: int, most: int) -> Limits:
-    """Of the spec's model on a device of `budget` bytes, up to `most` samples.
+    """Limits of the spec's model on a device of `budget` bytes, up to `most` samples.
 
     Raises NoRoom where the fewest samples are too many for the device, and CannotRun where no
     number of them can be run.
@@ -153,8 +155,8 @@ class Layers:
         self._rows = blank_rows(spec.model, 1)
 
     def attempt(self, backward: bool, samples: int, *, fake: bool = False) -> Exception | None:
-        """What goes wrong with so many samples, of a `fake` attempt on layers that are not small
-        without computing anything."""
+        """Try `samples` samples; returns the failure, if any. A `fake` attempt computes nothing on
+        layers that are not small."""
         peaks = []
         try:
             with ExitStack() as stack:
@@ -227,7 +229,7 @@ class Processes:
         self._answers = -1
 
     def attempt(self, backward: bool, samples: int) -> Exception | None:
-        """What went wrong, told by the process or by its end."""
+        """Try `samples` samples in a process; returns the failure that it reports, or its end."""
         if self._process is None:
             self._start()
         told = ""

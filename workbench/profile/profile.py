@@ -18,7 +18,8 @@ from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, V
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
 MEMORY_LANES = frozenset({H2D, D2H, HOST})
-"""They meet at the host's memory: two leave room for each other there, and all three do not."""
+"""Lanes that meet at the host's memory: two leave room for each other there, and all three do
+not."""
 
 
 GPU_SPREAD, PROCESSOR_SPREAD = 0.2, 0.3
@@ -78,7 +79,7 @@ class Hardware:
     """``"compute|host"``: factor by which compute slows while a host update runs beside it. On a
     GPU also `all_at_once`."""
     wires: Wires | None = None
-    """Of the ranks of a run, where there are several and they were measured."""
+    """Rates of the ranks of a run, where there are several and they were measured."""
 
     @property
     def spread(self) -> float:
@@ -90,7 +91,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wires:
-    """What each of several ranks moves while all of them do the same, bytes per second."""
+    """Rates of each of several ranks while all of them do the same work, in bytes per second."""
 
     ranks: int
     load_bytes_per_s: float
@@ -101,8 +102,8 @@ class Wires:
     """Bytes of a buffer that is added up over all ranks, over the time it takes."""
     message_latency_s: float
     pass_overhead_s: float | None = None
-    """What the pass of a layer takes beside its own time, where all ranks train on one processor
-    (profile/rehearsal.py); None where that was not measured."""
+    """Seconds that the pass of a layer takes beside its own time, where all ranks train on one
+    processor (profile/rehearsal.py); None where that was not measured."""
     pass_slowdown: float = 1.0
     """How many times its own time the pass takes besides."""
     host_adam_params_per_s: float | None = None
@@ -122,10 +123,11 @@ class Limits:
     forward: int
     """Most for which the device has room in every unit's forward pass, as far as was tried."""
     backward: int
-    """The same in the passes there and back; never more than `forward`."""
+    """Most for which the device has room in forward and backward passes; never more than
+    `forward`."""
 
     def sizes(self) -> list[int]:
-        """Those to profile: both ends, and one about halfway in ratio."""
+        """Numbers of samples to profile: both ends, and one about halfway in ratio."""
         middle = round((self.smallest * self.backward) ** 0.5)
         return sorted({self.smallest, middle, self.backward})
 
@@ -153,13 +155,13 @@ class UnitCost:
     """Input activation of one micro-batch."""
     output_bytes: int = 0
     kept_bytes: int = 0
-    """What autograd keeps between (re)forward and backward, without input and output."""
+    """Bytes that autograd keeps between (re)forward and backward, without input and output."""
     forward_scratch_bytes: int = 0
     """Peak inside a forward pass beyond what was there and its output."""
     recompute_scratch_bytes: int = 0
-    """The same inside a recomputation, beyond what it keeps."""
+    """Peak inside a recomputation beyond what was there and what it keeps."""
     backward_scratch_bytes: int = 0
-    """The same inside a backward pass, beyond the input gradient it makes and (of a block) the
+    """Peak inside a backward pass, beyond the input gradient it makes and (of a block) the
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
     checkpointed_backward_s: float = 0.0
@@ -216,7 +218,7 @@ class UnitCost:
         return self.backward_s / 2, self.backward_s / 2
 
     def as_recorded(self) -> UnitCost:
-        """The same with passes that are recorded; itself where that was not measured."""
+        """The unit's costs with passes that are recorded; unchanged where that was not measured."""
         if self.recorded_forward_s <= 0:
             return self
         return replace(
@@ -242,11 +244,11 @@ class Profile:
     library_bytes: int = 0
     """Device memory that libraries keep for themselves once they have been used."""
     note: str = ""
-    """What a reader of predictions should know, e.g. that times were scaled."""
+    """A sentence for readers of predictions, e.g. that times were scaled."""
     origin: str = ""
     """The file it was read from; empty where it was made."""
     limits: Limits | None = None
-    """Of micro-batches on the spec's device, where they were looked for."""
+    """Limits of micro-batches on the spec's device, where they were looked for."""
 
     @property
     def state_bytes(self) -> int:
@@ -255,7 +257,7 @@ class Profile:
         return 8 if self.weight_bytes == 4 else 10
 
     def with_link(self, bytes_per_s: float | None) -> Profile:
-        """The same machine behind a slower (emulated) link; unchanged for None.
+        """Return the profile with a slower (emulated) link; unchanged for None.
 
         An emulated transfer copies at full rate and then sleeps, so it disturbs others, and is
         disturbed, for that share of its time only.
@@ -347,8 +349,8 @@ class ProfileCosts:
         return on_host in action.uses or (action.lane == VISIT and on_device in action.uses)
 
     def _gradient_s(self, action: Action) -> float:
-        """What gradients cost once a step. A unit that frees its weights gives its gradients away,
-        and copies them first."""
+        """Seconds that a unit's gradients cost once a step. A unit that frees its weights gives its
+        gradients away, and copies them first."""
         unit = self.profile.units[action.unit]
         gives = weights(action.unit) in action.frees or weights(action.unit, 1) in action.frees
         seconds = unit.gradient_s if action.microbatch == 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a block's passes take as recordings, which the GPU launches by itself (runtime/replay.py).
+"""Times of a block's passes as recordings, which the GPU launches by itself (runtime/replay.py).
 
 A launched pass of a few samples takes as long as one thread needs to launch its kernels, on an H100
 0.6 ms for 0.2 ms of work. Who knows only that time plans micro-batches that are too large where
@@ -73,7 +73,7 @@ def _measured(
     flat = Flat.of(model, unit)
     weights = meter.zeros(flat.numel, dtype)
     weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
-    module = model.shell(unit, device=device, dtype=dtype)
+    module = model.empty_module(unit, device=device, dtype=dtype)
     flat.point_weights(module, weights)
     chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
     replays = Replays(Template(model, compiled=compiled).block, shape, dtype, meter)

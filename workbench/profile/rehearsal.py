@@ -1,4 +1,4 @@
-"""What the pass of a layer costs where ranks share a processor, from a short training.
+"""Time of a layer's pass where ranks share a processor, from a short training.
 
 Without GPUs every lane of every rank has a thread on the cores that compute. Lanes take turns
 (server.py), and beyond that passes are slower than in the profile of a layer, which is timed alone:

@@ -1,4 +1,4 @@
-"""What an action costs on a server of several equal devices that share their host.
+"""Costs of actions on a server of several equal devices that share their host.
 
 Links run at the rates that were measured with all of them in use (profile/wires.py). The published
 estimator gives each GPU one N-th of a single link whether the others copy or not.
@@ -19,7 +19,7 @@ from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
 
 ADAM_BYTES = 26
-"""That an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
+"""Bytes that an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
 SUM_PASSES = 4
 """Through what is added before the norm: read both, write the sum, read it again."""
 
@@ -44,23 +44,24 @@ class Server:
     """One device."""
     message_latency_s: float = 0.0
     compute_slowdown: float = 1.0
-    """Of ranks that divide a processor which was profiled alone."""
+    """Slowdown of ranks that divide a processor which was profiled alone."""
     pass_overhead_s: float = 0.0
-    """Of such ranks, whose lanes have threads on the cores that compute: of one pass of a layer."""
+    """Seconds that a layer's pass takes besides, where ranks' lanes have threads on the cores that
+    compute."""
     action_overhead_s: float = 0.0
     slowdowns: Mapping[str, float] = field(default_factory=dict)
-    """Of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
+    """Slowdowns of lanes of one device that are busy at once, by pairs (profile.Hardware)."""
     cores: float = 0.0
     """Cores of one rank, where a processor plays the devices: its lanes take turns on them."""
     threads: Mapping[str, int] = field(default_factory=dict)
     """Threads by kind of lane, where lanes take turns; other lanes have one."""
 
     def message_seconds(self, nbytes: int) -> float:
-        """Of one message to the next device."""
+        """Seconds of one message to the next device."""
         return self.message_latency_s + nbytes / self.message_bytes_per_s
 
     def pass_seconds(self, alone: float) -> float:
-        """Of a layer's pass that takes so long where nothing else runs."""
+        """Seconds of a layer's pass that takes `alone` where nothing else runs."""
         return self.compute_slowdown * alone + self.pass_overhead_s
 
     def turns(self, lane: str, busy: Iterable[str]) -> float:
@@ -114,8 +115,8 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
 
 
 def _slowdowns(hardware: Hardware, ranks: int, rates: Mapping[str, float]) -> dict[str, float]:
-    """Of lanes of one of several devices, of which a single one was measured: updates on the host
-    meet the transfers of all of them, at these rates."""
+    """Slowdowns of lanes of one of several devices, of which a single one was measured: updates on
+    the host meet the transfers of all of them, at these rates."""
     full = hardware.h2d_bytes_per_s + hardware.d2h_bytes_per_s
     times = ranks * (rates["load_bytes_per_s"] + rates["store_bytes_per_s"]) / full
     found = dict(hardware.slowdowns)

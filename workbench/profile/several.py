@@ -32,9 +32,9 @@ def sizes_of(spec: RunSpec, limits: Limits | None) -> list[int]:
 
 
 def stored_profiles(spec: RunSpec, results: Path) -> dict[int, Profile]:
-    """Those of a run's profiles that are stored, by samples in a micro-batch. Where the largest is
-    not, its first half, quarter, ... that is takes its place, as where timing has no room for it.
-    """
+    """Stored profiles of a run, by samples in a micro-batch. Where the largest is not stored, the
+    first of its half, quarter, ... that is stored takes its place, as where timing has no room for
+    it."""
     pinned = pinned_sizes(spec)
     limits = None if pinned else stored_limits(spec, results)
     *smaller, largest = sizes_of(spec, limits)
@@ -46,7 +46,7 @@ def stored_profiles(spec: RunSpec, results: Path) -> dict[int, Profile]:
 
 
 def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
-    """What to know of a plan from these profiles; empty where they are a run's."""
+    """A sentence for readers of a plan from these profiles; empty where they are a run's."""
     limits = next(iter(profiles.values())).limits
     lacking = [size for size in sizes_of(spec, limits) if size not in profiles]
     if not lacking:

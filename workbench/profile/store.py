@@ -8,7 +8,7 @@
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
 file says which machine it was measured on; on another one (another processor, GPU, number of cores
-or version of torch) it is not used, and whoever asks hears why. Files are written whole or not at
+or version of torch) it is not used, and the caller hears why. Files are written whole or not at
 all. One process measures at a time: two at once would measure each other.
 
 Nothing here imports torch until something is measured, so a stored profile answers at once.
@@ -127,8 +127,8 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
 def wires_for(
     spec: RunSpec, results: Path, echo: Echo = silent, *, measure: bool = True
 ) -> Wires | None:
-    """What the spec's ranks move when all do, stored or measured now; None for a single rank, and
-    where nothing is stored and nothing may be measured."""
+    """Rates of the spec's ranks while all of them transfer, stored or measured now; None for a
+    single rank, and where nothing is stored and nothing may be measured."""
     if spec.ranks == 1:
         return None
     machine = this_machine(spec.device)
@@ -150,8 +150,8 @@ def wires_for(
 def rehearsed(
     wires: Wires, results: Path, device: str, echo: Echo, measure: Callable[[], dict[str, float]]
 ) -> Wires:
-    """The same with what passes take where all ranks train, kept beside the links: measured now,
-    unless another process did while this one waited."""
+    """Return `wires` with the cost of passes where all ranks train. It is kept beside the links,
+    and measured now unless another process did so while this one waited."""
     machine = this_machine(device)
     path = _wires_path(wires.ranks, results, machine)
     with measuring(path, echo):

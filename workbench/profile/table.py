@@ -34,7 +34,7 @@ class Ceilings:
     measured: str
     """When, ISO 8601, UTC."""
     seconds: float
-    """What measuring took."""
+    """Seconds that measuring took."""
     others: float
     """Cores that other programs used meanwhile, in the worst of the figures."""
     notes: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ def summarize(samples: Sequence[Sample], others: float = 0.0) -> Timing:
     return Timing(middle, (high - low) / 2 / middle, others)
 
 
-class Watch:
+class Stopwatch:
     """Counts the cores that other programs use while it is open.
 
     Cores that were idle are nobody's, so the load of a large server outside our container does not
@@ -88,7 +88,7 @@ class Watch:
     others = 0.0
     """Cores, on average; set on leaving."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Stopwatch:
         self._begin = self._read()
         return self
 
@@ -122,7 +122,7 @@ def quietest(measure: Callable[[], T], *, tries: int = TRIES) -> tuple[T, float]
     """
     best: tuple[T, float] | None = None
     for _ in range(tries):
-        with Watch() as watch:
+        with Stopwatch() as watch:
             result = measure()
         if best is None or watch.others < best[1]:
             best = result, watch.others

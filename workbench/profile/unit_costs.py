@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 PER_SAMPLE = tuple(
     f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
 )
-"""What grows with the micro-batch."""
+"""Fields of UnitCost that grow with the micro-batch."""
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
 SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 
 
 class Sizes(Protocol):
-    """What the layers need, for any number of samples."""
+    """Bytes and seconds of the layers, for any number of samples."""
 
     library_bytes: int
 
     def cost(self, unit: int, samples: int) -> UnitCost: ...
 
     def input_bytes(self, unit: int, samples: int) -> int:
-        """Of a unit's input; 0 for tokens."""
+        """Bytes of a unit's input; 0 for tokens."""
 
     def weight_bytes(self, unit: int) -> int:
-        """Of the weights the unit owns."""
+        """Bytes of the weights the unit owns."""
 
     def visit_bytes(self, unit: int) -> int:
-        """Of the weights that a device needs for the unit, those that it borrows of another one (a
-        tied embedding) among them; of its gradients, too."""
+        """Bytes of the weights that a device needs for the unit, those that it borrows of another
+        one (a tied embedding) among them; of its gradients, too."""
 
     def fresh_bytes(self, unit: int) -> int:
-        """What autograd returns for its weights beside what `cost` counts, before that is added to
-        the pack's gradients."""
+        """Bytes that autograd returns for the unit's weights beside `cost`, before they are added
+        to the pack's gradients."""
 
     def owner(self, unit: int) -> int:
         """The unit whose weights it borrows; itself where it borrows none."""
@@ -59,7 +59,7 @@ class Sizes(Protocol):
 
 
 def borrowed_bytes(sizes: Sizes, units: Iterable[int]) -> int:
-    """Of all weights that some units borrow: of gradients that are added to their owners'."""
+    """Bytes of all weights that some units borrow: of gradients that are added to their owners'."""
     return sum(sizes.visit_bytes(unit) - sizes.weight_bytes(unit) for unit in units)
 
 
@@ -69,7 +69,7 @@ def host_weights(sizes: Sizes, unit: int) -> list[str]:
 
 
 def longest_forward_s(sizes: Sizes, units: int, samples: int) -> float:
-    """Of the forward passes of all blocks over so many samples."""
+    """Seconds of the longest forward pass of a block over so many samples."""
     return max((sizes.cost(unit, samples).forward_s for unit in range(1, units - 1)), default=0.0)
 
 
@@ -124,13 +124,13 @@ class ProfiledSizes:
         return replace(found, **{n: max(getattr(found, n), getattr(above, n)) for n in PER_SAMPLE})
 
     def input_bytes(self, unit: int, samples: int) -> int:
-        """Of a unit's input."""
+        """Bytes of a unit's input."""
         constant, profile = self._constant.get(unit, 0), self._any
         grows = profile.units[unit].input_bytes - constant
         return constant + samples * grows // profile.microbatch
 
     def weight_bytes(self, unit: int) -> int:
-        """Of the weights the unit owns."""
+        """Bytes of the weights the unit owns."""
         return self._any.units[unit].parameters * self._any.weight_bytes
 
     def visit_bytes(self, unit: int) -> int:
@@ -139,7 +139,7 @@ class ProfiledSizes:
         return self.weight_bytes(unit) + borrowed * self._any.weight_bytes
 
     def fresh_bytes(self, unit: int) -> int:
-        """What autograd returns for its weights beside what `cost` counts."""
+        """Bytes that autograd returns for the unit's weights beside `cost`."""
         return self._fresh.get(unit, self.visit_bytes(unit))
 
     def owner(self, unit: int) -> int:
@@ -147,11 +147,11 @@ class ProfiledSizes:
         return self._tied[unit][0] if unit in self._tied else unit
 
     def state_bytes(self, unit: int) -> int:
-        """Of the optimizer's states."""
+        """Bytes of the optimizer's states."""
         return self._any.units[unit].parameters * self._any.state_bytes
 
     def token_bytes(self, samples: int) -> int:
-        """Of tokens and their targets, or of what else the first unit takes."""
+        """Bytes of tokens and their targets, or of other inputs of the first unit."""
         first = self._any.units[0].input_bytes // self._any.microbatch
         return samples * max(first, self._any.seq * TOKEN_BYTES)
 
@@ -172,7 +172,7 @@ def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> Un
 def profiled_sizes(
     model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]
 ) -> ProfiledSizes:
-    """What the layers of the spec's model need. Raises ValueError as `borrowed` does.
+    """Sizes of the layers of the spec's model. Raises ValueError as `borrowed` does.
 
     Where a decoder was measured, its first unit and its head were run as the engine of a single
     device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in

@@ -1,4 +1,5 @@
-"""What several devices of one machine move between each other and to their host, all at once.
+"""Measures transfers of several devices of one machine, to each other and to their host, all at
+once.
 
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
@@ -37,7 +38,7 @@ from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
-"""Of one transfer."""
+"""Bytes of one transfer."""
 SMALL = 4096
 """Bytes of a message whose time is nearly all latency."""
 TIMES = 12
@@ -60,7 +61,7 @@ def measure(ranks: int, device: str) -> Wires:
                 message = f"the links of {ranks} ranks were not measured: {error}"
                 raise RuntimeError(message) from error
             found = ran.results()
-    # Whoever is slowest holds up the others.
+    # The slowest rank holds up the others.
     slowest = {name: min(each["rates"][name] for each in found) for name in found[0]["rates"]}
     pairs = found[0]["slowdowns"]
     updates = min(each["updates"] for each in found)
@@ -85,7 +86,7 @@ def run_rank(context: RankContext) -> None:
     floats = here.view(torch.float32)
 
     def seconds(action: Callable[[], object]) -> float:
-        """Of one, while all ranks do the same."""
+        """Seconds of one action, while all ranks do it."""
         times = []
         for _ in range(TIMES):
             dist.barrier()
@@ -113,14 +114,14 @@ def run_rank(context: RankContext) -> None:
     told = {"rates": rates, "latency": _around(board, rank, ranks, send)}
     told |= {"updates": 0.0, "slowdowns": {}}
     if kind == "cuda":
-        each, told["slowdowns"] = _in_company(device, ranks)
+        each, told["slowdowns"] = _contended(device, ranks)
         told["updates"] = each[HOST]
     context.tell(told)
     dist.barrier()  # nobody's inbox may go while others write
 
 
-def _in_company(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
-    """What a rank's lanes do at the host's memory beside each other, with a GPU."""
+def _contended(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Rates of a rank's lanes at the host's memory beside each other, with a GPU."""
     threads = update_threads(device.type, ranks)
     with ExitStack() as stack:
         lanes = {

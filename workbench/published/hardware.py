@@ -30,7 +30,7 @@ def machine(name: str = DEFAULT) -> Hardware:
 
 
 def constants(name: str, system: str) -> dict[str, Any]:
-    """What is known of a system's own behaviour on a machine, as that paper ran it."""
+    """Constants of a system's own behaviour on a machine, as its paper ran it."""
     return _values(_entry(name)["systems"][system])
 
 

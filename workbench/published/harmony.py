@@ -1,4 +1,4 @@
-"""What stands in for Harmony's published values: estimates of its authors' own model.
+"""Stand-ins for Harmony's published values: estimates of its authors' own model.
 
 The plotted values of Harmony (VLDB'22) were not available, and its repository holds no measured
 throughput. ``harmony.csv`` has what its published scheduler says of the published settings, each
@@ -31,9 +31,9 @@ class PublishedModel:
     layers: int
     """With the loss, as the authors count."""
     cap_bytes: float
-    """Of the authors' searches: what a pack may take."""
+    """Bytes that a pack may take in the authors' searches."""
     minibatches: tuple[int, ...]
-    """Of figure 10."""
+    """Minibatches of figure 10."""
 
 
 MODELS = {

@@ -50,12 +50,12 @@ from workbench.schedule.simulate import step_seconds
 from workbench.schedule.validate import validate
 
 DEFAULT_CAP_BYTES = 10 * GIB
-"""Of a pack in the authors' searches, where they name no other."""
+"""Cap of a pack in the authors' searches, where they name no other."""
 RULES = ("balanced_time", theirs.REUSE)
-"""Of the authors' scripts: one rule, and forward packs like the backward ones."""
+"""Rules of the authors' scripts: one rule, and forward packs like the backward ones."""
 STEPS = 2
 MOST_PASSES = 300_000
-"""Of a plan that is simulated: more take minutes and gigabytes."""
+"""Most passes of a plan that is simulated: more take minutes and gigabytes."""
 VOLUMES = {
     Kind.LOAD: "weights_in",
     Kind.GRAD_OUT: "gradients_out",
@@ -85,7 +85,7 @@ def profile_of(model: str, folder: Path) -> ModelProfile:
 
 
 def with_blocks(model: ModelProfile, blocks: int) -> ModelProfile:
-    """The same model with its one kind of block so many times; one layer comes before them, three
+    """The model with its one kind of block so many times; one layer comes before them, three
     after."""
 
     def repeated(values: tuple) -> tuple:
@@ -225,7 +225,7 @@ def _words(packs: Packs) -> dict[str, str]:
 
 
 def _place(question: Question, planner: str) -> dict[str, Any]:
-    """What a row says of its question."""
+    """Columns of a row that name its question."""
     given = ""
     if question.sizes is not None and planner == PUBLISHED:
         given = f"{question.sizes[0]}/{question.sizes[1]}, packs of {question.pack}"

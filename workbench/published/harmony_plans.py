@@ -22,9 +22,9 @@ from workbench.published.harmony import FOLDER, FOUR, GIB, MODELS
 
 KEPT = FOLDER / "harmony_plans.csv"
 CARD_BYTES = 11 * GIB
-"""Of a GTX 1080Ti."""
+"""Bytes of a GTX 1080Ti."""
 ORDER = ("8", "10", "17", "stored")
-"""Of the figures in the file."""
+"""Order of the figures in the file."""
 PUBLISHED, OURS = PLANNERS = ("published", "ours")
 DP = "dp"
 PLACE = ("figure", "model", "method", "ranks", "minibatch", "planner", "given")
@@ -36,7 +36,7 @@ COUNTS = ("candidates", "device_bytes", *VOLUMES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What is planned."""
+    """A question to the planners."""
 
     figure: str
     model: str
@@ -72,14 +72,14 @@ class Row:
     setting: str = ""
     """Micro-batch sizes forward/backward, and packs."""
     seconds: float | None = None
-    """Of a step, by our simulator; None where the planner found no plan."""
+    """Seconds of a step, by our simulator; None where the planner found no plan."""
     estimate_s: float | None = None
     """By the published estimator without overlap."""
     estimate_prefetch_s: float | None = None
     search_s: float | None = None
     """Processor time of the search."""
     candidates: int | None = None
-    """That the published search found, that ours simulated."""
+    """Candidates that the published search found, or that ours simulated."""
     device_bytes: int | None = None
     """The most any GPU needs, proved."""
     fits: bool = False

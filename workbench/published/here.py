@@ -1,4 +1,4 @@
-"""What this project measured on named hardware: the rows of a benchmark's file, read and checked.
+"""Measurements of this project on named hardware: the rows of a benchmark's file, read and checked.
 
 ``results/published-here/<device>/offload.csv`` has one row a run, appended by the harness that made
 it. A row that cannot be right is refused in one sentence (sheet.py), since a figure drawn from a
@@ -37,7 +37,7 @@ LABELS = {
 }
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
 SETTINGS = COLUMNS[:10]
-"""What two runs must have in common to be one that was repeated."""
+"""Columns that two runs must have in common to be one run that was repeated."""
 PAUSE = timedelta(minutes=15)
 """After so long a pause another machine may have been at work, though it bears the same name."""
 
@@ -73,7 +73,7 @@ def offload_runs(roots: Iterable[Path]) -> list[OffloadRun]:
 
 
 def latest(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
-    """Of equal runs the last one (`sheet.latest`)."""
+    """The last one of each set of equal runs (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 
@@ -90,12 +90,12 @@ def read_offload(path: Path) -> list[OffloadRun]:
 
 
 def _place(run: OffloadRun) -> tuple[str, str, float | None, float | None]:
-    """What tells a run from all others of a file."""
+    """Key that tells a run from all others of a file."""
     return run.method, run.commit, run.parameters, run.samples_per_second
 
 
 class _Told(NamedTuple):
-    """What a run's provenance says and its row does not: fields of `OffloadRun`."""
+    """Fields of `OffloadRun` that a run's provenance has and its row has not."""
 
     disk_step_bytes: int | None
     sitting: str

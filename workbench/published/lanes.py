@@ -42,7 +42,7 @@ class Lanes:
     method: str
     """As in offload.csv, a variant in parentheses."""
     key: str
-    """Of the run's record."""
+    """Key of the run's record."""
     started: date
     commit: str
     hardware: str
@@ -143,7 +143,7 @@ def _event(where: str, values: list[str]) -> Event:
 
 
 def _contradiction(step: Lanes) -> str:
-    """What the rows say against each other and the head; empty where they agree."""
+    """Contradiction of the rows among each other or with the head; empty where they agree."""
     compute = step.of_lane(COMPUTE)
     if not compute:
         return f"lane is never {COMPUTE!r}, and every step computes"

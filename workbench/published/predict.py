@@ -89,7 +89,8 @@ def predict(figure: str) -> pd.DataFrame:
 
 @cache
 def _predicted(figure: str) -> pd.DataFrame:
-    """Of constants alone, so one answer is good for all who ask: a report does twice."""
+    """Predictions from constants alone, so one answer is good for all callers: a report asks
+    twice."""
     rows = _sizes() if figure == "6a" else _times(figure)
     table = pd.DataFrame([{"figure": figure, **row, "source": "simulated"} for row in rows])
     return table.astype({"window": "Int64"})

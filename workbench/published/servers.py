@@ -1,4 +1,5 @@
-"""What this project measured on servers of several GPUs: the rows of that benchmark, read, checked.
+"""Measurements of this project on servers of several GPUs: the rows of that benchmark, read,
+checked.
 
 ``results/published-here/<device>/servers.csv`` has one row a run, as offload.csv has (here.py), and
 is read by the same rules (sheet.py). A row is all ranks of a run together, but for its caps and
@@ -46,7 +47,7 @@ LABELS = {
 RENAMED_ON = date(2026, 11, 27)
 """Rows measured before call torch's pipelines as our own are called since."""
 SETTINGS = COLUMNS[:11]
-"""What two runs must have in common to be one that was repeated."""
+"""Columns that two runs must have in common to be one run that was repeated."""
 MOVED = ("load_gib", "store_gib", "planned_load_gib", "planned_store_gib")
 
 
@@ -62,9 +63,9 @@ class ServerRun(sheet.Run):
     """Over the host links to all GPUs in a step, as the runtime counted it; None where it does
     not."""
     store_gib: float | None
-    """The same from the GPUs."""
+    """GiB a step from the GPUs to the host."""
     planned_load_gib: float | None
-    """What the plan said of `load_gib`."""
+    """`load_gib` as planned."""
     planned_store_gib: float | None
 
 
@@ -77,7 +78,7 @@ def server_runs(roots: Iterable[Path]) -> list[ServerRun]:
 
 
 def latest(runs: Iterable[ServerRun]) -> list[ServerRun]:
-    """Of equal runs the last one (`sheet.latest`)."""
+    """The last one of each set of equal runs (`sheet.latest`)."""
     return sheet.latest(runs, SETTINGS)
 
 
@@ -95,7 +96,7 @@ def read_servers(path: Path) -> list[ServerRun]:
 
 
 def _contradiction(run: ServerRun, texts: dict[str, str]) -> str:
-    """What the fields of a row say against each other; empty where they agree."""
+    """Contradiction among the fields of a row; empty where they agree."""
     if run.method == "plain" and run.ranks > 1:
         return f"ranks is {texts['ranks']!r}, and plain training runs on one GPU"
     return sheet.contradiction(run, texts)

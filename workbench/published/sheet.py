@@ -26,8 +26,7 @@ AGREE = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What every benchmark says of a run: a row of its file in types. None stands for an empty
-    field."""
+    """Columns of every benchmark: a row of its file in types. None stands for an empty field."""
 
     LABELS: ClassVar[Mapping[str, str]]
     """The methods a row may name, and what figures call them."""
@@ -35,7 +34,7 @@ class Run:
     method: str
     """A key of `LABELS`."""
     variant: str
-    """What stands in parentheses after the method; empty for the method's own choice."""
+    """Text in parentheses after the method; empty for the method's own choice."""
     layers: int
     hidden: int
     heads: int
@@ -46,7 +45,7 @@ class Run:
     clip: float | None
     """The global norm to which gradients are clipped; None without clipping."""
     device_cap_gib: float | None
-    """Of each GPU; None for all of its memory."""
+    """GiB of each GPU; None for all of its memory."""
     host_cap_gib: float | None
     parameters: int | None
     status: str
@@ -57,7 +56,7 @@ class Run:
     """Distance of the quartiles of the steady steps, as a share of the median."""
     predicted_step_seconds: float | None
     peak_device_gib: float | None
-    """Of the GPU that needed most."""
+    """GiB of the GPU that needed most."""
     predicted_peak_device_gib: float | None
     host_gib: float | None
     final_loss: float | None
@@ -92,7 +91,7 @@ def files(roots: Iterable[Path], name: str) -> list[Path]:
 
 
 def latest(runs: Iterable[AnyRun], settings: tuple[str, ...]) -> list[AnyRun]:
-    """Of runs with the same settings on the same device the last one, which counts them all.
+    """The last one of the runs with equal settings on one device, which counts them all.
 
     A run that was repeated was repeated for a reason; the best of them is not picked.
     """
@@ -164,8 +163,7 @@ def cells(
 
 
 def contradiction(run: Run, texts: dict[str, str]) -> str:
-    """What the speed, the step and the batch of a row say against each other; empty where they
-    agree."""
+    """Contradiction among speed, step and batch of a row; empty where they agree."""
     if run.status != "ok":
         return ""
     for name in ("samples_per_second", "step_seconds_median", "parameters"):
@@ -295,4 +293,4 @@ READERS: dict[str, Callable[[str], Any]] = {
     "commit": some,
     "measured_on": _measured_on,
 }
-"""Of the columns that all sheets have; `method` is read by `method_of`."""
+"""Readers of the columns that all sheets have; `method` is read by `method_of`."""

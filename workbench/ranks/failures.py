@@ -1,4 +1,4 @@
-"""Which of several ranks' failures is the cause, and which are only what it led to.
+"""Finds the cause among several ranks' failures, and the failures that only follow from it.
 
 A rank that fails tells why in ``failure-RANK.json``; one that was killed tells nothing and has an
 exit status. Moments later its peers fail too, in a collective that the library calls off, and whose

@@ -4,7 +4,8 @@ The process of the run makes the board that all ranks share, writes what they ar
 their folder, and starts one process a rank (process.py) in its own process group, so that they end
 with it. A rank that fails or is killed shows it by its exit status; its peers fail moments later,
 or wait for ever in a collective. So failures are gathered for a moment, the one that is the cause
-is raised (failures.py), and whoever is left is killed. Who hangs, a watchdog tells (watchdog.py).
+is raised (failures.py), and the ranks that are left are killed. A watchdog names the rank that
+hangs (watchdog.py).
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class RankLauncher:
         return running
 
     def results(self) -> list[dict[str, Any]]:
-        """What the ranks that are done have told, in their order."""
+        """Results of the ranks that are done, in their order."""
         paths = [self.folder / f"result-{rank}.json" for rank in range(self.count)]
         return [json.loads(path.read_text()) for path in paths if path.exists()]
 

@@ -38,16 +38,16 @@ PATIENCE = timedelta(hours=12)
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """What a rank's work is given."""
+    """Inputs of a rank's work."""
 
     folder: Path
-    """Of all ranks of the run, in the run's own."""
+    """Folder of all ranks of the run, in the run's own."""
     rank: int
     ranks: int
     device: torch.device
     board: Board
     order: Mapping[str, Any]
-    """What the launcher was started with."""
+    """The order that the launcher was started with."""
 
     def tell(self, result: Mapping[str, Any]) -> None:
         """Say what this rank has measured: it is done."""

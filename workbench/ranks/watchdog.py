@@ -1,4 +1,4 @@
-"""Who hangs: a rank that does not start, does not go on, or does not end.
+"""Finds the rank that hangs: one that does not start, does not go on, or does not end.
 
 A rank that fails or is killed shows it by its exit status. One that hangs shows nothing, and all
 others wait for it sooner or later, so the question is who is to blame. The board tells how far each
@@ -42,7 +42,7 @@ class Limits:
     """Until all may begin their first action (importing, meeting, recording, pinning memory), and
     without any beginning one in the first step, in which layers are compiled."""
     hang_s: float = 120.0
-    """The same in later steps: longer than any action should take."""
+    """As `start_s`, in later steps: longer than any action should take."""
     end_s: float = 60.0
     """From the end of the last action until all processes have ended, and a second more for each
     `END_BYTES` of the host's memory, whose pages the system unlocks one by one."""
@@ -65,8 +65,9 @@ class Watchdog:
         processes: Sequence[Popen] = (),
         ask: Callable[[], str] | None = None,
     ) -> None:
-        """They start now, with step `first`. `processes` are, or will be, those of the ranks;
-        `ask` tells who hangs and where, of ranks whose actions are whole steps."""
+        """Begin to watch; the ranks start now, with step `first`. `processes` are, or will be,
+        those of the ranks; `ask` tells who hangs and where, of ranks whose actions are whole
+        steps."""
         self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
         self._processes, self._ask = processes, ask
         self._stopped_s: dict[int, float] = {}
@@ -80,8 +81,8 @@ class Watchdog:
         self._looked_s: float | None = None
 
     def late(self, until: int, at_least_s: float = 0.0) -> str | None:
-        """Which rank hangs on its way to the end of a step, and how; None while none does. To be
-        asked all the time. What goes on may take `at_least_s`."""
+        """Names the rank that hangs on its way to the end of a step, and how; None while none does.
+        To be asked all the time. Actions may take `at_least_s`."""
         self._look()
         for rank, since_s in self._stopped_s.items():
             if time.monotonic() - since_s > self._limits.hang_s:
@@ -149,7 +150,7 @@ class Watchdog:
         )
 
     def still_there(self, running: Collection[int]) -> str | None:
-        """Which ranks have done all and do not end; None while they have time."""
+        """Names the ranks that have done all and do not end; None while they have time."""
         self._look()
         now = time.monotonic()
         if self._done_s is None:

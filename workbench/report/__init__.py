@@ -158,7 +158,7 @@ def _provenance(records: dict[str, list[RunRecord]], *, simulated: bool) -> list
 def _commands(size: str) -> list[Html]:
     lines = {
         "make reproduce": "everything in this report, at size smoke",
-        f"workbench reproduce --size {size}": "this report; what has a record is not run again",
+        f"workbench reproduce --size {size}": "this report; runs with a record are not made again",
         f"workbench figure fig8a --size {size}": "one exhibit",
         f"workbench figure fig8a --size {size} -p force=true": "the same, all of it run again",
         "workbench report": "the report alone, from the results there are",

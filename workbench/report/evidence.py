@@ -1,4 +1,4 @@
-"""What the runs prove besides the figures: that every method trains, and that plans come true.
+"""Proofs from runs besides the figures: that every method trains, and that plans come true.
 
 A method that does not train is not fast, so the losses of all methods that are compared are drawn
 together and measured against plain training on the same samples. A prediction is worth what its

@@ -30,7 +30,7 @@ class Outcome:
     notebook: str
     """File name of the executed notebook, beside the report."""
     text: str = STDLIB
-    """What it trained on, where that can be chosen."""
+    """Text that it trained on, where that can be chosen."""
 
     @property
     def when(self) -> str:

@@ -1,4 +1,4 @@
-"""What STRONGHOLD's runs prove besides the figures, as parts of the report."""
+"""Proofs from STRONGHOLD's runs besides the figures, as parts of the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from workbench.runs.store import Store
 def proof_sections(
     size: str, records: dict[str, list[RunRecord]], store: Store, *, simulated: bool
 ) -> list[Html]:
-    """What the runs prove besides the figures; at paper size, what the simulator explains."""
+    """Sections of proofs from the runs besides the figures; at paper size, with the simulator's
+    explanation."""
     out = _explained() if size == "paper" else []
     if not simulated:
         out += [*_training(records["fig8a"]), *_predictions(records)]

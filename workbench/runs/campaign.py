@@ -3,10 +3,10 @@
     RESULTS/sweeps/<name>/   sweep.json order.json state.json events.jsonl log.txt lock order.lock
 
 Nothing of a sweep runs in a notebook's kernel, so the kernel stays usable, may be restarted, and
-may look at a sweep that somebody else started. The process (conductor.py) holds the folder's lock:
-a second one gives up, so two tabs cannot start a sweep twice. What people want (run, pause, cancel,
-retry) is ``order.json``, what the process does is ``state.json``, both replaced whole; what is
-finished is, as always, what the store has records of.
+may look at a sweep that somebody else started. The process (sweep_process.py) holds the folder's
+lock: a second one gives up, so two tabs cannot start a sweep twice. What people want (run, pause,
+cancel, retry) is ``order.json``, what the process does is ``state.json``, both replaced whole; what
+is finished is, as always, what the store has records of.
 
 A sweep is either attached, and ends with the process that started it, or detached, and goes on
 without it. Either way it can be started again, and goes on with what has no record.
@@ -39,7 +39,7 @@ LIVE: tuple[State, ...] = ("waiting", "running", "paused")
 Want = Literal["run", "pause", "cancel"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-COMMAND = (sys.executable, "-m", "workbench.conductor")
+COMMAND = (sys.executable, "-m", "workbench.sweep_process")
 START_S = 15.0
 """Longest time in which a process that was started says so."""
 
@@ -65,7 +65,7 @@ class Running(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What a sweep is doing."""
+    """State of a sweep."""
 
     state: State = "new"
     text: str = ""
@@ -106,8 +106,9 @@ class Campaign:
     def create(cls, store: Store, data: dict[str, Any], *, replace: bool = False) -> Campaign:
         """Write a sweep down under its ``name``.
 
-        `replace` another sweep of that name: for who has seen that no process conducts it. Raises
-        ValueError for a sweep that is malformed, or whose name another one has, and StoreError.
+        `replace` another sweep of that name: for a caller who has seen that no process runs it.
+        Raises ValueError for a sweep that is malformed, or whose name another one has, and
+        StoreError.
         """
         data = {"version": VERSION} | data
         file = SweepFile.parse(data, "sweep")
@@ -137,7 +138,7 @@ class Campaign:
 
     @property
     def file(self) -> SweepFile:
-        """The same, parsed."""
+        """The sweep file, parsed."""
         return SweepFile.load(self.folder / "sweep.json")
 
     # -- what people want -----------------------------------------------------------------------
@@ -212,21 +213,21 @@ class Campaign:
 
     @property
     def alive(self) -> bool:
-        """Whether a process conducts the sweep."""
+        """Whether a process runs the sweep."""
         if self._process is not None:
             self._process.poll()  # one of our own that ended is nobody's zombie
         return FileLock.is_taken(self.folder / "lock")
 
     def status(self) -> Status:
-        """What the sweep is doing, also where its process was killed."""
+        """State of the sweep, also where its process was killed."""
         alive, found = self.alive, _state_of(self.folder)
         if found.state in LIVE and not alive:
-            words = "its process was ended; start it again and it goes on with what is left"
+            words = "its process was ended; start it again and it goes on with the remaining runs"
             return replace(found, state="interrupted", text=words, running=[], seconds_left=None)
         return replace(found, text=found.text or _read(Orders, self.folder / "order.json")[1])
 
     def lock(self) -> FileLock | None:
-        """The right to conduct the sweep; None while another process has it."""
+        """The lock of the process that runs the sweep; None while another process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return FileLock.take(self.folder / "lock")
@@ -234,7 +235,7 @@ class Campaign:
             raise self.store.unusable(error) from error
 
     def say(self, status: Status) -> None:
-        """Replace what the sweep is said to be doing; for the process that conducts it."""
+        """Replace what the sweep is said to be doing; for the process that runs it."""
         try:
             write_whole(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
         except OSError as error:

@@ -1,9 +1,9 @@
-"""The one door of a page that others than its owner may use: what it may name.
+"""Confines a page that others than its owner may use to names that it may give.
 
 All that people type in a page becomes a sweep as plain data (ui/sweep_control.py); so does a file
 they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is
 made of it: paths must lie in the results folder, links followed, no function may be named, and no
-other machine. Whoever has a notebook names what they like.
+other machine. A user of a notebook may name anything.
 """
 
 from __future__ import annotations

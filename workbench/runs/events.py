@@ -1,5 +1,4 @@
-"""What a run says while it runs: one JSON object a line in ``events.jsonl``, in the order it
-happened.
+"""Events of a run: one JSON object a line in ``events.jsonl``, in the order they happened.
 
 Progress, time left and the losses of a run that was killed all come from here, never from the text
 of a log. A line that a death tore in two is skipped, and the next writer starts on a line of its
@@ -29,13 +28,13 @@ OTHERS = {
     "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
     "step_seconds_range": list[float] | None,
 }  # fmt: skip
-Told = TypedDict(
-    "Told", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
+EventFields = TypedDict(
+    "EventFields", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
 )
 """Fields of events, as far as programs read them; a line of other kinds of values is not used."""
 
 
-class Step(Told):
+class StepEvent(EventFields):
     """The event of a step that is done."""
 
     step: int
@@ -106,7 +105,7 @@ def parse_event(line: str | bytes) -> Event | None:
     try:
         event = parse_json(line, "it", any_text=True)
         kind = str(event["event"]) if isinstance(event, dict) and "event" in event else None
-        event = read_as({"step": Step, "exit": Exit}.get(kind, Told), event, "it")
+        event = read_as({"step": StepEvent, "exit": Exit}.get(kind, EventFields), event, "it")
     except ValueError:
         return None
     return event if kind is not None and NEEDED.get(kind, set()) <= event.keys() else None

@@ -1,4 +1,4 @@
-"""Who carries runs out: this machine, one run at a place, or an engine that has many machines.
+"""Carries runs out: on this machine, one run on a device, or by an engine with many machines.
 
 A sweep knows only this interface. An executor starts a run if it has room for one now; what it
 returns is polled as a `runner.Job` is, and is one where the run is on this machine.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.spec import RunSpec
-from workbench.runs import places
+from workbench.runs import device_locks
 from workbench.runs.events import Event
 from workbench.runs.runner import Job
 from workbench.runs.store import Store
@@ -27,7 +27,7 @@ class Work(Protocol):
 
     @property
     def where(self) -> str:
-        """The place it has, in words; empty where it needs none."""
+        """The devices it holds, in words; empty where it needs none."""
 
     def poll(self) -> RunRecord | None:
         """Do what can be done without waiting; the record once there is one."""
@@ -46,7 +46,7 @@ class Executor(Protocol):
     """Starts runs where there is room."""
 
     waits_for: str
-    """What the last run that could not be started waits for, in words."""
+    """Resource that the last run that could not be started waits for, in words."""
 
     def start(
         self,
@@ -64,7 +64,7 @@ class LocalExecutor:
     has ranks."""
 
     def __init__(self, store: Store, *, what: str = "a run") -> None:
-        """`what` is told to others who want the same place."""
+        """`what` names this holder to others who want a device."""
         self._store, self._what = store, what
         self.waits_for = ""
 
@@ -81,13 +81,13 @@ class LocalExecutor:
         job = Job(spec, self._store, force=force, timeout=timeout, accept=accept)
         if job.take_cached():
             return job
-        among = places.places(job.spec.device)
+        among = device_locks.lockable_devices(job.spec.device)
         count = job.spec.ranks if job.spec.device == "cuda" else 1
-        job.place = places.take(among, count, self._what)
-        if job.place is not None:
+        job.devices = device_locks.take(among, count, self._what)
+        if job.devices is not None:
             self.waits_for = ""
             return job
-        taken = [f"{place.name} (taken by {places.holder(place)})" for place in among]
+        taken = [f"{each.name} (taken by {device_locks.holder(each)})" for each in among]
         needed = f"{count} of " if count > 1 else ""
         self.waits_for = needed + " or ".join(taken)
         return None

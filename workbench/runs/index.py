@@ -40,7 +40,7 @@ count time in ticks of some milliseconds. A younger one is read again at the nex
 
 
 class _Seen(NamedTuple):
-    """What the folder shows of a record without reading it."""
+    """Facts of a record that its folder shows without reading it."""
 
     stamp: Stamp | None
     """None where the system would not let it be read: it is tried again at each look."""
@@ -52,7 +52,7 @@ Found = dict[str, _Seen]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is known of one record: the columns of its row, or why there are none."""
+    """Columns of one record's row, or the reason why there are none."""
 
     seen: _Seen
     settled: bool = field(default=True, compare=False)
@@ -89,7 +89,7 @@ class Index:
         finite, ``has_timeline``: whether the run's folder holds a ``timeline.json``.
 
         Rows may be changed, lists and dicts in them not. Text in them comes from logs and specs: it
-        is data, and whoever shows it escapes it.
+        is data, and the code that shows it escapes it.
         """
         if not self._looked:
             self.refresh()

@@ -1,4 +1,4 @@
-"""What the index of a results folder (index.py) keeps for the next process: texts of records.
+"""Cache of a results folder's index (index.py) for the next process: texts of records.
 
 A text is sealed together with the key and the stamp of the record.json it is of: what is torn, of
 an earlier record or of another format does not match, and the record is parsed instead. A cache
@@ -20,7 +20,7 @@ from workbench.core.record import SCHEMA
 CACHE = ".index.sqlite"
 TABLE = "CREATE TABLE records (key BLOB PRIMARY KEY, seal BLOB, text BLOB)"
 FORMAT = 3
-"""Of an entry in the cache; another number when what the index writes there is another."""
+"""Format of an entry in the cache; another number when the index writes another one."""
 
 WAIT_SECONDS = 0.2
 """For another process that writes the cache. Then this look goes on without it."""
@@ -32,7 +32,7 @@ NO_FAULT = {
 """Errors that say nothing against the cache itself; with any other it is made anew."""
 
 Stamp = tuple[int, int, int]
-"""Of a file: modification time in ns, size in bytes, inode."""
+"""State of a file: modification time in ns, size in bytes, inode."""
 
 
 class Cache:
@@ -118,6 +118,6 @@ class Cache:
 
 
 def _seal(name: bytes, stamp: Stamp, text: bytes) -> bytes:
-    """What binds a text to its folder, to the record.json it is of, and to this format."""
+    """Seal that binds a text to its folder, to its record.json, and to this format."""
     bound = repr((FORMAT, SCHEMA, name, stamp)).encode()
     return blake2b(bound + b"\n" + text, digest_size=16).digest()

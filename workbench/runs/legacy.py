@@ -30,7 +30,7 @@ class LineWriter:
             self._parameters = None
 
     def header(self) -> list[str]:
-        """What a reader of the log must know of the run, as Megatron-LM dumps its arguments."""
+        """Header of the log for its readers, as Megatron-LM dumps its arguments."""
         spec, model = self._spec, self._spec.model
         arguments = {
             "method": spec.method,

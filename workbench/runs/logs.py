@@ -67,7 +67,7 @@ _SETTINGS = {
     "seq": ("seq-length", "seq_length"),
     "batch": ("global-batch-size", "global_batch_size", "batch-size", "batch_size"),
 }
-"""What to know of a run -> its names on the command line and in the dump of arguments."""
+"""Setting of a run -> its names on the command line and in the dump of arguments."""
 
 _DEFAULTS = {"heads": 16, "seq": 1024}
 """Fixed in every run of the artifact."""

@@ -119,7 +119,7 @@ def parse_value(name: str, text: str) -> Any:
 
 
 def describe(name: str) -> str:
-    """What the field takes, in words: ``a whole number or auto``."""
+    """Values that the field takes, in words: ``a whole number or auto``."""
     return schema.describe(_hint(name)).replace("null", "none")
 
 

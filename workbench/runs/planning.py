@@ -121,8 +121,8 @@ def choose_profiles(
 
 
 def stored_sizes(spec: RunSpec, store: Store) -> dict[int, Profile]:
-    """Of a method that chooses its own micro-batches, this machine's profiles that its run would
-    take, as far as they are stored; none of another method."""
+    """Stored profiles of this machine that a run would take, for a method that chooses its own
+    micro-batches; none of another method."""
     from workbench.profile.several import stored_profiles
 
     several = hasattr(methods.load(spec.method), "plan_sizes")

@@ -1,4 +1,4 @@
-"""Ending every process of a run, whoever started it and however it hides.
+"""Ends every process of a run, however it was started and however it hides.
 
 A worker's children are not ours to know: DeepSpeed starts launchers and compilers, some in sessions
 of their own. Process groups miss those, and the parent chain breaks when a parent dies first. So
@@ -52,9 +52,9 @@ def marked(mark: str) -> list[int]:
 
 
 def environment_of(process: Path) -> bytes | None:
-    """What a process, by its folder in ``/proc``, was started with. None while the system loads its
-    program: there is no environment to read then, for some microseconds or, on a busy machine, for
-    tens of milliseconds. Raises OSError where it cannot be read."""
+    """Environment that a process, by its folder in ``/proc``, was started with. None while the
+    system loads its program: there is no environment to read then, for some microseconds or, on a
+    busy machine, for tens of milliseconds. Raises OSError where it cannot be read."""
     facts = (process / "stat").read_bytes().rpartition(b")")[2].split()  # from the third on
     size, end = int(facts[VSIZE - 3]), int(facts[ENV_END - 3])
     environment = (process / "environ").read_bytes()

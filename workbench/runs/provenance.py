@@ -20,7 +20,7 @@ from workbench.core import host
 from workbench.core.host import available_cores
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "numpy")
-"""Those that a run's numbers depend on, by their names on the package index."""
+"""Packages that a run's numbers depend on, by their names on the package index."""
 
 
 def gather(command: list[str] | None = None) -> dict[str, Any]:

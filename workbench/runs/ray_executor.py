@@ -29,7 +29,7 @@ from workbench.runs.runner import POLL_S
 from workbench.runs.store import Store
 
 MEMORY_BYTES = 128 << 20
-"""Of Ray's own object store where it is started here: what it carries is a record."""
+"""Bytes of Ray's own object store where it is started here: it carries records."""
 STARTS = 3
 """Attempts to start Ray here."""
 END_S = 30.0
@@ -104,7 +104,8 @@ class RayExecutor:
         return work
 
     def _cores(self) -> int:
-        """Of the smallest machine: a run gets a whole one, or two would measure each other."""
+        """Cores of the smallest machine: a run gets a whole one, or two would measure each
+        other."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         return int(min(node["Resources"].get("CPU", 1) for node in nodes))
 
@@ -165,7 +166,8 @@ class RayWork:
             time.sleep(POLL_S)
 
     def _outcome(self) -> RunRecord:
-        """What the task returned; for one that was cancelled or lost, what it left in the store."""
+        """Record that the task returned; for a task that was cancelled or lost, the one it left in
+        the store."""
         try:
             record = RunRecord.from_json(self._ray.get(self._task))
             if record.key == self.key:
@@ -209,7 +211,8 @@ def _end_new_children(before: set[psutil.Process], package: Path) -> None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """It is empty for a moment after a process began, while its program is being loaded."""
+    """Command line of a process. It is empty for a moment after a process began, while its program
+    is being loaded."""
     deadline = time.monotonic() + LOAD_S
     while not (words := process.cmdline()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -219,7 +222,7 @@ def _command_line(process: psutil.Process) -> list[str]:
 def _carry_out(
     spec: dict[str, Any], root: str, force: bool, timeout: float | None, accept: list[Status]
 ) -> str:
-    """On a machine of the cluster: the run, at a place of its own; the record as JSON."""
+    """On a machine of the cluster: the run, on devices of its own; the record as JSON."""
     executor = LocalExecutor(Store(root), what="a run of a Ray cluster")
     while True:
         work = executor.start(

@@ -1,4 +1,4 @@
-"""What a spec means on this machine: what it leaves open is decided, and what cannot be is said."""
+"""Resolves a spec on this machine: open settings are decided, and impossible ones are named."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config_file(model: ModelSpec) -> Path | None:
         path = user_path(model.family)
         path = path / "config.json" if path.is_dir() else path
         return path.resolve() if path.is_file() else None
-    except (OSError, ValueError):  # whoever reads it says so
+    except (OSError, ValueError):  # the run that reads it says so
         return None
 
 

@@ -32,10 +32,10 @@ from workbench.core.paths import import_path
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
+from workbench.runs.device_locks import HeldDevices
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
-from workbench.runs.places import Held
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.store import Store, StoreError
@@ -105,8 +105,8 @@ class Job:
         self.key = key_of(self.spec)
         self.record: RunRecord | None = None
         self.cached = False
-        self.place: Held | None = None
-        """Where it runs, held until it has ended; to be set before the first poll."""
+        self.devices: HeldDevices | None = None
+        """Devices it runs on, held until it has ended; to be set before the first poll."""
         self._store, self._timeout = store, timeout
         self._force, self._accept = force, frozenset(accept)
         self._lock: FileLock | None = None
@@ -124,8 +124,8 @@ class Job:
 
     @property
     def where(self) -> str:
-        """The place it has, in words; empty where it needs none."""
-        return self.place.name if self.place is not None else ""
+        """The devices it holds, in words; empty where it needs none."""
+        return self.devices.name if self.devices is not None else ""
 
     @property
     def running(self) -> bool:
@@ -238,8 +238,8 @@ class Job:
         self._reader = EventReader(folder / "events.jsonl", from_end=True)
         self._began = time.monotonic()
         held = [self._lock.fd] if self._lock is not None else []
-        held += self.place.fds if self.place is not None else []
-        there = self.place.environment if self.place is not None else {}
+        held += self.devices.fds if self.devices is not None else []
+        there = self.devices.environment if self.devices is not None else {}
         with log:
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "workbench.runs.guard", str(folder)],
@@ -296,8 +296,8 @@ class Job:
         self._events.append(make_event(kind, **values))
 
     def _release(self) -> None:
-        if self.place is not None:
-            self.place.release()
+        if self.devices is not None:
+            self.devices.release()
         if self._lock is not None:
             self._lock.release()
             self._lock = None

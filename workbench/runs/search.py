@@ -6,7 +6,8 @@ Where it is wrong the search widens by 1, 2, 4, ... layers and then halves. Ever
 a process of its own under the spec's budgets, so the answer is measured, not planned; and every
 probe is a record, so a search that was killed continues and one that is done costs nothing.
 
-A `Search` is polled like a `Sweep` and offers the same points and events to whoever shows progress.
+A `Search` is polled like a `Sweep`, and offers points and events like one to code that shows
+progress.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Search:
         self._executor = executor or LocalExecutor(store, what="a search for the largest model")
         self._look_at = 0.0
         self.waits_for = ""
-        """What is waited for while nothing runs, in words."""
+        """Resource that the search waits for while nothing runs, in words."""
         self.paused = False
         """While it is, no probe is started; the one that runs is let finish."""
         self._job: Work | None = None
@@ -110,7 +111,7 @@ class Search:
 
     @property
     def guess(self) -> int:
-        """What the planner says; asked once, when first needed."""
+        """Largest size by the planner; asked once, when first needed."""
         if self._guess is None:
             self._guess = planned_largest(self.spec, self.store, limit=self.limit)
         return self._guess

@@ -2,8 +2,8 @@
 
 A sweep keeps no state of its own: what is finished is what the store has records of, so a sweep
 that was killed resumes by being started again, two sweeps may share a store, and a point that two
-sweeps share runs once. How many run at once is the executor's matter: on this machine one at each
-place (places.py), because two at one place would measure each other.
+sweeps share runs once. How many run at once is the executor's matter: on this machine one on each
+device (device_locks.py), because two on one device would measure each other.
 
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
@@ -38,7 +38,7 @@ from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 VERSION = 2
-"""Of sweep files."""
+"""Version of sweep files."""
 MOST_POINTS = 4000
 """Points of a sweep: hours of runs that take a few seconds each."""
 
@@ -73,7 +73,7 @@ class SweepFile:
 
     specs: list[RunSpec]
     data: dict[str, Any]
-    """The same, as it stands there."""
+    """The sweep file's JSON, as it stands there."""
     name: str = "sweep"
     """As the file says, else the file's own."""
     results: Path = REPOSITORY_RESULTS
@@ -83,7 +83,7 @@ class SweepFile:
     """Not a sweep but the runs of this exhibit (``8a``), at `size`."""
     size: str = "smoke"
     note: str = ""
-    """What a reader should know of how the file was read."""
+    """A sentence for readers on how the file was read."""
 
     @classmethod
     def load(cls, path: Path) -> SweepFile:
@@ -171,7 +171,7 @@ def expand(
 State = Literal["pending", "running", "done", "failed"]
 
 LOOK_AGAIN_S = 0.5
-"""Time between two looks for a free place."""
+"""Seconds between two looks for a free device."""
 
 
 @dataclass(kw_only=True)
@@ -185,7 +185,7 @@ class Point:
     work: Work | None = None
     """While it runs."""
     step_seconds: list[float] = field(default_factory=list)
-    """Of the steps that the present run has done."""
+    """Seconds of the steps that the present run has done."""
     began: float = 0.0
 
     @property
@@ -223,7 +223,7 @@ class Sweep:
         self.paused = False
         """While it is, nothing new is started; what runs is let finish."""
         self.waits_for = ""
-        """What is waited for while nothing runs, in words."""
+        """Resource that the sweep waits for while nothing runs, in words."""
         self._executor = executor or LocalExecutor(store, what="a sweep")
         self._timeout, self._force = timeout, force
         # A cancelled run is one that nobody let finish, so it never counts as done.

@@ -1,9 +1,10 @@
 """The process that trains: one run, from spec.json to record.json, in a process of its own.
 
-It has its own memory to run out of and its own device context to take down with it; whoever asked
-for the run only reads files. How it ended is decided here, from the exception, and never from the
-text of a log. Three ends leave no record here, because they are not results of the spec: cancelled
-and timed out (the runner knows which, and writes it), and a results folder that cannot be written.
+It has its own memory to run out of and its own device context to take down with it; the process
+that asked for the run only reads files. How it ended is decided here, from the exception, and never
+from the text of a log. Three ends leave no record here, because they are not results of the spec:
+cancelled and timed out (the runner knows which, and writes it), and a results folder that cannot be
+written.
 
 Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt.
 """
@@ -49,7 +50,7 @@ TEARDOWN_S = 20
 exit."""
 
 LONGEST_MESSAGE = 300
-"""Of a library's message; the whole of it is in log.txt."""
+"""Longest part of a library's message; the whole of it is in log.txt."""
 
 
 class Cancelled(BaseException):
@@ -165,7 +166,7 @@ def make_record(
 
 
 def unfinished(folder: Path, job: JobFile) -> Outcome:
-    """What is known of a run whose `train` did not return: the steps it reported."""
+    """Outcome of a run whose `train` did not return: the steps it reported."""
     events = EventReader(folder / "events.jsonl").read()
     if not job.resume:
         starts = [i for i, e in enumerate(events) if e.get("attempt") == job.started]

@@ -1,5 +1,4 @@
-"""What every AdamW update shares, wherever it runs: its scalars, its checks, its inverse, and
-torch's fused form of it.
+"""The scalars, the checks and the inverse that all AdamW updates share, and torch's fused form.
 
 An update of one layer may run long after it was issued, in another thread, while the training loop
 has moved the learning rate on. So it takes its scalars from an immutable snapshot: the published
@@ -53,7 +52,7 @@ class Diverged(ArithmeticError):
 
 
 def clip_coefficient(limit: float | None, norm: float) -> float:
-    """What gradients of a global norm are multiplied by under a limit: torch's clip_grad_norm_."""
+    """Factor for gradients of a global norm under a limit: torch's clip_grad_norm_."""
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
@@ -100,8 +99,8 @@ class AdamStep:
         )
 
     def scalars(self) -> dict[str, float]:
-        """What a kernel multiplies with: computed in double, then rounded once to fp32, as torch
-        does with Python's numbers."""
+        """Factors for a kernel: computed in double, then rounded once to fp32, as torch does with
+        Python's numbers."""
         correction1 = 1 - self.beta1**self.step
         correction2 = 1 - self.beta2**self.step
         exact = {
@@ -318,7 +317,7 @@ def _pieces(*slabs: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _step(exp_avg: Tensor, exp_avg_sq: Tensor, s: dict[str, float]) -> Tensor:
-    """What these moments add to the weights. Roots are in double: those of fp32 are not always
+    """Change of the weights by these moments. Roots are in double: those of fp32 are not always
     rounded correctly."""
     rms = exp_avg_sq.double().sqrt_().float().div_(s["sqrt_correction2"])
     return (exp_avg * s["neg_step_size"]).div_(rms.add_(s["eps"]))

@@ -1,4 +1,4 @@
-"""What flows on without growing with the batch must be the same in all micro-batches.
+"""Checks that tensors which flow on without growing with the batch are equal in all micro-batches.
 
 A position bias made of weights is. A running sum over the batch is not, nor is noise: one buffer
 for all samples has no place for each micro-batch's, and a backward pass of other micro-batches than

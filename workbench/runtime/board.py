@@ -1,11 +1,11 @@
-"""What the ranks of one machine tell each other: which actions are done, and who has failed.
+"""Shared memory in which the ranks of one machine write the actions they have done, and failures.
 
 Each rank walks its own lanes (executor.py). Where one waits for what another does to shared host
 memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
 and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
 sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
-Collectives need no board: whoever takes part waits in them.
+Collectives need no board: the ranks that take part wait in them.
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that
@@ -33,7 +33,7 @@ EVERYBODY = -2
 NOTHING = -1
 """Instead of an action: none has begun."""
 KEPT = 64
-"""Steps whose ends are kept, for whoever reports them."""
+"""Steps whose ends are kept, for the run's own process to report."""
 AHEAD = KEPT - 1
 """Steps that compute lanes may end before they are reported: a norm may be entered for one more."""
 
@@ -84,7 +84,7 @@ class Board:
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
         self._ends = floats[: 3 * KEPT * ranks].reshape(KEPT, ranks, 3)
-        """Of the last steps, by rank: (its part of the loss, when it was done, which step)."""
+        """(part of the loss, when it was done, which step) of the last steps, by rank."""
         floats = floats[3 * KEPT * ranks :]
         self.norms = floats[: ranks * units].reshape(ranks, units)
         """[ranks, units]: the square of the norm of a rank's gradients, of the step whose norm is
@@ -103,7 +103,7 @@ class Board:
 
     @staticmethod
     def sizes(schedule: Schedule) -> dict[str, int]:
-        """Those of the board of a schedule."""
+        """Sizes of a schedule's board, as `make` takes them."""
         return {
             "actions": len(schedule.actions),
             "ranks": schedule.mesh.processes,
@@ -144,7 +144,7 @@ class Board:
         while not counts.wait(index, seen, self._failed):
             self.check()
 
-    # For whoever looks who hangs.
+    # For the watchdog, which looks for the rank that hangs.
 
     def come(self, stage: Stage) -> None:
         """This rank has come so far."""
@@ -243,7 +243,8 @@ class Board:
         self._allowed[0] = step
 
     def excuse(self, seconds: float) -> None:
-        """Nobody looked for so long, and perhaps nobody ran: that counts as nobody's idleness."""
+        """Excuse the ranks for `seconds` in which nobody looked, and perhaps nobody ran: they do
+        not count as idleness."""
         since_s = max(float(self._seen.max()), self._allowed_s)
         self._allowed_s = min(time.monotonic(), since_s + seconds)
 
@@ -261,7 +262,7 @@ class Board:
 
     @property
     def drained(self) -> int:
-        """The same of all ranks."""
+        """Steps that all ranks have drained."""
         return self._drained.least()
 
     def fail(self) -> None:

@@ -1,4 +1,4 @@
-"""What flows between two units, as tensors and as bytes.
+"""Tensors that flow between two units, and their bytes.
 
 Most models pass one tensor on; one with masks or skip connections passes several, which go as one
 bundle wherever they go. In memory of its own (a stash, an inbox) each of a bundle's tensors has all
@@ -28,7 +28,7 @@ class Boundary:
         self.differentiable = tuple(part.differentiable for part in parts)
 
     def gradients(self) -> Boundary:
-        """Of the parts for which a gradient comes back."""
+        """Boundary of the parts for which a gradient comes back."""
         chosen = [i for i, wanted in enumerate(self.differentiable) if wanted]
         back = Boundary([self.parts[i] for i in chosen], torch.float32)
         back.dtypes = tuple(self.dtypes[i] for i in chosen)
@@ -81,12 +81,12 @@ def copy_into(target: Bundle, source: Bundle) -> None:
 
 
 def bytes_of(bundle: Bundle) -> int:
-    """Of all its tensors."""
+    """Bytes of all tensors of a bundle."""
     return sum(tensor.nbytes for tensor in bundle)
 
 
 def bundled(value: Tensor | Bundle) -> Bundle:
-    """What a unit put out, as a bundle."""
+    """The output of a unit, as a bundle."""
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -43,7 +43,7 @@ MADE_ROOM = "the disk was full: older checkpoints were removed to make room for 
 
 
 class Holder(Protocol):
-    """Who has a run's weights and moments, wherever they lie."""
+    """Interface of a holder of a run's weights and moments, wherever they lie."""
 
     def write(self, folder: Path) -> None:
         """Make all files in a new folder. Raises OSError or SafetensorError if the disk refuses."""
@@ -121,7 +121,7 @@ def save(
         target = publish(temporary, manifest)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if FULL.search(str(error)) and _make_room(folder):  # whoever tries again has none to give
+        if FULL.search(str(error)) and _make_room(folder):  # the next try has none to give
             notes += [MADE_ROOM] if MADE_ROOM not in notes else []
             return save(folder, holder, manifest, statistics, notes)
         raise OSError(f"the checkpoint {temporary.name[1:]} was not written: {error}") from error
@@ -150,7 +150,7 @@ def _remove_all_but(kept: list[Path], folder: Path) -> bool:
 
 
 def label_of(kind: str, model: LayeredModel, unit: int, local: str) -> str:
-    """What a tensor is called in a file: one of `KINDS`, and its parameter."""
+    """Name of a tensor in a file: one of `KINDS`, and its parameter."""
     return f"{kind}/{model.state_name(unit, local)}"
 
 

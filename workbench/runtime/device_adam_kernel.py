@@ -26,7 +26,7 @@ WARPS = 4
 
 
 class Scalars(NamedTuple):
-    """Those of an update to apply, as ``AdamStep.scalars`` names them."""
+    """Scalars of an update to apply, as ``AdamStep.scalars`` names them."""
 
     grad_scale: float
     decay: float
@@ -39,7 +39,7 @@ class Scalars(NamedTuple):
 
 
 class Undo(NamedTuple):
-    """Those of an update to take back, and the reciprocals of what it is divided by."""
+    """Scalars of an update to take back, and the reciprocals of its divisors."""
 
     grad_scale: float
     decay: float
@@ -70,7 +70,8 @@ class Undo(NamedTuple):
 
 
 def reciprocal(x: float) -> float:
-    """Of an fp32 number, in fp32; 0 for 0. (Rounding a double's quotient again changes no bit.)"""
+    """1 / x of an fp32 number, in fp32; 0 for 0. (Rounding a double's quotient again changes no
+    bit.)"""
     return c_float(1 / x).value if x else 0.0
 
 

@@ -73,8 +73,8 @@ class DeviceMeter(ABC):
 
     @abstractmethod
     def avoid_fragments(self) -> None:
-        """What is allocated from now on need not fit between what is there: memory that must be
-        shared with other processes, or recorded, has been made."""
+        """Let later allocations take new memory, not only gaps between existing ones: memory that
+        must be shared with other processes, or recorded, has been made."""
 
     @abstractmethod
     def on_host(self) -> Any:
@@ -96,7 +96,7 @@ class StorageMeter(DeviceMeter):
         self._peak = 0
         self._known: dict[int, _Storage] = {}
         # Storages are freed in any thread at any instruction, this class's own included. So their
-        # callbacks only leave a note here, and whoever wants to know the balance next settles it
+        # callbacks only leave a note here, and the next caller that asks for the balance settles it
         # under the lock.
         self._freed: deque[_Storage] = deque()
         self._lock = threading.Lock()

@@ -52,7 +52,7 @@ class DiskStore:
     """Slabs by name in a scratch file under ``folder``, ``budget`` bytes in all. Thread-safe.
 
     Any number of threads may read and write at once; ordering two transfers of one slab is up to
-    them. Calls hold no interpreter lock while the disk works. ``host`` is the ledger that the
+    them. Calls hold no interpreter lock while the disk works. ``host`` is the tier that the
     small staging buffers are entered in: they serve memory that is not aligned, and the ends of
     slabs that are no multiple of ALIGNMENT.
 
@@ -70,7 +70,7 @@ class DiskStore:
         staging_nbytes: int = 1 << 20,
     ) -> None:
         self.tier = Tier("disk", budget)
-        """The ledger: ``in_use``, ``peak`` and who holds what."""
+        """Bytes ``in_use``, their ``peak``, and the slabs that hold them."""
         self.bytes_read = 0
         """Bytes handed to callers so far, without padding."""
         self.bytes_written = 0
@@ -92,18 +92,19 @@ class DiskStore:
             self._staging.close()
             raise ValueError(f"{folder} cannot hold a scratch file: {error.strerror}") from error
         self.path = Path(path)
-        """What the file was called; it has no name any more where the system allows that."""
+        """Name under which the file was made; it has no name any more where the system allows
+        that."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         self._direct = direct and _set_direct(self._fd)
 
     @property
     def direct(self) -> bool:
-        """Whether transfers bypass the page cache; if not, it takes host memory no ledger shows."""
+        """Whether transfers bypass the page cache; else they take host memory no tier shows."""
         return self._direct
 
     def allocate(self, name: str, nbytes: int) -> None:
-        """Make room for a slab that reads as zeros; its ledger entry is rounded up to ALIGNMENT.
+        """Make room for a slab that reads as zeros; the tier counts it rounded up to ALIGNMENT.
 
         Raises OutOfMemory if the budget or the disk has no room.
         """

@@ -1,4 +1,4 @@
-"""What each action does to a layered model: the work behind any single-device schedule.
+"""Performs each action on a layered model: the work behind any single-device schedule.
 
 The schedule decides what happens when; the engine knows only how. It owns the memory (storage.py,
 tiers.py) and finds a unit's place by the slot its buffer names in the schedule, so a new method
@@ -19,13 +19,13 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
-from workbench.runtime.optimizer import Optimizer, Step
+from workbench.runtime.optimizer import Optimizer, StepState
 from workbench.runtime.replay import Chain, Replays
-from workbench.runtime.shells import Shells, write_initial
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
 from workbench.runtime.traffic import Traffic
+from workbench.runtime.unit_modules import UnitModules, write_initial
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
@@ -48,7 +48,7 @@ class Engine:
         self.memory = memory
         self.traffic = Traffic(memory.device, spec.link_bytes_per_s)
         self._lock = threading.Lock()
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -92,7 +92,7 @@ class Engine:
             if (slab := self._gradient_slab(unit)) is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
         slots = {unit: self._slot(unit) for unit in memory.streamed}
-        self._shells = Shells(model, memory, self._flats, slots, self._gradients)
+        self._modules = UnitModules(model, memory, self._flats, slots, self._gradients)
         self._replays: Replays | None = None
         self._replayed: frozenset[int] = frozenset()
         """Units whose passes are recorded."""
@@ -115,7 +115,7 @@ class Engine:
             self._inputs,
             self._graphs,
             self._output_grads,
-            self._shells,
+            self._modules,
             self._gradients,
         ):
             held.clear()
@@ -127,10 +127,10 @@ class Engine:
 
     def _record(self) -> None:
         """The passes of blocks that recompute, where the schedule has memory for recordings."""
-        rows, shells = self.spec.microbatch, self._shells
+        rows, modules = self.spec.microbatch, self._modules
         self._replayed = frozenset(self._recomputed - {0})
         chains = {
-            unit: Chain(modules=(shells[unit],), parameters=(shells.parameters(unit),), rows=rows)
+            unit: Chain(modules=(modules[unit],), parameters=(modules.parameters(unit),), rows=rows)
             for unit in sorted(self._replayed)
         }
         shape = rows, self.spec.model.seq, self.model.hidden
@@ -141,7 +141,7 @@ class Engine:
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
 
-    def _begin(self, step: int) -> Step:
+    def _begin(self, step: int) -> StepState:
         """The shared state of a step; the first forward action makes it."""
         memory = self.memory
         with memory.meter.on_host():
@@ -149,7 +149,7 @@ class Engine:
         memory.meter.register(tokens)
         memory.meter.register(targets)
         hyper = self.optimizer.begin(step)
-        state = Step(
+        state = StepState(
             index=step,
             tokens=tokens,
             targets=targets,
@@ -159,7 +159,7 @@ class Engine:
             calm=self.optimizer.calm,
         )
         for unit in memory.resident:
-            if self._shells.ends(unit):
+            if self._modules.ends(unit):
                 memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
@@ -211,7 +211,7 @@ class Engine:
         elif unit == 0:
             y.backward(self._output_grads.pop((unit, micro)))
         else:
-            parameters = self._shells.parameters(unit)
+            parameters = self._modules.parameters(unit)
             output_grad = self._output_grads.pop((unit, micro))
             input_grad, *grads = torch.autograd.grad(
                 y, (x, *parameters), output_grad, materialize_grads=True
@@ -233,7 +233,7 @@ class Engine:
         else:
             torch._foreach_add_(self._gradients[unit], grads)
 
-    def finish(self, step: int) -> tuple[float, Step]:
+    def finish(self, step: int) -> tuple[float, StepState]:
         """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
         state = self._steps[step]
         self.optimizer.check(state)
@@ -302,26 +302,26 @@ class Engine:
         self._drop_gradients(unit)
 
     def _drop_gradients(self, unit: int) -> None:
-        """Of a resident unit, where they are what autograd returned."""
+        """Drop the gradients of a resident unit, where autograd returned them."""
         if self._gradient_slab(unit) is None:
             for grad in self._gradients.pop(unit):
                 read_here(grad)
 
     # -- small answers --------------------------------------------------------------------------
 
-    def _run(self, state: Step, unit: int, micro: int, x: Tensor) -> Tensor:
+    def _run(self, state: StepState, unit: int, micro: int, x: Tensor) -> Tensor:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        return self._template.forward(unit, self._shells[unit], x, ctx, targets)
+        return self._template.forward(unit, self._modules[unit], x, ctx, targets)
 
-    def _input(self, state: Step, unit: int, micro: int, *, grad: bool) -> Tensor:
+    def _input(self, state: StepState, unit: int, micro: int, *, grad: bool) -> Tensor:
         if unit == 0:
             return state.tokens[self._rows(state, micro)]
         x = self._inputs[unit, micro]
         return x.detach().requires_grad_() if grad else x
 
-    def _rows(self, state: Step, micro: int) -> slice:
+    def _rows(self, state: StepState, micro: int) -> slice:
         size = len(state.samples) // self.schedule.num_microbatches
         return slice(micro * size, (micro + 1) * size)
 

@@ -1,18 +1,19 @@
 """Runs any schedule: the simulator's counterpart on real hardware.
 
-A thread walks each lane in order. Before an action it waits for what the action names in `after`:
-on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event,
-so that copies, compute and host updates overlap exactly as far as the dependencies allow:
+A thread walks each lane in order. Before an action it waits for the actions that it names in
+`after`: on the host by a `Completion` that is set when the other lane has issued its work, on CUDA
+by an event, so that copies, compute and host updates overlap exactly as far as the dependencies
+allow:
 
 * the compute lane runs in the caller's thread, on its own stream; on a device of several ranks that
-  thread walks what else is only issued, too (walks.py);
+  thread walks all other lanes that are only issued, too (lane_threads.py);
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
 * host and disk lanes are plain threads; their work releases the interpreter lock;
 * of several ranks, each process walks its own lanes. What another rank does is waited for on the
-  board (board.py), messages and collectives by themselves. That there is room for a message is
-  announced beside its lane, which may be messages ahead of those that have come.
+  board (board.py), messages and collectives by themselves. Room for a message is announced beside
+  its lane, which may be messages ahead of those that have come.
 
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
@@ -35,10 +36,10 @@ from contextlib import nullcontext, suppress
 import torch
 
 from workbench.runtime.board import Board, Failed
+from workbench.runtime.completions import Completions
+from workbench.runtime.lane_threads import lane_threads
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
-from workbench.runtime.tokens import Tokens
-from workbench.runtime.walks import walks
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -89,9 +90,10 @@ class Executor:
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """Events count from `origin` (time.perf_counter), by default from the first segment's
-        beginning. `compute_stream` is that on which passes were recorded, if some were. `announce`
-        says that there is room for a message, once what its RECV waits for has ended, or on CUDA is
-        waited for by the current stream. `together`: one thread walks all that is only issued."""
+        beginning. `compute_stream` is the stream on which passes were recorded, if some were.
+        `announce` says that there is room for a message, once all that its RECV waits for has
+        ended, or on CUDA is waited for by the current stream. `together`: one thread walks all
+        lanes that are only issued."""
         if schedule.mesh.processes != 1 and board is None:
             raise ValueError(
                 f"the schedule {schedule.name!r} has {schedule.mesh.processes} ranks; several need "
@@ -110,24 +112,25 @@ class Executor:
         self._record_from = record_from
         self._announce = announce
         rank = board.position if board else 0
-        found = walks(schedule, rank, announces=announce is not None, together=together)
-        self._waits, self._remote = found.own, found.remote
-        self._walks, self._announcing, self._telling = found.walks, found.announcing, found.telling
-        told = {index for lane in found.telling for index in found.lanes[lane]}
-        self._published = found.published - told
-        """What is told to other ranks where it is issued."""
+        found = lane_threads(schedule, rank, announces=announce is not None, together=together)
+        self._waits, self._remote = found.local, found.remote
+        self._lane_items = found.threads
+        self._announcing, self._publishing = found.announcing, found.publishing
+        beside = {index for lane in found.publishing for index in found.lanes[lane]}
+        self._published = found.published - beside
+        """Actions that are published to other ranks by the thread that issues them."""
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
             lanes = [lane for lane in found.lanes if lane_kind(lane) in STREAMS]
             self._streams = {
-                lane: torch.cuda.Stream(device) for lane in lanes if lane not in found.telling
+                lane: torch.cuda.Stream(device) for lane in lanes if lane not in found.publishing
             }
             if compute_stream is not None:
                 self._streams[COMPUTE] = compute_stream
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
-        self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == rank)
+        self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -140,8 +143,8 @@ class Executor:
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
-        self._tokens.begin(steps[:2])
-        self._progress = dict.fromkeys(self._walks, first_step)
+        self._completions.begin(steps[:2])
+        self._progress = dict.fromkeys(self._lane_items, first_step)
         self._failure, self._stop = None, False
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
@@ -159,7 +162,7 @@ class Executor:
         sys.setswitchinterval(interval)
         if self._streams:
             gc.unfreeze()
-        self._tokens.clear()
+        self._completions.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             # The frames it passed hold activations, which the next attempt may have no room beside.
@@ -182,7 +185,7 @@ class Executor:
         self._drain()
 
     def _start_lanes(self, steps: range) -> None:
-        for lane in self._walks:
+        for lane in self._lane_items:
             if lane == COMPUTE:
                 continue
             ended = threading.Event()
@@ -222,14 +225,14 @@ class Executor:
         finally:
             ended.set()
 
-    def _walk(self, walk: str, steps: range) -> None:
-        """All work of the lanes that one thread walks; a failure stops the others."""
-        stream = current = self._streams.get(walk)
+    def _walk(self, thread: str, steps: range) -> None:
+        """Do all work of a thread, named by its first lane; a failure stops the others."""
+        stream = current = self._streams.get(thread)
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 for step in steps:
-                    self._enter(walk, step, steps)
-                    for lane, index in self._walks[walk]:
+                    self._enter(thread, step, steps)
+                    for lane, index in self._lane_items[thread]:
                         wanted = self._streams.get(lane)
                         if wanted is not current:
                             torch.cuda.set_stream(wanted)
@@ -238,7 +241,7 @@ class Executor:
                     if stream is not current:  # the next step's samples come where passes run
                         torch.cuda.set_stream(stream)
                         current = stream
-                    if walk == COMPUTE:
+                    if thread == COMPUTE:
                         self._end_step(stream, step)
                         if self._streams and step == steps[0] and not self.step_numbers:
                             # The first of all, in which layers are compiled.
@@ -246,32 +249,32 @@ class Executor:
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
             self._fail(error)
 
-    def _enter(self, walk: str, step: int, steps: range) -> None:
-        """Keep the tokens of the steps in flight, drop those that every thread has passed."""
+    def _enter(self, thread: str, step: int, steps: range) -> None:
+        """Keep the completions of the steps in flight, drop those that every thread has passed."""
         with self._lock:
-            if self._stop:  # tokens made from now on would never be set
+            if self._stop:  # completions made from now on would never be set
                 raise Stopped
-            self._progress[walk] = step
-            self._tokens.drop_before(min(self._progress.values()) - self._depth)
-            self._tokens.add(step)
+            self._progress[thread] = step
+            self._completions.drop_before(min(self._progress.values()) - self._depth)
+            self._completions.add(step)
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
-        for back, other in self._waits[index] if lane not in self._telling else ((0, index),):
-            tokens = self._tokens.of(step + back)
-            if tokens is None:  # before this segment
+        for back, other in self._waits[index] if lane not in self._publishing else ((0, index),):
+            completions = self._completions.of(step + back)
+            if completions is None:  # before this segment
                 continue
-            token = tokens[other]
-            if not token.issued:
-                token.wait()
+            completion = completions[other]
+            if not completion.issued:
+                completion.wait()
             if self._stop:  # set by the lane that failed, not by the action
                 raise Stopped
-            if token.cuda is not None:
+            if completion.cuda is not None:
                 if stream is not None:
-                    stream.wait_event(token.cuda)
+                    stream.wait_event(completion.cuda)
                 else:
-                    token.cuda.synchronize()
-        if lane in self._telling:
+                    completion.cuda.synchronize()
+        if lane in self._publishing:
             self._board.publish(index, step)
             return
         for back, other in self._remote[index]:
@@ -293,9 +296,9 @@ class Executor:
         if self._perturb is not None:
             self._perturb(action, step)
         end = now(stream)
-        token = self._tokens.of(step)[index]
-        token.cuda = end if stream is not None else None
-        token.set()
+        completion = self._completions.of(step)[index]
+        completion.cuda = end if stream is not None else None
+        completion.set()
         if index in self._published:
             if stream is not None:
                 end.synchronize()
@@ -318,9 +321,9 @@ class Executor:
             ):
                 self._failure = error
             self._stop = True
-            tokens = self._tokens.all()
-        for token in tokens:
-            token.set()
+            completions = self._completions.all()
+        for completion in completions:
+            completion.set()
         if self._on_failure is not None:
             self._on_failure(error)
 

@@ -25,8 +25,8 @@ class Settled(dict[str, int]):
     def verdict(
         self, guess: AdamStep | None, hyper: AdamStep | None
     ) -> tuple[AdamStep | None, AdamStep | None]:
-        """What is still to be made, and what to be taken back before: of an update that was made as
-        `guess` (None: it was not) and should be `hyper` (None: the step is skipped)."""
+        """(update to make, update to take back before) where the update was made as `guess` (None:
+        it was not) and should be `hyper` (None: the step is skipped)."""
         if guess is not None and guess == hyper:
             self["stood"] += 1
             return None, None

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 @dataclass(frozen=True, kw_only=True)
 class WeightHalf:
-    """What the second half of a backward pass needs; it holds the pass's graph."""
+    """Inputs of the second half of a backward pass; it holds the pass's graph."""
 
     parameters: Sequence[Tensor]
     known: Mapping[int, Tensor]

@@ -57,7 +57,7 @@ class HostUpdates:
         self._guesses = tuple(guesses)
         """Layers that are updated before the norm is known, in the order their gradients come."""
         self._guessed: dict[int, AdamStep] = {}
-        """What they were updated with, until the norm is known."""
+        """Layer -> the update it was given before the norm was known."""
         self.settled = Settled()
         self._squares = torch.from_numpy(board.norms[board.rank])
         self._lenders = {loan.owner for layout in layouts for loan in layout.loans} - stay
@@ -73,7 +73,7 @@ class HostUpdates:
         return name.on_rank(rank if shared else 0, name.host_gradients(unit))
 
     def part_number(self, unit: int) -> int:
-        """Which part of a layer this rank updates, of those that its sharers do."""
+        """Number of the part of a layer that this rank updates, among its sharers' parts."""
         sharers = self._sharers[unit]
         return sharers.index(self._board.position) if len(sharers) > 1 else 0
 

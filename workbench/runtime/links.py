@@ -1,4 +1,4 @@
-"""What the buffers of an action are for, read from their names (schedule/buffers.py)."""
+"""Reads the names of an action's buffers, and says what each is for (schedule/buffers.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
 LABEL = re.compile(r"(?:\d+:)?(?P<what>[a-z]+)(?P<unit>\d+)?(?:\.\d+)?(?:\+\d+)?")
 PLACED = {"w": "weights", "g": "gradients", "o": "states"}
-"""What has a fixed place on a device, in a slot or of its own -> how `Links` calls it."""
+"""First letters of buffers with a fixed place on a device, in a slot or of their own -> their field
+in `Links`."""
 INPUTS = {"x", "xs"}
 BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 OUTPUTS = {"x", "xs", "y"}
@@ -83,7 +84,7 @@ def residents(schedule: Schedule) -> frozenset[int]:
 
 @functools.cache
 def what_of(label: str) -> tuple[str, int]:
-    """What a buffer of one unit is, and of which."""
+    """(kind of buffer, unit) of a buffer of one unit."""
     match = LABEL.fullmatch(label)
     return match["what"], int(match["unit"])
 

@@ -44,8 +44,8 @@ def check_match(schedule: Schedule, flats: list[Flat], dtype: torch.dtype, spec:
 def check_ranks_match(
     schedule: Schedule, layouts: list[VisitLayout], dtype: torch.dtype, spec: RunSpec
 ) -> None:
-    """The same of a schedule of several ranks, whose passes name samples. What visits a device
-    brings along what it borrows."""
+    """Raise ValueError unless a schedule of several ranks, whose passes name samples, fits the run.
+    Weights that visit a device bring along the weights they borrow."""
     _check_kinds(schedule, ON_RANKS, "several ranks")
     _check_units(schedule, len(layouts))
     _check_samples(schedule, spec)
@@ -93,7 +93,8 @@ def _check_weights(
 
 
 def _check_samples(schedule: Schedule, spec: RunSpec) -> None:
-    """Of every rank; that no pass leaves a sample out is the validator's to say."""
+    """Check the samples of every rank; whether a pass leaves a sample out is the validator's to
+    say."""
     passes = [action for action in schedule.actions if action.kind in COMPUTING]
     for action in passes:
         if action.samples is None:

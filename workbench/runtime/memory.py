@@ -69,7 +69,7 @@ class Memory:
         and what those on the disk pass through."""
         self._state_slots: dict[str, Tensor] = {}
         self._seeding: dict[str, Lock] = {}
-        """Of units that pass through the same staging, one is seeded at a time."""
+        """Locks of stagings: of units that pass through one, one is seeded at a time."""
         try:
             self._lay_out_host(disk_budget, disk_folder)
             self._lay_out_device()
@@ -213,7 +213,8 @@ class Memory:
         return home, self._state_slots[slot][: len(home)]
 
     def device_states(self, unit: int, turn: int) -> States:
-        """What an update on the device changes; of a pulled unit, while its states visit."""
+        """Tensors that an update on the device changes; of a pulled unit, while its states
+        visit."""
         if unit not in self.pulled:
             return self._states[unit]
         return States.within(self._weights[unit], self.visit(unit, turn)[1])

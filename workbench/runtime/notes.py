@@ -14,12 +14,13 @@ NAP_S = 1e-3
 
 
 def leave(path: Path, what: Any) -> None:
-    """For whoever looks there."""
+    """Leave data at `path` for another process that looks there."""
     write_whole(path, json.dumps(what))
 
 
 def find(path: Path, check: Callable[[], None]) -> Any:
-    """What another process leaves there, as soon as it does; `check` raises when it never will."""
+    """Wait for the data that another process leaves at `path`, and return it; `check` raises when
+    it never will."""
     while not path.exists():
         check()
         time.sleep(NAP_S)

@@ -27,9 +27,9 @@ from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
+from workbench.runtime.pinned_scalars import PinnedScalars
 from workbench.runtime.storage import Flat
 from workbench.runtime.threads import POLITENESS
-from workbench.runtime.told import Told
 from workbench.schedule.action import GUESS, VERDICT
 
 SMALL = 1 << 16
@@ -37,8 +37,8 @@ SMALL = 1 << 16
 
 
 @dataclass
-class Step:
-    """What one step shares among its actions."""
+class StepState:
+    """State of one step that its actions share."""
 
     index: int
     tokens: Tensor | None
@@ -55,7 +55,7 @@ class Step:
     grad_norm: float | None = None
     skipped: bool = False
     guess: AdamStep | None = None
-    """What updates are done with before the norm is known."""
+    """Scalars of the updates that are made before the norm is known."""
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
     calm: bool = False
@@ -91,8 +91,8 @@ class Optimizer:
         self.calm = False
         """Whether the last step was neither clipped nor skipped."""
         with memory.meter.on_host():
-            self._seen = Told(len(flats), memory.device)
-            self._total = Told(1, memory.device)
+            self._seen = PinnedScalars(len(flats), memory.device)
+            self._total = PinnedScalars(1, memory.device)
 
     def resume(self, done: int, grad_norms: list[float | None]) -> None:
         """Go on after `done` updates, and steps with these norms: what is guessed next depends on
@@ -109,23 +109,23 @@ class Optimizer:
             self.done += 1
         return hyper
 
-    def see(self, unit: int, grads: list[Tensor], state: Step) -> None:
+    def see(self, unit: int, grads: list[Tensor], state: StepState) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
         state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
         state.seen.append(unit)
         if unit in self.awaiting:
-            self._seen.tell(unit, state.norms)
+            self._seen.write_norm(unit, state.norms)
 
-    def check(self, state: Step) -> None:
+    def check(self, state: StepState) -> None:
         """Raises Diverged for a step that should have been skipped and was not."""
         if self._deferred or bool(torch.cat(state.norms).isfinite().all()):
             return
         found = zip(state.norms, state.seen, strict=True)  # where it began comes first
         raise Diverged(state.index, next(u for norms, u in found if not norms.isfinite().all()))
 
-    def norm(self, state: Step) -> None:
+    def norm(self, state: StepState) -> None:
         """Exact global norm: clip coefficient and non-finite check, before any update is final."""
-        self._total.tell(0, state.norms)
+        self._total.write_norm(0, state.norms)
         self._arrive()
         total = state.grad_norm = self._total[0]
         state.norms.clear()
@@ -149,19 +149,19 @@ class Optimizer:
 
     # -- updates on the device --------------------------------------------------------------------
 
-    def comes(self, unit: int, turn: int, state: Step) -> bool:
+    def comes(self, unit: int, turn: int, state: StepState) -> bool:
         """Whether a pulled unit's states come to the device in this turn of the step: not for a
         guess that nobody makes, nor for a verdict that leaves nothing to do."""
         if turn == GUESS:
             return state.calm
         return turn != VERDICT or not (state.stands(unit) or self._untouched(unit, state))
 
-    def goes(self, unit: int, turn: int, state: Step) -> bool:
+    def goes(self, unit: int, turn: int, state: StepState) -> bool:
         """Whether they go back changed."""
         return unit in state.guessed if turn == GUESS else self.comes(unit, turn, state)
 
     def update_resident(
-        self, unit: int, state: Step, grads: list[Tensor], *, joined: bool = False
+        self, unit: int, state: StepState, grads: list[Tensor], *, joined: bool = False
     ) -> None:
         """Update a unit on the device from gradients in the order of its pieces; where there is
         memory for it, they are `joined` to one before."""
@@ -173,7 +173,7 @@ class Optimizer:
             if self._guesses(unit, state):
                 self._device(unit, GUESS, grads, state.guess)
 
-    def settle_resident(self, unit: int, state: Step, grads: list[Tensor]) -> None:
+    def settle_resident(self, unit: int, state: StepState, grads: list[Tensor]) -> None:
         """Make such an update what it must be, now that the norm is known."""
         hyper, undo = self._verdict(unit, state)
         if hyper or undo:
@@ -205,7 +205,7 @@ class Optimizer:
 
     # -- updates on the host ----------------------------------------------------------------------
 
-    def update(self, unit: int, state: Step) -> None:
+    def update(self, unit: int, state: StepState) -> None:
         """Update a unit on the host, for good or as a guess."""
         if unit not in self.awaiting:
             if not state.skipped:
@@ -213,11 +213,11 @@ class Optimizer:
         elif self._guesses(unit, state):
             self._host(unit, state.guess)
 
-    def settle(self, unit: int, state: Step) -> None:
+    def settle(self, unit: int, state: StepState) -> None:
         """Make such an update what it must be, now that the norm is known."""
         self._host(unit, *self._verdict(unit, state))
 
-    def _guesses(self, unit: int, state: Step) -> bool:
+    def _guesses(self, unit: int, state: StepState) -> bool:
         """Whether a unit is updated before the norm is known.
 
         By now the norm of its gradients and all before is here. Whether the global one happens to
@@ -228,12 +228,12 @@ class Optimizer:
         state.guessed.add(unit)
         return True
 
-    def _verdict(self, unit: int, state: Step) -> tuple[AdamStep | None, AdamStep | None]:
-        """What a unit is still to be updated with, and what is to be taken back before."""
+    def _verdict(self, unit: int, state: StepState) -> tuple[AdamStep | None, AdamStep | None]:
+        """(update still to make, update to take back before) of a unit."""
         guess = state.guess if unit in state.guessed else None
         return self.settled.verdict(guess, None if state.skipped else state.hyper)
 
-    def _untouched(self, unit: int, state: Step) -> bool:
+    def _untouched(self, unit: int, state: StepState) -> bool:
         return state.skipped and unit not in state.guessed
 
     def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What each action does on one of several ranks, whose layers visit it from shared host memory.
+"""Performs each action on one of several ranks, whose layers visit it from shared host memory.
 
 The single-device engine's counterpart (engine.py) for schedules of several ranks. It too knows only
 how: where a layer's weights lie on the device, where an input comes from and an output goes, all of
@@ -15,10 +15,11 @@ import torch
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
+from workbench.runtime.activation_store import ActivationStore
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Boundary, bytes_of, copy_into
+from workbench.runtime.deferred_frees import DeferredFrees
 from workbench.runtime.device_budget import DeviceMeter
-from workbench.runtime.flow import Flow
 from workbench.runtime.groups import Groups
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.links import Links, links_of
@@ -29,7 +30,6 @@ from workbench.runtime.protocols import Transport, Updates
 from workbench.runtime.rank_passes import RankPasses
 from workbench.runtime.residents import Residents
 from workbench.runtime.shared import SharedHost
-from workbench.runtime.spent import Spent
 from workbench.runtime.traffic import Traffic
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
@@ -73,10 +73,10 @@ class PackEngine:
             unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        spent = Spent(schedule, position)
-        self._flow = Flow(boundaries, *span, device, spent)
+        deferred = DeferredFrees(schedule, position)
+        self._activations = ActivationStore(boundaries, *span, device, deferred)
         self.transport: Transport = PeerTransport(
-            schedule, board, inbox, self._flow, self.traffic,
+            schedule, board, inbox, self._activations, self.traffic,
             folder=folder, device=device, dtype=dtype,
         )  # fmt: skip
         self._memory = PackMemory(model, schedule, layouts, position, meter, dtype, device)
@@ -84,8 +84,8 @@ class PackEngine:
         self._passes = RankPasses(
             model, schedule, spec, batches,
             rank=position, mine=mine, links=self._links, span=span, replica=board.replica,
-            memory=self._memory, flow=self._flow, boundaries=boundaries, meter=meter, device=device,
-            dtype=dtype, complete=self._residents.passed,
+            memory=self._memory, activations=self._activations, boundaries=boundaries, meter=meter,
+            device=device, dtype=dtype, complete=self._residents.passed,
         )  # fmt: skip
         self.statistics = self._passes.statistics
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
@@ -116,12 +116,12 @@ class PackEngine:
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step."""
-        self._flow.begin(action, step)
+        self._activations.begin(action, step)
         self._work[action.kind](action, self._links[action.name], step)
 
     @property
     def settled(self) -> dict[str, int]:
-        """Of this rank's updates before the norm was known: how many stood, and so on."""
+        """Counts of this rank's updates before the norm was known: how many stood, and so on."""
         return self._updates.settled
 
     def bring(self) -> None:
@@ -145,7 +145,7 @@ class PackEngine:
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
         self._passes.close()
-        self._flow.clear()
+        self._activations.clear()
         self._memory.clear()
         self.transport.close()
 
@@ -182,7 +182,7 @@ class PackEngine:
             gradients, borrower = action.kind is Kind.SEND_GRAD, self.transport.borrower(action)
             source = self._residents.lent(action.unit, borrower, gradients=gradients)
         else:
-            source = self._flow.read(links.source, action.span)
+            source = self._activations.read(links.source, action.span)
         self.transport.send(action, tuple(source), step)
 
     def _receive(self, action: Action, links: Links, step: int) -> None:
@@ -191,7 +191,7 @@ class PackEngine:
             gradients, borrower = action.kind is Kind.RECV_GRAD, self.transport.borrower(action)
             self._residents.receive(action.unit, borrower, came[0], gradients=gradients)
         else:
-            self._flow[links.target] = came
+            self._activations[links.target] = came
 
     def _gradients_out(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
@@ -210,16 +210,18 @@ class PackEngine:
         self.traffic.copy("store" if out else "load", *ends, action.kind)
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
-        source = self._flow.read(links.source, action.span)
-        copy_into(self._flow.stashed(action, links.host, self._host, self.spec.batch), source)
+        source = self._activations.read(links.source, action.span)
+        copy_into(
+            self._activations.stashed(action, links.host, self._host, self.spec.batch), source
+        )
         self.traffic.count("store", bytes_of(source), action.kind)
-        self._flow.drop(action, step)
+        self._activations.drop(action, step)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
-        source = self._flow.stashed(action, links.host, self._host, self.spec.batch)
+        source = self._activations.stashed(action, links.host, self._host, self.spec.batch)
         with self.meter:
             here = tuple(t.to(self.device, non_blocking=True, copy=True) for t in source)
-        self._flow.lay(links.target, here, action)
+        self._activations.lay(links.target, here, action)
         self.traffic.count("load", bytes_of(source), action.kind)
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:

@@ -61,7 +61,7 @@ class PackMemory:
                 self.gradients[label] = layout.views(place)
                 continue
             if (unit, place.data_ptr()) not in shared:
-                module = model.shell(unit, device=device, dtype=dtype)
+                module = model.empty_module(unit, device=device, dtype=dtype)
                 shared[unit, place.data_ptr()] = module
                 self.parameters[module] = layout.point(module, place)
             self.modules[label] = shared[unit, place.data_ptr()]

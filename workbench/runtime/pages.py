@@ -1,6 +1,6 @@
 """Pages of memory, brought by several threads before anyone waits for them.
 
-Whoever is first to touch a page waits until the kernel has found and zeroed one, and every process
+The first thread to touch a page waits until the kernel has found and zeroed one, and every process
 that maps the same memory waits once more for its own entry. One thread does 1.5 GB/s of that, and
 to page-lock memory is to touch all of it by one thread: a minute of a start for 100 GB. Anonymous
 memory has large pages against this (tiers.py); most systems make none for what processes share.
@@ -44,7 +44,7 @@ def bring(ranges: Iterable[tuple[int, int]], threads: int) -> bool:
 
 @functools.cache
 def _madvise() -> Callable[[int, int], int] | None:
-    """Of some bytes; gives an error number, or 0."""
+    """The system's advice for a range of bytes; it returns an error number, or 0."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
     if function is None:
         return None

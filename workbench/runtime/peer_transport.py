@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from workbench.runtime.activation_store import ActivationStore
 from workbench.runtime.board import Board
 from workbench.runtime.bundle import Bundle, bytes_of, copy_into
-from workbench.runtime.flow import Flow
 from workbench.runtime.inbox import Inbox
 from workbench.runtime.signals import Signals
 from workbench.runtime.traffic import Traffic
@@ -27,14 +27,14 @@ from workbench.schedule.schedule import Schedule
 
 
 class PeerTransport:
-    """What one rank sends and receives."""
+    """Sends and receives the messages of one rank."""
 
     def __init__(
         self,
         schedule: Schedule,
         board: Board,
         inbox: Inbox,
-        flow: Flow,
+        activations: ActivationStore,
         traffic: Traffic,
         *,
         folder: Path,
@@ -42,17 +42,22 @@ class PeerTransport:
         dtype: torch.dtype,
     ) -> None:
         """In `folder` the ranks tell each other of the events that their devices wait for."""
-        self._schedule, self._board, self._inbox, self._flow = schedule, board, inbox, flow
+        self._schedule, self._board, self._inbox, self._activations = (
+            schedule,
+            board,
+            inbox,
+            activations,
+        )
         self._traffic, self._dtype = traffic, dtype
         self._index = {action.name: i for i, action in enumerate(schedule.actions)}
         self._partner = partners(schedule)
         self._places: dict[str, Bundle] = {}
-        """Of messages by their receiving actions: they lie where they lay in the step before, and
-        to make views takes longer than to send one."""
+        """Views of messages by their receiving actions: they lie where they lay in the step before,
+        and to make views takes longer than to send one."""
         messages = [action for action in schedule.actions if action.name in self._partner]
         self._moments = {action.name: self._moment(action) for action in messages}
-        """What is recorded for a message: that its receiver's place is free, or that its sender has
-        filled it."""
+        """Action of a message -> the moment that is recorded for it: its receiver's place is free,
+        or its sender has filled it."""
         names = dict.fromkeys(self._moments[a.name] for a in messages if a.rank == board.position)
         self._signals = (
             Signals(folder, board.rank, names, device, board.check)
@@ -74,7 +79,7 @@ class PeerTransport:
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
         self._board.publish(self._index[action.name], step)
-        self._flow.drop(action, step)
+        self._activations.drop(action, step)
 
     def announce(self, action: Action, step: int) -> None:
         """The sender may write."""
@@ -103,7 +108,7 @@ class PeerTransport:
         self._inbox.close()
 
     def _process(self, action: Action) -> int:
-        """Who does an action of this replica."""
+        """Number of the process that does an action of this replica."""
         return self._board.mesh.process(action.rank, self._board.replica)
 
     def _moment(self, action: Action) -> str:
@@ -126,5 +131,5 @@ class PeerTransport:
                 self._places[receive.name] = (place.view(self._dtype),)
             else:
                 samples = receive.span[1] - receive.span[0]
-                self._places[receive.name] = self._flow.boundary(label).carve(place, samples)
+                self._places[receive.name] = self._activations.boundary(label).carve(place, samples)
         return self._places[receive.name]

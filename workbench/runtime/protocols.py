@@ -1,4 +1,4 @@
-"""What the engine of a rank needs of others: a carrier of messages, and an optimizer.
+"""Interfaces that the engine of a rank uses: a carrier of messages, and an optimizer.
 
 Between ranks of one host messages are copies into mapped memory (peer_transport.py), and the host
 updates (host_updates.py). Another carrier, or an optimizer on the device alone, offers the methods
@@ -46,7 +46,7 @@ class Updates(Protocol):
         """Where a rank's gradients of a unit arrive, flat: its share, or all of them."""
 
     def part_number(self, unit: int) -> int:
-        """Which part of a unit this rank updates."""
+        """Number of the part of a unit that this rank updates."""
 
     def see(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients on their way to where they are used."""

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
+from workbench.runtime.activation_store import ActivationStore
 from workbench.runtime.alike import Alike
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
-from workbench.runtime.chains import Place, places
+from workbench.runtime.chains import RecordedPass, recorded_passes
 from workbench.runtime.device_budget import DeviceMeter
-from workbench.runtime.flow import Flow
 from workbench.runtime.halves import WeightHalf, input_half
 from workbench.runtime.links import Links
 from workbench.runtime.pack_memory import PackMemory
@@ -33,12 +33,12 @@ from workbench.schedule.schedule import Schedule
 
 
 @dataclass
-class Step:
-    """What one step shares among this rank's actions."""
+class RankStepState:
+    """State of one step that this rank's actions share."""
 
     inputs: Bundle
     targets: Tensor
-    """Of all samples that pass this rank, on the device."""
+    """Targets of all samples that pass this rank, on the device."""
     samples: tuple[int, ...]
     """Their global numbers."""
     losses: list[Tensor] = field(default_factory=list)
@@ -61,7 +61,7 @@ class RankPasses:
         span: tuple[int, int],
         replica: int,
         memory: PackMemory,
-        flow: Flow,
+        activations: ActivationStore,
         boundaries: Mapping[int, Boundary],
         meter: DeviceMeter,
         device: torch.device,
@@ -71,12 +71,17 @@ class RankPasses:
         """`mine` are the rank's actions; `span` are the samples that pass it, counted among those
         of its replica. `complete` hears of each pass that has added to gradients."""
         self._model, self._spec, self._batches = model, spec, batches
-        self._links, self._memory, self._flow, self._complete = links, memory, flow, complete
+        self._links, self._memory, self._activations, self._complete = (
+            links,
+            memory,
+            activations,
+            complete,
+        )
         self._meter, self._device, self._dtype = meter, device, dtype
         self._first, self._end = span
         self._ahead = replica * (spec.batch // schedule.replicas)
         """Samples of the minibatch that are other replicas', before this one's."""
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, RankStepState] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._halves: dict[tuple[int, int], WeightHalf] = {}
         halved = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.actions)
@@ -84,7 +89,7 @@ class RankPasses:
         compiled = not halved and compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         self._alike = Alike(boundaries)
-        self._places: dict[str, Place] = {}
+        self._recorded: dict[str, RecordedPass] = {}
         """Passes that are recorded, by action."""
         self._replays: Replays | None = None
         if name.on_rank(rank, name.REPLAYS) in schedule.buffers:
@@ -110,21 +115,21 @@ class RankPasses:
         if self._replays is not None:
             self._replays.close()
             self._replays = None
-        for held in (self._graphs, self._halves, self._steps, self._places):
+        for held in (self._graphs, self._halves, self._steps, self._recorded):
             held.clear()
 
     def _record(self, mine: Sequence[Action]) -> None:
         """The passes of blocks."""
         memory = self._memory
-        self._places = places(mine, self._links, memory.modules, self._model.head)
+        self._recorded = recorded_passes(mine, self._links, memory.modules, self._model.head)
         recorded: tuple[dict, dict] = {}, {}  # forward passes, and chains
-        for place in self._places.values():
-            recorded[place.place is not None][place.key] = Chain(
-                modules=place.modules,
-                parameters=tuple(memory.parameters[module] for module in place.modules),
-                rows=place.rows,
+        for one in self._recorded.values():
+            recorded[one.index is not None][one.key] = Chain(
+                modules=one.modules,
+                parameters=tuple(memory.parameters[module] for module in one.modules),
+                rows=one.rows,
             )
-        most = max(place.rows for place in self._places.values())
+        most = max(one.rows for one in self._recorded.values())
         shape = most, self._spec.model.seq, self._model.hidden
         self._replays = Replays(self._template.block, shape, self._dtype, self._meter)
         self._replays.record(*recorded)
@@ -134,19 +139,19 @@ class RankPasses:
         passes = [a for a in mine if name.keeps(a)]
         return {a.unit: self._memory.modules[self._links[a.name].weights] for a in passes}
 
-    def _state(self, step: int) -> Step:
+    def _state(self, step: int) -> RankStepState:
         if step not in self._steps:
             first, end = self._ahead + self._first, self._ahead + self._end
             samples = self._batches.samples(step)[first:end]
             with self._meter.on_host():
                 *inputs, targets = (t.to(self._device) for t in self._batches.rows(samples))
                 inputs = tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
-            self._steps[step] = Step(inputs=inputs, targets=targets, samples=samples)
+            self._steps[step] = RankStepState(inputs=inputs, targets=targets, samples=samples)
         return self._steps[step]
 
     def forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
-        if action.name in self._places:
+        if action.name in self._recorded:
             self._replay_forward(action, links, step)
             return
         unit, state, span = action.unit, self._state(step), action.span
@@ -155,10 +160,10 @@ class RankPasses:
         x = (
             tuple(t[rows] for t in state.inputs)
             if unit == 0
-            else self._flow.read(links.source, span)
+            else self._activations.read(links.source, span)
         )
         if keeps and unit:
-            wanted = self._flow.boundary_of(unit).differentiable
+            wanted = self._activations.boundary_of(unit).differentiable
             x = tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
         ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self._model.head else None
@@ -176,36 +181,36 @@ class RankPasses:
             state.losses.append(y[0].detach() * ((span[1] - span[0]) / self._spec.batch))
         elif links.target is not None:
             self._alike.see(unit, step, y)
-            self._flow.write(links.target, tuple(t.detach() for t in y), action)
-        self._flow.drop(action, step)
+            self._activations.write(links.target, tuple(t.detach() for t in y), action)
+        self._activations.drop(action, step)
 
     def _replay_forward(self, action: Action, links: Links, step: int) -> None:
-        place, span, y = self._places[action.name], action.span, None
-        x = single(self._flow.read(links.source, span)) if place.first else None
-        if place.place is None:
-            y = self._replays.forward(place.key, x)
+        one, span, y = self._recorded[action.name], action.span, None
+        x = single(self._activations.read(links.source, span)) if one.first else None
+        if one.index is None:
+            y = self._replays.forward(one.key, x)
         else:
-            self._replays.recompute(place.key, x, place.place)
-            if place.last and links.target is not None:
-                y = self._replays.output(place.key)
+            self._replays.recompute(one.key, x, one.index)
+            if one.last and links.target is not None:
+                y = self._replays.output(one.key)
         if y is not None:
-            self._flow.write(links.target, (y,), action, borrowed=True)
-        self._flow.drop(action, step)
+            self._activations.write(links.target, (y,), action, borrowed=True)
+        self._activations.drop(action, step)
 
     def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
-        place, span = self._places[action.name], action.span
-        above = single(self._flow.read(links.output_gradient, span)) if place.last else None
-        input_grad, grads = self._replays.backward(place.key, above, place.place)
+        one, span = self._recorded[action.name], action.span
+        above = single(self._activations.read(links.output_gradient, span)) if one.last else None
+        input_grad, grads = self._replays.backward(one.key, above, one.index)
         if input_grad is not None:
-            self._flow.write(links.input_gradient, (input_grad,), action, borrowed=True)
+            self._activations.write(links.input_gradient, (input_grad,), action, borrowed=True)
         return grads
 
     def backward(self, action: Action, links: Links, step: int) -> None:
         """A whole backward pass."""
-        recorded = action.name in self._places
+        recorded = action.name in self._recorded
         grads = (self._replay_backward if recorded else self._differentiate)(action, links)
         self._add(action, links, grads)
-        self._flow.drop(action, step)
+        self._activations.drop(action, step)
 
     def input_half(self, action: Action, links: Links, step: int) -> None:
         """The half of a backward pass that makes the gradient of the input."""
@@ -215,8 +220,8 @@ class RankPasses:
         grads, self._halves[action.unit, action.microbatch] = input_half(
             ends, above, through, parameters
         )
-        self._flow.write(links.input_gradient, grads, action)
-        self._flow.drop(action, step)
+        self._activations.write(links.input_gradient, grads, action)
+        self._activations.drop(action, step)
 
     def weight_half(self, action: Action, links: Links, step: int) -> None:
         """The half that makes the gradients of the weights."""
@@ -226,7 +231,7 @@ class RankPasses:
         else:  # whose input has no gradient
             grads = self._differentiate(action, links)
         self._add(action, links, grads)
-        self._flow.drop(action, step)
+        self._activations.drop(action, step)
 
     def _add(self, action: Action, links: Links, grads: Sequence[Tensor]) -> None:
         """Add gradients of a micro-batch to those of the micro-batches before."""
@@ -246,9 +251,9 @@ class RankPasses:
             loss = y[0] * ((span[1] - span[0]) / self._spec.batch)
             ends, above = [loss], None
         else:
-            wanted = self._flow.boundary_of(unit + 1).differentiable
+            wanted = self._activations.boundary_of(unit + 1).differentiable
             back = [t for t, d in zip(y, wanted, strict=True) if d]
-            pairs = zip(back, self._flow.read(links.output_gradient, span), strict=True)
+            pairs = zip(back, self._activations.read(links.output_gradient, span), strict=True)
             pairs = [(t, g) for t, g in pairs if t.requires_grad]
             ends, above = [t for t, _ in pairs], [g for _, g in pairs]
         return x, ends, above
@@ -266,5 +271,5 @@ class RankPasses:
             grads = tuple(map(torch.zeros_like, wanted))
         self.statistics.end(unit, span)
         if unit:
-            self._flow.write(links.input_gradient, grads[: len(through)], action)
+            self._activations.write(links.input_gradient, grads[: len(through)], action)
         return grads[len(through) :]

@@ -41,7 +41,7 @@ class Chain:
 
     modules: tuple[nn.Module, ...]
     parameters: tuple[list[nn.Parameter], ...]
-    """Of each module, in the order in which their gradients are wanted."""
+    """Parameters of each module, in the order in which their gradients are wanted."""
     rows: int
     """Samples."""
 
@@ -104,27 +104,27 @@ class Replays:
         graph.replay()
         return y
 
-    def recompute(self, key: Hashable, x: Tensor | None, place: int = 0) -> None:
+    def recompute(self, key: Hashable, x: Tensor | None, index: int = 0) -> None:
         """The pass of a chain's block with what its backward pass needs. The first one takes the
         chain's input, the others what the one before made."""
-        if place == 0:
+        if index == 0:
             self._input[: len(x)].copy_(x)
-        self._chains[key].again[place].replay()
+        self._chains[key].again[index].replay()
 
     def output(self, key: Hashable) -> Tensor:
-        """What a chain's last block just made; it is there until the chain's next pass."""
+        """Output of the chain's last block; it is there until the chain's next pass."""
         return self._chains[key].output
 
     def backward(
-        self, key: Hashable, output_grad: Tensor | None, place: int = 0
+        self, key: Hashable, output_grad: Tensor | None, index: int = 0
     ) -> tuple[Tensor | None, list[Tensor]]:
         """The gradients of the chain's input, from its first block, and of a block's parameters;
         they are there until the next recorded pass. The last block takes the output's."""
         chain = self._chains[key]
-        if place == len(chain.back) - 1:
+        if index == len(chain.back) - 1:
             self._output_grad[: len(output_grad)].copy_(output_grad)
-        chain.back[place].replay()
-        return None if place else chain.input_grad, chain.grads[place]
+        chain.back[index].replay()
+        return None if index else chain.input_grad, chain.grads[index]
 
     def close(self) -> None:
         """Let go of all recordings and what they worked in; none may be running."""
@@ -170,7 +170,7 @@ class Replays:
 
     @contextmanager
     def _recording(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """What is launched within is recorded instead."""
+        """Record the work launched within, instead of doing it."""
         graph = torch.cuda.CUDAGraph()
         # Autograd launches from a thread of its own, on this stream: it is recorded all the same.
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
@@ -194,7 +194,8 @@ class Replays:
         return torch.autograd.grad(y, through, output_grad, materialize_grads=True)
 
     def _pool_bytes(self) -> int:
-        """What recordings work in. The allocator takes it for free, since no tensor is there."""
+        """Bytes in which recordings work. The allocator takes them for free, since no tensor is
+        there."""
         segments = torch.cuda.memory_snapshot()
         mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         return sum(s["total_size"] - s["allocated_size"] for s in mine)

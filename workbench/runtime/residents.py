@@ -22,7 +22,8 @@ from workbench.schedule.action import Action, Kind
 
 
 class Residents:
-    """Those of one rank. The host keeps a place for each, where runs begin and checkpoints end."""
+    """Resident layers of one rank. The host keeps a place for each, where runs begin and
+    checkpoints end."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Residents:
             for borrower in sorted(memory.resident)
             for loan in layouts[borrower].loans
         ]
-        """Of all that borrow here; owners may be elsewhere."""
+        """Loans of all units that borrow here; owners may be elsewhere."""
 
     def __contains__(self, unit: int) -> bool:
         return unit in self._memory.resident
@@ -92,8 +93,8 @@ class Residents:
             self._updates.see_here(unit, own)
 
     def lent(self, unit: int, borrower: int, *, gradients: bool) -> list[Tensor]:
-        """What a message between the owner of weights and a borrower carries, on either side:
-        weights of `unit`, or gradients of them, flat views."""
+        """Tensors of a message between the owner of weights and a borrower, on either side: weights
+        of `unit`, or their gradients, flat views."""
         what = name.gradients if gradients else name.weights
         here, at_owner = unit if unit in self else borrower, unit in self
         whole = self._here(what, here)
@@ -126,7 +127,7 @@ class Residents:
                 self._here(name.weights, unit)[loan.place].copy_(lent)
 
     def _gradients(self, unit: int) -> Tensor:
-        """Of a layer's own weights."""
+        """Gradients of a layer's own weights."""
         return self._here(name.gradients, unit)[: self._layouts[unit].flat.numel]
 
     def _here(self, what: Callable[[int], str], unit: int) -> Tensor:

@@ -28,7 +28,8 @@ from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.schedule import HOST_TIER, PAGE, Schedule
 
 FILE_BYTES, MOST_FILES = 1 << 30, 64
-"""Of a file, or twice as much and so on where that would be more files than this: all are open."""
+"""Bytes of a file, or twice as much and so on where that would be more files than `MOST_FILES`: all
+are open."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 """Linux: in the place of what is there, and without a claim to memory. Python 3.11 has neither."""
 
@@ -66,7 +67,7 @@ def make_shared(nbytes: int, what: str = "host memory of all ranks") -> list[int
 
 
 def _file_sizes(nbytes: int) -> list[int]:
-    """Of the files that hold so many bytes; at least a page."""
+    """Sizes of the files that hold so many bytes; at least a page."""
     size = FILE_BYTES * max(1, -(-nbytes // (MOST_FILES * FILE_BYTES)))
     whole, rest = divmod(nbytes, size)
     return [size] * whole + [rest] * bool(rest) or [PAGE]
@@ -120,8 +121,8 @@ class SharedHost:
     """This rank's view of the host memory of all."""
 
     def __init__(self, paths: Sequence[Path], schedule: Schedule, rank: int, *, pin: bool) -> None:
-        """`paths` are the files, ``/proc/PID/fd/N`` of whoever made them. With `pin`, what this
-        rank's actions touch is page-locked."""
+        """`paths` are the files, ``/proc/PID/fd/N`` of the process that made them.
+        With `pin`, the memory that this rank's actions touch is page-locked."""
         self._places, nbytes = host_layout(schedule)
         self._pinned: list[int] = []
         files: list[int] = []

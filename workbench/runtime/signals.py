@@ -4,9 +4,9 @@ A message may be announced, sent and used as soon as what it follows has been is
 each other so on the board, and their devices keep the order by events, which are shared through the
 driver's handles for other processes as inboxes are. So nobody's host waits until a copy has ended.
 
-An event is recorded anew for every message that has its place. That is safe since whoever waits for
-it has said so to its own device before the place can be used again: a place is announced when its
-last message's readers are issued, and they are issued after that wait.
+An event is recorded anew for every message that has its place. That is safe since the rank that
+waits for it has said so to its own device before the place can be used again: a place is announced
+when its last message's readers are issued, and they are issued after that wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A fixed number of aligned buffers that transfers take turns with.
 
 Memory that a transfer needs on its way (a slab on its way to the disk, an update of states that
-live there) must not grow with the model, so it comes from a pool of known size: whoever finds it
-empty waits, and that waiting is what keeps reading ahead and writing behind within bounds.
+live there) must not grow with the model, so it comes from a pool of known size: a transfer that
+finds it empty waits, and that waiting is what keeps reading ahead and writing behind within bounds.
 """
 
 import queue
@@ -15,7 +15,7 @@ from torch import Tensor
 from workbench.runtime.tiers import Tier, slab
 
 ALIGNMENT = 4096
-"""What direct disk I/O asks of addresses, lengths and offsets on any common device."""
+"""Alignment in bytes of addresses, lengths and offsets for direct disk I/O on any common device."""
 
 
 def round_up(nbytes: int) -> int:

@@ -45,7 +45,7 @@ def undivided(model: LayeredModel, units: Iterable[nn.Module]) -> dict[str, Tens
 
 
 class Statistics:
-    """Those of one rank."""
+    """Running statistics of one rank's BatchNorms."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Statistics:
         self._after: dict[OnceNorm, tuple[tuple[int, int], int]] = {}
         """The last micro-batch of a step, and the calls elsewhere that come after it."""
         self._first: set[OnceNorm] = set()
-        """Those that plain training would call before their copies: they have the beginning."""
+        """Norms that plain training would call before their copies: they have the beginning."""
         for unit, norms in self._norms.items():
             for path, norm in norms.items():
                 self._order(model, norm, (unit, rank), name_of(model, unit, path, COUNT), passes)

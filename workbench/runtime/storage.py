@@ -18,7 +18,7 @@ from workbench.model.base import LayeredModel
 from workbench.runtime import split
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of working weights and activations, by the names in specs."""
+"""Types of working weights and activations, by the names in specs."""
 MOMENTS = 2
 """exp_avg and exp_avg_sq."""
 
@@ -103,7 +103,7 @@ class Flat:
 
 @dataclass(slots=True)
 class States:
-    """What an update changes: views of slabs in the tier where the unit is updated."""
+    """Tensors that an update changes: views of slabs in the tier where the unit is updated."""
 
     weights: Tensor
     """Working weights. In fp32 training they are the master weights; bf16 ones are the upper half

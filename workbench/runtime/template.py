@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from workbench.model.base import Context, LayeredModel
 
 GRAPHS = 64
-"""That may be kept, two for each number of samples: torch's 8 are soon used up where a process
-profiles several micro-batch sizes, and what comes after them runs eagerly, with no more than a
+"""Compiled graphs that may be kept, two for each number of samples: torch's 8 are soon used up
+where a process profiles several micro-batch sizes, and later ones run eagerly, with no more than a
 warning."""
 
 

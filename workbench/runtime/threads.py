@@ -1,4 +1,4 @@
-"""Who may use which cores: one rule, so that all methods are compared on the same machine.
+"""Divides the cores: one rule, so that all methods are compared on the same machine.
 
 With a GPU the device computes by itself and most cores serve the host. A quarter of them is left to
 the lanes that launch kernels and copies: three quarters already use all of host memory's bandwidth
@@ -37,8 +37,8 @@ def cpu_threads(device: str = "cpu", cores: int | None = None) -> Threads:
 
 
 def update_threads(device: str, ranks: int, cores: int | None = None) -> int:
-    """Of the host updates of each of several ranks, which share the host's part of the cores. Where
-    the processor plays their devices, a rank has a share of the cores for all it does.
+    """Threads for the host updates of each of several ranks, which share the host's part of the
+    cores. Where the processor plays their devices, a rank has a share of the cores for all it does.
 
     >>> update_threads("cuda", 2, cores=32), update_threads("cpu", 2, cores=4)
     (12, 2)
@@ -60,9 +60,9 @@ def use_device_threads(device: str = "cpu") -> Threads:
 
 
 def use_rank_threads(device: str, ranks: int) -> None:
-    """The same in the process of one of several ranks. With GPUs torch still computes on the host
-    (samples are put together there, DeepSpeed updates), and a thread a core in every rank are too
-    many for it: each waits for all of its own."""
+    """Set the threads of the process of one of several ranks. With GPUs torch still computes on the
+    host (samples are put together there, DeepSpeed updates), and a thread a core in every rank are
+    too many for it: each waits for all of its own."""
     import torch
 
     use_device_threads(device)

@@ -1,7 +1,7 @@
 """Memory tiers with byte budgets, and the flat slabs that live in them.
 
 STRONGHOLD trains what does not fit, so how much fits is a result to be measured and not an
-accident: every large allocation of the runtime is entered in the ledger of its tier first, and a
+accident: every large allocation of the runtime is entered in its tier first, and a
 tier that is full raises ``OutOfMemory``, in the same way on a server and on a laptop that pretends
 to be one.
 
@@ -39,13 +39,13 @@ class OutOfMemory(RuntimeError):
     ) -> None:
         self.tier = tier
         self.what = what
-        """What wanted it."""
+        """Name of the memory that was asked for."""
         self.asked = asked
         """Bytes that were wanted."""
         self.in_use = in_use
         """Bytes taken at that moment, without those asked for."""
         self.why = why
-        """What the system said to it, if it did."""
+        """The system's message, if there was one."""
         self.budget = budget
         """Bytes the tier may hold; None where the machine itself, and no budget, was the limit."""
         of = "" if budget is None else f" of {format_bytes(budget)}"
@@ -57,7 +57,7 @@ class OutOfMemory(RuntimeError):
 
 
 class Tier:
-    """Who holds how many bytes of one tier, never more than ``budget`` in all. Thread-safe."""
+    """Holders of the bytes of one tier, never more than ``budget`` in all. Thread-safe."""
 
     def __init__(self, name: TierName, budget: int | None = None) -> None:
         if budget is not None and budget < 0:
@@ -124,7 +124,7 @@ class Tier:
 class Slab:
     """One flat allocation: ``tensor`` while it lives; ``free()``, or leaving the context, ends it.
 
-    Without ``free`` the bytes go back when the last view of them is garbage. Whoever calls
+    Without ``free`` the bytes go back when the last view of them is garbage. The caller of
     ``free`` answers for no copy being in flight, and for views that are still around being used no
     more.
     """
@@ -142,7 +142,7 @@ class Slab:
         return self._tensor
 
     def free(self) -> None:
-        """Unpin the bytes and strike them out of the ledger. Does nothing the second time."""
+        """Unpin the bytes and take them out of the tier. Does nothing the second time."""
         pages, self._pages, self._tensor = self._pages, None, None
         if pages is not None:
             pages.release()
@@ -185,7 +185,7 @@ def slab(
 
 
 class _Pages(mmap.mmap):
-    """Anonymous memory that unpins itself and leaves its ledger before it is unmapped.
+    """Anonymous memory that unpins itself and leaves its tier before it is unmapped.
 
     A finalizer and not a weak reference: those of a map (and of the storage over it) run after the
     memory is gone, too late to unpin it.

@@ -18,7 +18,7 @@ def now(stream: torch.cuda.Stream | None) -> Mark:
     """This moment on a lane: of its stream, where it has one."""
     if stream is None:
         return time.perf_counter()
-    # Whoever waits for it on the host sleeps: a spinning wait would cost host updates a core.
+    # A thread that waits for it on the host sleeps: a spinning wait would cost host updates a core.
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record(stream)
     return event

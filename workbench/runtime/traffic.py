@@ -1,4 +1,4 @@
-"""What crosses the links of one process: copies and their bytes; on a CPU, also a slower link.
+"""Counts copies over the links of one process and their bytes; on a CPU, emulates a slower link.
 
 Bytes over the host's link are counted by their way and by what they are; what devices exchange, by
 what it is alone.
@@ -29,12 +29,11 @@ _PARTS = {
     Kind.SEND_GRAD: "p2p",
     Kind.REDUCE: "all_reduced",
 }
-"""What each action moves over the link, or to other devices."""
+"""Kind of action -> the part of the traffic over the link, or to other devices, that it moves."""
 
 
 def planned_parts(schedule: Schedule) -> dict[str, int]:
-    """What a step of several ranks should move over the link and between devices, in bytes by what
-    they are."""
+    """Bytes that a step of several ranks should move over the link and between devices, by part."""
     moved = dict.fromkeys(PARTS + BETWEEN, 0)
     for action in schedule.actions:
         if action.kind in _PARTS:
@@ -43,8 +42,8 @@ def planned_parts(schedule: Schedule) -> dict[str, int]:
 
 
 def counted_parts(ranks: Iterable[Mapping[str, int]], steps: int) -> dict[str, int]:
-    """The same of what ranks counted in so many steps (`Traffic.parts`); {} where there were
-    none."""
+    """Bytes a step, by part, from counts of ranks in `steps` steps (`Traffic.parts`); {} where
+    there were none."""
     total = Counter()
     for parts in ranks:
         total.update(parts)
@@ -77,13 +76,13 @@ class Traffic:
         self.count(way, source.nbytes, kind)
 
     def count(self, way: str, nbytes: int, kind: Kind | None = None) -> None:
-        """Of what was moved by other means."""
+        """Count bytes that were moved by other means."""
         with self._lock:
             self.moved[way] += nbytes
             if kind is not None:
                 self.parts[_PARTS[kind]] += nbytes
 
     def between(self, nbytes: int, kind: Kind) -> None:
-        """Of what went to other devices, and not over the host's link."""
+        """Count bytes that went to other devices, and not over the host's link."""
         with self._lock:
             self.parts[_PARTS[kind]] += nbytes

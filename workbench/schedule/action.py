@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What an action does. The value is its code in printed names."""
+    """Work of an action. The value is its code in printed names."""
 
     FORWARD = "F"
     RECOMPUTE = "R"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     SUM_OUT = "SUM_OUT"
     """A sum of gradients that lacks micro-batches from the device to the host, to make room."""
     SUM_IN = "SUM_IN"
-    """Such a sum back to the device, to go on."""
+    """A sum that was moved out back to the device, to go on."""
     NORM = "N"
     """Global gradient norm: decides the clip coefficient and whether the step is skipped."""
     UPDATE = "U"
@@ -171,13 +171,13 @@ class Action:
     microbatch: int | None = None
     """None for work done once per unit and step."""
     turn: int = 0
-    """Counts equal actions of one step: the load for the backward pass is turn 1. Of the visits of
-    turn `GUESS` and `VERDICT` only one moves anything where the guess was right."""
+    """Number of equal actions before it in the step: the load for the backward pass is turn 1. Of
+    the visits of turn `GUESS` and `VERDICT` only one moves anything where the guess was right."""
     rank: int = 0
     after: tuple[str, ...] = ()
     """Names of the actions it waits for: data dependencies only, lane order is implied."""
     nbytes: int = 0
-    """What a transfer moves, or what is added to gradients on the host before their norm."""
+    """Bytes that a transfer moves, or that are added to gradients on the host before their norm."""
     takes: tuple[str, ...] = ()
     """Buffers that become occupied when it starts."""
     uses: tuple[str, ...] = ()

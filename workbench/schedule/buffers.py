@@ -75,7 +75,7 @@ def output_gradient(unit: int, micro: int) -> str:
 
 
 def scratch(action: str) -> str:
-    """What one compute action needs for itself."""
+    """Scratch memory of one compute action."""
     return f"t:{action}"
 
 
@@ -150,5 +150,5 @@ def host_inputs(unit: int) -> str:
 
 
 def on_rank(rank: int, label: str) -> str:
-    """The same on another rank than the first."""
+    """The buffer's name on a rank; rank 0 adds nothing."""
     return f"{rank}:{label}" if rank else label

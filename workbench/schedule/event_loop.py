@@ -24,7 +24,7 @@ from workbench.schedule.turns import Devices
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST_LANES = 64
-"""Of a rank, for the compiled loop: a set of busy lanes is one number there."""
+"""Most lanes of a rank, for the compiled loop: a set of busy lanes is one number there."""
 ASK = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int32, ctypes.c_uint64)
 
 Times = tuple[list[float], list[float], int]
@@ -53,7 +53,7 @@ def times(graph: Graph | ArrayGraph, alone: list[float], contention: Contention)
 
 
 def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns) -> Times:
-    """What `times` says, which says what goes in and what comes out."""
+    """Compute `times` in Python; see there for arguments and result."""
     n, total = graph.num_actions, graph.num_nodes
     lane_of, missing = graph.lane_of, graph.missing()
     rank_of, lanes_of = slowdowns.rank_of, slowdowns.lanes_of

@@ -101,7 +101,7 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
 def _check_side_by_side(
     proof: Proof, names: list[str], takes: dict[str, int], frees: dict[str, int], why: str
 ) -> None:
-    """The same of buffers with places in a slot, each against those it overlaps.
+    """Check buffers with places in a slot, each against those it overlaps.
 
     The users of one byte follow one another, so that each is asked for against those that had its
     bytes last, and in the next step the first of a byte against the last of it.
@@ -121,8 +121,9 @@ def _check_side_by_side(
 def _require_free(
     proof: Proof, freed: int, taken: int, why: str, *, next_step: bool = False
 ) -> None:
-    """What had a place is gone before the next one takes it. A message may come before its RECV
-    begins, once all has ended that the RECV itself waits for: it does not wait for those before."""
+    """Require that a place is free before the next buffer takes it. A message may come before its
+    RECV begins, once all has ended that the RECV itself waits for: it does not wait for the
+    messages before."""
     proof.require(freed, taken, why, next_step=next_step)
     receive, since = proof.schedule.actions[taken], -int(next_step)
     if receive.kind in RECEIVES and not any(

@@ -96,7 +96,8 @@ class Passes:
         return [i for kind in (B, I, W) for i in self._sharing(kind, unit, span)]
 
     def input_gradients(self, unit: int, like: int) -> list[int]:
-        """What makes the gradient of the unit's input (unit 0 need not) for the action `like`."""
+        """Actions that make the gradient of the unit's input (unit 0 need not) for the action
+        `like`."""
         kind = B if self._done[B, unit] else I if self._done[I, unit] else W
         return self._sharing(kind, unit, self._span(like))
 
@@ -105,7 +106,7 @@ class Passes:
         return self._done[F, unit]
 
     def weight_gradients(self, unit: int) -> list[int]:
-        """What makes the gradients of the unit's weights."""
+        """Actions that make the gradients of the unit's weights."""
         return self._done[B, unit] or self._done[W, unit]
 
     def backwards(self, unit: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""What a planner answers: does it fit, with which settings, how fast, and what binds."""
+"""Plans, the answers of planners: whether it fits, with which settings, how fast, and what
+binds."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from workbench.schedule.schedule import Schedule
 
 CLIPPED = "step_seconds_where_clipped"
-"""Of a plan's settings: its prediction of a step whose gradients exceed the limit, where updates
-are made before their norm is known."""
+"""Setting of a plan: its prediction of a step whose gradients exceed the limit, where updates are
+made before their norm is known."""
 
 
 class DoesNotFit(ValueError):
@@ -27,7 +28,7 @@ class Plan:
     method: str
     fits: bool
     schedule: Schedule | None
-    """What would run; where nothing fits, the smallest the method can do, or None."""
+    """Schedule that would run; where nothing fits, the smallest that the method can do, or None."""
     step_seconds: float | None
     """Predicted steady-state seconds per step."""
     peak_bytes: dict[str, int]
@@ -43,7 +44,7 @@ class Plan:
     """First layers whose weights and optimizer states stay on the device."""
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What a reader should know: constraints violated, assumptions, defects of published runs."""
+    """Sentences for readers: constraints violated, assumptions, defects of published runs."""
     spread: float = 0.0
     """Share of `step_seconds` by which a measured step may be shorter or longer: that of the
     hardware, once the plan is told."""

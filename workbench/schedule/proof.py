@@ -1,4 +1,4 @@
-"""What the validator's rules share: the actions by kind, the order among them, and one sentence."""
+"""A proof that the validator's rules share: actions by kind, their order, and its one sentence."""
 
 from __future__ import annotations
 

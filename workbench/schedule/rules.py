@@ -1,4 +1,4 @@
-"""What a schedule must keep to be training, rule by rule.
+"""Rules that a schedule must keep to be training, one by one.
 
 Each rule is a statement on the order of actions, proved for every execution (order.py): every
 forward and backward pass is made once and in the model's order, gradients are complete before they
@@ -35,8 +35,8 @@ def check_passes(proof: Proof, passes: Passes) -> None:
 
 
 def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> None:
-    """What is recomputed has been computed. Another rank may be at it still: then it is enough that
-    the input is there, from a recomputation too."""
+    """Check that recomputed passes were computed before. Another rank may be at it still: then it
+    is enough that the input is there, from a recomputation too."""
     rank = proof.schedule.actions[again].rank
     repeated = proof.sharing(R, unit - 1, again) if unit else []
     for forward in passes.forward(unit, again):
@@ -138,7 +138,7 @@ def check_norm(proof: Proof, passes: Passes) -> None:
 
 
 def check_settled(proof: Proof) -> None:
-    """What is settled was updated before, by the same rank, and once."""
+    """Check that settled updates were made before, by the rank that settles them, and once."""
 
     def rank(i: int) -> int:
         return proof.schedule.actions[i].rank

@@ -66,7 +66,7 @@ class Schedule:
     replicas: int = 1
     """Processes that walk the lanes of a rank, each on as many samples as the schedule names."""
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
-    """What the planner chose, for records and titles; nothing here changes what is executed."""
+    """Settings of the planner, for records and titles; nothing here changes what is executed."""
 
     def __post_init__(self) -> None:
         counts = (self.num_units, self.num_microbatches, self.num_ranks, self.replicas)

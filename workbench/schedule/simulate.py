@@ -1,4 +1,4 @@
-"""What a schedule will do, before it does it: a list scheduler over lanes.
+"""Simulates a schedule: a list scheduler over lanes.
 
 Each lane runs its actions in order; an action starts when its lane is free and everything it waits
 for has ended. A cost model says how long each action takes alone and how much it slows down while

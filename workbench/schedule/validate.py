@@ -71,7 +71,7 @@ LANES_OF = {
 
 @dataclass(frozen=True)
 class Validation:
-    """What was proved."""
+    """Facts that were proved."""
 
     num_actions: int
     peak_bytes: dict[int, dict[str, int]]

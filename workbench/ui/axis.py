@@ -1,4 +1,4 @@
-"""What people type for a field of a sweep: one value, a list, or a range.
+"""Reads what people type for a field of a sweep: one value, a list, or a range.
 
 The rule, in a sentence, is `RULE`. Numbers are decimal all the way, so 0.1..0.3 step 0.1 has three
 values.
@@ -76,7 +76,7 @@ def format_value(name: str, value: Any) -> str:
 
 
 def takes(name: str) -> str:
-    """What one value of the field may be, in words."""
+    """Values that the field takes, in words."""
     if name == "method":
         return f"{', '.join(methods.METHODS)}, or all"
     if name.endswith(MEMORY):

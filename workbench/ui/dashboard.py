@@ -61,14 +61,14 @@ class Dashboard:
             self.tabs.selected_index = index
 
     def _results(self) -> object:
-        from workbench.ui.board_panel import BoardPanel
+        from workbench.ui.runs_table_panel import RunsTablePanel
 
-        return BoardPanel(self.store)
+        return RunsTablePanel(self.store)
 
     def _plan(self) -> object:
-        from workbench.ui.talk_panel import TalkPanel
+        from workbench.ui.planner_panel import PlannerPanel
 
-        return TalkPanel(self.store, on_use=self._use)
+        return PlannerPanel(self.store, on_use=self._use)
 
     def _use(self, spec: RunSpec) -> None:
         """Go on from a plan: the form of a sweep, filled with it."""

@@ -1,9 +1,9 @@
 """The evaluation of the claims, one after the other: a controller that knows no widgets.
 
-Each claim is an exhibit at a size. Its runs are conducted by a process of their own, as a sweep
-named after the exhibit (runs/campaign.py); planning and drawing happen in another (aside.py). So
-nothing here takes time, whatever runs may be watched from several pages, and nothing that has been
-measured is run again or deleted.
+Each claim is an exhibit at a size. Its runs have a process of their own, as a sweep named after the
+exhibit (runs/campaign.py); planning and drawing happen in another (helper_process.py). So nothing
+here takes time, whatever runs may be watched from several pages, and nothing that has been measured
+is run again or deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.aside import Answer, Aside
+from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation_work"
@@ -54,10 +54,10 @@ class Evaluation:
     """All claims at one size, in one results folder."""
 
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
-        """Starts nothing but the process beside this one. Raises ValueError for an unknown size."""
+        """Starts nothing but the helper process. Raises ValueError for an unknown size."""
         self.size = find(next(iter(EXHIBITS))).sized(size).name
         self.store = Store(REPOSITORY_RESULTS.parent / user_path(results))
-        self.aside = Aside()
+        self.helper = HelperProcess()
         self.claims = [
             Claim(
                 figure=figure,
@@ -83,7 +83,7 @@ class Evaluation:
 
     def examine(self) -> Answer:
         """Have the doctor look at this machine; the first time takes about half a minute."""
-        self.doctor = self.aside.ask(f"{WORK}:doctor", results=str(self.store.root))
+        self.doctor = self.helper.ask(f"{WORK}:doctor", results=str(self.store.root))
         return self.doctor
 
     def kick(self) -> None:
@@ -92,7 +92,7 @@ class Evaluation:
         self.tires.start()
 
     def kicked(self) -> str:
-        """What came of it, in a sentence; empty while there is nothing to say."""
+        """Result of the comparison, in a sentence; empty while there is none."""
         status = self.tires.status()
         if status.state != "done":
             self._compared = None
@@ -104,7 +104,7 @@ class Evaluation:
             return status.text
         if self._compared is None:
             where = {"results": str(self.store.root)}
-            self._compared = self.aside.ask("workbench.ui.tires:compare", **where)
+            self._compared = self.helper.ask("workbench.ui.tires:compare", **where)
         if not self._compared.done:
             return "done; comparing the losses ..."
         return self._compared.error or self._compared.value
@@ -142,7 +142,7 @@ class Evaluation:
             yield claim
 
     def words(self, claim: Claim) -> str:
-        """What a claim's runs are doing, in a sentence."""
+        """State of a claim's runs, in a sentence."""
         status = claim.status
         if status.state == "new":
             return "nothing of it was started from here yet"
@@ -163,16 +163,16 @@ class Evaluation:
     def write_report(self) -> Answer:
         """Have the offline HTML report written; the answer is where it lies."""
         where = {"size": self.size, "results": str(self.store.root)}
-        self.report = self.aside.ask(f"{WORK}:report", **where)
+        self.report = self.helper.ask(f"{WORK}:report", **where)
         return self.report
 
     def close(self) -> None:
-        """End the process beside this one. What runs goes on, or ends with the kernel."""
-        self.aside.close()
+        """End the helper process. What runs goes on, or ends with the kernel."""
+        self.helper.close()
 
     def _ask(self, function: str, *, figure: str) -> Answer:
         where = {"size": self.size, "results": str(self.store.root)}
-        return self.aside.ask(f"{WORK}:{function}", figure=figure, **where)
+        return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
 
     def _tail(self, key: str) -> str:
         try:

@@ -31,9 +31,11 @@ class ClaimSection:
         self.panel, self.claim = panel, claim
         self.about = widgets.HTML(html.paragraph(SLOW, "soft"))
         self.preview = widgets.HTML()
-        self.run = button("Run", f"Run what {claim.name} has no record of yet", self._run)
-        self.cancel = button("Cancel", "End what runs; what is finished stays", self._cancel)
-        self.retry = button("Retry failed", "Run once more what failed", self._retry)
+        self.run = button(
+            "Run", f"Start the runs of {claim.name} that have no record yet", self._run
+        )
+        self.cancel = button("Cancel", "End the runs in work; finished ones stay", self._cancel)
+        self.retry = button("Retry failed", "Start the failed runs again", self._retry)
         self.keep = widgets.Checkbox(
             value=False, description=KEEP, tooltip=KEEP, indent=False, layout={"width": "auto"}
         )
@@ -61,7 +63,9 @@ class ClaimSection:
         if claim.preview is not None and claim.preview.done and self._told[1] is not claim.preview:
             self._told[1] = claim.preview
             error = html.paragraph(claim.preview.error, "bad")
-            self.preview.value = error or html.table(claim.preview.value, "What will run here")
+            self.preview.value = error or html.table(
+                claim.preview.value, "Runs that will be made here"
+            )
         if claim.shown is not None and claim.shown.done and self._told[2] is not claim.shown:
             self._told[2] = claim.shown
             self._show_figure()
@@ -144,7 +148,7 @@ class EvaluationPanel:
         self.sections = [ClaimSection(self, claim) for claim in self.evaluation.claims]
         self.doctor = button(
             "Examine this machine",
-            "What can run here; measures the machine the first time, about half a minute",
+            "Methods that can run here; measures the machine the first time, about half a minute",
             self._examine,
         )
         self.kick = button(
@@ -236,6 +240,6 @@ class EvaluationPanel:
         self.reported.value = html.told(words, "bad" if answer.error else "")
 
     def close(self) -> None:
-        """Look no more, and end the process beside this one."""
+        """Look no more, and end the helper process."""
         self.ticker.stop()
         self.evaluation.close()

@@ -1,4 +1,4 @@
-"""What the evaluation asks of the process beside it (aside.py): reading, planning, drawing.
+"""Work of the evaluation in the helper process (helper_process.py): reading, planning, drawing.
 
 Everything goes in and comes out as plain data. Nothing here runs a training.
 """
@@ -30,7 +30,8 @@ def claim(figure: str, size: str, results: str) -> dict[str, Any]:
 
 
 def preview(figure: str, size: str, results: str) -> list[dict[str, Any]]:
-    """What would run, how long it takes and what it needs; a row a run, the last for all."""
+    """Runs that would be made, how long they take and what they need; a row a run, the last for
+    all."""
     from workbench.exhibits import open_exhibit
 
     return _records(open_exhibit(figure, size, results).preview())
@@ -56,8 +57,8 @@ def show(figure: str, size: str, results: str) -> dict[str, Any]:
 
 
 def doctor(results: str) -> list[dict[str, Any]]:
-    """What this machine can do and what runs on it, as `workbench doctor` says; measures it if it
-    was not measured before, which takes about half a minute."""
+    """Report of `workbench doctor` on this machine; measures it if it was not measured before,
+    which takes about half a minute."""
     from workbench.doctor import examine
 
     report = examine(Path(results), stored=True)

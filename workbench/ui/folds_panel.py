@@ -32,7 +32,7 @@ class Folds(widgets.VBox):
     """Headings and what they hide, from top to bottom."""
 
     selected_index = traitlets.Int(None, allow_none=True)
-    """Which is open; None for none. Raises TraitError past the last."""
+    """Index of the open fold; None for none. Raises TraitError past the last."""
 
     def __init__(self, parts: Sequence[widgets.Widget], *, titles: Sequence[str]) -> None:
         """As many titles as parts; all closed."""
@@ -47,7 +47,7 @@ class Folds(widgets.VBox):
 
     @property
     def titles(self) -> list[str]:
-        """What the headings say."""
+        """Texts of the headings."""
         return [head.title for head in self.heads]
 
     def set_title(self, index: int, title: str) -> None:

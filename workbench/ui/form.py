@@ -43,8 +43,7 @@ GROUPS = {
 """Where a page shows which field; one that is in no group is shown in the last, `REST`."""
 REST = "More"
 OF_SWEEP = {
-    "name": "What the sweep is called; its folder is named so. Letters, digits, dots, underscores, "
-    "hyphens.",
+    "name": "Name of the sweep, and of its folder. Letters, digits, dots, underscores, hyphens.",
     "timeout": "Longest time of one run, in seconds; empty for no limit.",
     "executor": "Who runs: local (this machine), ray, or ray:ADDRESS.",
 }
@@ -61,7 +60,7 @@ class Field:
     group: str
     help: str
     takes: str
-    """What one value may be, in words."""
+    """Values that the field takes, in words."""
     default: str
     """As one would type it; empty where there is none."""
     choices: tuple[str, ...] = ()
@@ -152,12 +151,12 @@ class Form:
         return self.errors.get(name, "")
 
     def text(self, name: str) -> str:
-        """What stands in the field."""
+        """Text in the field."""
         return self._texts.get(_known(name), "")
 
     @property
     def kept(self) -> str:
-        """What the file has that no field shows, in words; empty where there is nothing."""
+        """Parts of the file that no field shows, in words; empty where there are none."""
         parts = []
         if self._runs != [{}]:
             parts.append(f"{len(self._runs)} runs ({', '.join(map(_in_words, self._runs[:4]))}")

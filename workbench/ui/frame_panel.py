@@ -1,5 +1,5 @@
-"""What every panel is put in: it keeps keys to itself, a page that opens misses nothing, and who
-presses a button is heard between two ticks of a timer and not in one (one_loop.py).
+"""Frame of every panel: it keeps keys to itself, a page that opens misses nothing, and a pressed
+button is heard between two ticks of a timer and not in one (one_loop.py).
 
 A notebook takes plain keys for commands on its cells wherever no text is written: an arrow in a
 list of choices would leave the list, Enter on a button would edit the cell, and two d would delete

@@ -28,7 +28,7 @@ STYLE = """<style>
 .wb-panel .widget-html-content {min-width: 0}
 .wb-panel .widget-dropdown > select {appearance: auto; background-image: none !important}
 </style>"""
-"""Once on a page."""
+"""Style to put once on a page."""
 PANEL = "wb-panel"
 """Class of a panel's outermost widget: what has the keyboard is seen there."""
 

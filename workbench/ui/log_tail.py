@@ -53,7 +53,7 @@ def printable(line: str) -> str:
 
 
 def without_tracebacks(lines: Iterable[str]) -> list[str]:
-    """Of each traceback only the line that names the error."""
+    """Lines with only the line that names the error of each traceback."""
     kept, inside = [], False
     for line in lines:
         if line.lstrip(" |+-").startswith(_BETWEEN) or _FRAME.match(line):

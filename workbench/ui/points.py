@@ -13,7 +13,7 @@ ALWAYS = ("method", "layers")
 
 
 def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:
-    """Of each spec the fields in which the specs that have them differ, as text; method and layers
+    """For each spec the fields in which the specs that have them differ, as text; method and layers
     always."""
     rows = [_flat(spec) for spec in specs]
     if not rows:

@@ -1,4 +1,4 @@
-"""What the preview of a sweep asks of the process beside the page (aside.py).
+"""Work of a sweep's preview in the helper process (helper_process.py).
 
 Planning a point takes up to seconds of pure Python, so it happens there, in questions of a limited
 length each, the cheap ones first: which runs there are and which are done, which fit, and only then
@@ -51,7 +51,7 @@ def points(data: Line, root: str) -> list[Line]:
 
 
 def listed(data: Line, root: str) -> list[Line]:
-    """The same with what the records say, as `watch.WatchedPoint` has it."""
+    """Add the facts of records to the lines of a sweep, as `watch.WatchedPoint` has them."""
     found = points(data, root)
     index = index_of(root)
     rows = {row["key"]: row for row in index.rows()}

@@ -1,6 +1,6 @@
 """A sweep file run to its end, for a notebook without anybody in front of it.
 
-The sweep has a process of its own here too, so whoever opens a page meanwhile finds it.
+The sweep has a process of its own here too, so a page that is opened meanwhile finds it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 0.1
 
 
 def run_to_end(store: Store, path: Path, stream: TextIO) -> SweepWatch:
-    """Run what has no record yet, a line each; one that is conducted already is waited for.
+    """Run what has no record yet, a line each; one that another process runs already is waited for.
 
     Blocks; an exception (Ctrl-C) cancels what was started here. Raises ValueError for a file that
     is malformed or a sweep that could not be run, and StoreError.
@@ -35,7 +35,7 @@ def run_to_end(store: Store, path: Path, stream: TextIO) -> SweepWatch:
     names = [in_words(changes) for changes in varied(file.specs)]
     sweep, ours = SweepWatch(campaign), campaign.start()
     if not ours:
-        stream.write(f"process {campaign.status().pid} conducts it already; waiting for it\n")
+        stream.write(f"process {campaign.status().pid} runs it already; waiting for it\n")
     try:
         while campaign.alive:
             _tell(events, names, sweep, stream)

@@ -17,9 +17,9 @@ from workbench.core.spec import RunSpec, flat
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import INSIDE, confine, inside
 from workbench.runs.store import Store
-from workbench.ui.aside import Aside
-from workbench.ui.board_commands import sweep_commands
 from workbench.ui.form import MOST_RUNS, Form
+from workbench.ui.helper_process import HelperProcess
+from workbench.ui.runs_table_commands import sweep_commands
 from workbench.ui.sweep_preview import Preview
 from workbench.ui.watch import SweepWatch, Watch
 
@@ -32,12 +32,14 @@ CAN_GO_ON = ("paused", "cancelled", "interrupted", "failed")
 class SweepControl:
     """The form, its preview, and the sweep that is shown. `look` about twice a second."""
 
-    def __init__(self, store: Store, *, aside: Aside | None = None, confined: bool = False) -> None:
+    def __init__(
+        self, store: Store, *, helper: HelperProcess | None = None, confined: bool = False
+    ) -> None:
         """`confined`: whether this is a page that others than its owner may use (confines.py)."""
         self.store, self.confined = store, confined
         self.form = Form()
-        self.watch = Watch(store, aside)
-        self.preview = Preview(store, self.watch.aside)
+        self.watch = Watch(store, helper)
+        self.preview = Preview(store, self.watch.helper)
         self.detached = False
         """Whether what is started goes on without this kernel."""
         self.message = ""
@@ -208,13 +210,13 @@ class SweepControl:
         return f"{base[:60]}-{number}"
 
     def commands(self) -> list[str]:
-        """What repeats the sweep that is shown: papermill and the command line; nothing where none
-        is, or where its file cannot be used."""
+        """Commands that repeat the sweep that is shown: papermill and the command line; none where
+        none is shown, or where its file cannot be used."""
         sweep = self.shown
         return sweep_commands(sweep.campaign) if sweep is not None and not sweep.problem else []
 
     def close(self) -> None:
-        """End the process beside the page. Sweeps go on."""
+        """End the helper process. Sweeps go on."""
         self.preview.stop()
         self.watch.close()
 

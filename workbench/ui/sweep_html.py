@@ -94,7 +94,7 @@ def tail_html(tail: Tail) -> str:
 
 
 def preview_html(summary: Summary) -> str:
-    """What the sweep of the form needs, and what cannot fit and why."""
+    """Needs of the form's sweep, and the runs that cannot fit and why, as HTML."""
     sentences = summary.sentences()
     if not sentences:
         return ""

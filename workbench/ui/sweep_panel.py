@@ -22,10 +22,10 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html, sweep_html
-from workbench.ui.aside import Aside
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
 from workbench.ui.frame_panel import button, framed
+from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_control import ACTIONS, SweepControl
 from workbench.ui.ticker import Ticker
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 NEW = ""
 BUTTONS = {
-    "start": ("Start", "Write the sweep down and run what has no record yet"),
-    "pause": ("Pause", "Start nothing more; what runs is let finish"),
-    "go_on": ("Go on", "Run what is left of the sweep that is shown"),
-    "cancel": ("Cancel", "End what runs and start nothing more; what is finished stays"),
-    "retry": ("Retry failed", "Run what failed once more"),
+    "start": ("Start", "Save the sweep and start its runs that have no record yet"),
+    "pause": ("Pause", "Start no more runs; those in work may finish"),
+    "go_on": ("Go on", "Start the remaining runs of the sweep that is shown"),
+    "cancel": ("Cancel", "End the runs in work and start no more; finished ones stay"),
+    "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
 KEEP = "keep running when this notebook ends"
@@ -50,16 +50,18 @@ KEPT = (
 )
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]
-"""Of `table`."""
+"""Columns of `table`."""
 
 
 class SweepPanel:
     """The page. What its widgets do, `control` does without them."""
 
-    def __init__(self, store: Store, *, aside: Aside | None = None, confined: bool = False) -> None:
+    def __init__(
+        self, store: Store, *, helper: HelperProcess | None = None, confined: bool = False
+    ) -> None:
         """Shows the sweep that runs or was interrupted, if there is one. `confined` as in
         `SweepControl`."""
-        self.control = SweepControl(store, aside=aside, confined=confined)
+        self.control = SweepControl(store, helper=helper, confined=confined)
         self._make()
         self.widget = framed(
             [
@@ -88,7 +90,7 @@ class SweepPanel:
 
     @property
     def form(self) -> Form:
-        """What is to run; change it with `set`, and `load`."""
+        """Form of the sweep to run; change it with `set`, and `load`."""
         return self.control.form
 
     def start(self) -> None:

@@ -1,7 +1,8 @@
 """Before a sweep starts: how many runs, how long, how much memory and disk, and what cannot fit.
 
-A process beside the page works it out (previewer.py, aside.py), a slice at a time, so that the page
-fills in while the kernel stays free, and a sweep that is no longer asked about costs one slice.
+The helper process works it out (previewer.py, helper_process.py), a slice at a time, so that the
+page fills in while the kernel stays free, and a sweep that is no longer asked about costs one
+slice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from workbench.core.bytesize import format_bytes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
-from workbench.ui.aside import Answer, Aside
+from workbench.ui.helper_process import Answer, HelperProcess
 
 WORK = "workbench.ui.previewer"
 SLICE_S = 0.4
@@ -43,7 +44,7 @@ class PreviewPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a page shows."""
+    """Preview as a page shows it."""
 
     points: int | None
     """How many runs; None until that is known."""
@@ -66,10 +67,10 @@ class Summary:
     """The published machine whose constants stand for this one's, where they do."""
     complete: bool
     text: str = ""
-    """What went wrong, in a sentence."""
+    """Failure of the preview, in a sentence."""
 
     def sentences(self) -> list[str]:
-        """The same, to be read."""
+        """The summary in sentences."""
         if self.points is None:
             return (
                 [self.text] if self.text else [] if self.complete else ["Looking at the runs ..."]
@@ -108,12 +109,12 @@ class Summary:
 class Preview:
     """Works out what a sweep needs, one sweep at a time. Starts nothing until asked."""
 
-    def __init__(self, store: Store, aside: Aside | None = None) -> None:
+    def __init__(self, store: Store, helper: HelperProcess | None = None) -> None:
         self.store = store
         self.points: list[PreviewPoint] = []
         self.ended = True
         """Whether nothing more will be said of this sweep."""
-        self._aside = aside or Aside()
+        self._helper = helper or HelperProcess()
         self._data: dict[str, Any] = {}
         self._question, self._answer = "", Answer()
         self._known, self._text = False, ""
@@ -160,10 +161,10 @@ class Preview:
     def close(self) -> None:
         """End the process."""
         self.stop()
-        self._aside.close()
+        self._helper.close()
 
     def summary(self) -> Summary:
-        """What is known by now."""
+        """Summary of the preview so far."""
         states = [point.state for point in self.points]
         pending = [point for point in self.points if point.state == "pending"]
         left = [point for point in pending if point.fits is not False]
@@ -203,7 +204,7 @@ class Preview:
 
     def _ask(self, function: str, **more: Any) -> None:
         self._question = function
-        self._answer = self._aside.ask(
+        self._answer = self._helper.ask(
             f"{WORK}:{function}", data=self._data, root=str(self.store.root), **more
         )
 

@@ -29,7 +29,7 @@ class Timeline(anywidget.AnyWidget):
     _esm = timeline_page.script()
     _css = timeline_page.style()
     data = traitlets.Dict().tag(sync=True)
-    """What `timeline_data` made; another value shows another run in the same place."""
+    """Data made by `timeline_data`; another value shows another run in this widget."""
 
     def __init__(self, *, data: dict[str, Any] | None = None, **events: Any) -> None:
         """Arguments of `timeline_data`, `measured` and `predicted` events and more; or `data` that
@@ -37,7 +37,7 @@ class Timeline(anywidget.AnyWidget):
         super().__init__(data=timeline_data(**events) if data is None else data)
 
     def save_html(self, path: str | Path) -> Path:
-        """The same view as one file that works offline; returns its path."""
+        """Write the view as one file that works offline; returns its path."""
         return timeline_page.save_html(self.data, path)
 
 

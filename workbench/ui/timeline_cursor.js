@@ -1,6 +1,5 @@
-// What is in sight and what is chosen, and the ways from there: along time, from event to event,
-// and to the longest idle times. Whoever
-// extends it paints (`later`), tells (`tell`) and knows where lanes lie (`place`).
+// The part in sight and the chosen event, and the ways from there: along time, from event to event,
+// and to the longest idle times. A subclass paints (`later`), tells (`tell`) and knows where lanes lie (`place`).
 
 const CLOSEST = 200; // nanoseconds that the whole width shows at least
 const MARGIN = 0.005; // of the whole, left and right of it

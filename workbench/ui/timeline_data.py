@@ -110,7 +110,7 @@ def timeline_data(
     layers: int | None = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What the timeline of these events shows, as the module says.
+    """Plain data of the timeline of these events, as the module says.
 
     `schedule` adds the memory of each tier to the blocks whose actions are its own; what the steps
     before had still taken is not in it. `layers` tells units that are no layer: unit 0 embeds, and
@@ -160,7 +160,7 @@ def timeline_data(
 def in_words(
     name: str, kind: str, unit: int, microbatch: int | None, layers: int | None = None
 ) -> str:
-    """What an action does, for those who do not read names.
+    """Work of an action, for readers who do not read names.
 
     >>> in_words("B12.0", "B", 12, 0)
     'backward of layer 12, micro-batch 0'
@@ -295,7 +295,7 @@ def _step_starts(events: list[Event]) -> list[tuple[int, float]]:
 
 
 def _memory(schedule: Schedule, events: list[Event], ns: Any) -> list[dict[str, Any]]:
-    """What each tier of each rank holds, where that changes or has a budget."""
+    """Bytes of each tier of each rank, where they change or have a budget."""
     if not {event.name for event in events} <= schedule.by_name.keys():
         return []
     strips = []

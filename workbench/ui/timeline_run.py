@@ -38,7 +38,7 @@ class Prediction:
 
 
 def run_timeline(store: Store, key: str) -> dict[str, Any]:
-    """What the timeline of the run `key` shows (`timeline_data`): predicted and measured.
+    """Plain data of the timeline of the run `key` (`timeline_data`): predicted and measured.
 
     Raises ValueError, in one sentence, where the run kept no timeline or its file is not one.
     """
@@ -132,7 +132,7 @@ def as_executed(record: RunRecord) -> RunSpec:
 
 
 def _title(record: RunRecord) -> str:
-    """What was trained, and how."""
+    """Title: the method, the model and the settings of the run."""
     model = record.spec.get("model", {})
     words = [record.method, f"{model.get('layers')} layers", f"batch {record.spec.get('batch')}"]
     if record.window is not None:

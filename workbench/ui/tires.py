@@ -21,7 +21,7 @@ AGREE = 1e-6
 
 
 def compare(results: str) -> str:
-    """What came of both runs, in a sentence. Asked of the process beside the kernel (aside.py)."""
+    """Compare both runs, in a sentence; called in the helper process (helper_process.py)."""
     from workbench.runs.campaign import Campaign
     from workbench.runs.resolve import key_of
     from workbench.runs.store import Store

@@ -1,8 +1,8 @@
-"""What all sweeps of a results folder are doing, seen from a page about twice a second.
+"""Watches all sweeps of a results folder, for a page that looks about twice a second.
 
 A look reads what changed and nothing else: the states of the sweeps, and of the one that is
 followed its events and the end of a log. Listing its runs means hashing their specs and reading
-their records, so a process beside the page does that (aside.py).
+their records, so the helper process does that (helper_process.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.events import Event, EventReader, parse_event
 from workbench.runs.overrides import read_object
 from workbench.runs.store import RECORD, Store, read_record
-from workbench.ui.aside import Answer, Aside
+from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.log_tail import last_lines, printable, read_tail
 
 WORK = "workbench.ui.previewer"
@@ -35,7 +35,7 @@ class WatchedPoint:
     """One run of the sweep that is followed."""
 
     what: str
-    """What sets it apart, in words."""
+    """Settings that tell the point from others, in words."""
     key: str
     state: str = "pending"
     """pending, running, done or failed."""
@@ -51,7 +51,7 @@ class WatchedPoint:
     """Wall time of the whole run."""
     samples_per_second: float | None = None
     seconds_left: float | None = None
-    """Of its steps, while it runs; None until steps have been timed."""
+    """Seconds left of its steps, while it runs; None until steps have been timed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class SweepWatch:
 
     @property
     def live(self) -> bool:
-        """Whether a process conducts it."""
+        """Whether a process runs the sweep."""
         return self.status.state in LIVE
 
     @property
@@ -130,7 +130,7 @@ class SweepWatch:
         self.status = self.campaign.status()
         return self.status != before
 
-    def follow(self, aside: Aside) -> bool:
+    def follow(self, helper: HelperProcess) -> bool:
         """Read the runs, their progress and a log; returns whether anything changed."""
         stamp = _stamp(self.campaign.folder / "sweep.json")
         if self._reader is None or stamp != self._stamps.get("sweep"):
@@ -138,7 +138,7 @@ class SweepWatch:
             self._reader = EventReader(self.campaign.folder / "events.jsonl")
             self._last, self._answer, self._asked = {}, None, (0.0, None)
         before = (self.problem, self.listed, self.tail, [vars(p).copy() for p in self.running()])
-        listed = self._list(aside)
+        listed = self._list(helper)
         heard = self._hear()
         for _ in range(min(READ_AT_ONCE, len(self._unread))):
             self._read(self._unread.pop(0))
@@ -147,7 +147,7 @@ class SweepWatch:
         now = (self.problem, self.listed, self.tail, [vars(p).copy() for p in self.running()])
         return listed or heard or now != before
 
-    def _list(self, aside: Aside) -> bool:
+    def _list(self, helper: HelperProcess) -> bool:
         """Have the runs listed where they may have changed; returns whether there is a new list."""
         if self._answer is not None and self._answer.done:
             answer, self._answer = self._answer, None
@@ -165,7 +165,7 @@ class SweepWatch:
             try:
                 data = read_object(self.campaign.folder / "sweep.json", "sweep")
                 root = str(self.campaign.store.root)
-                self._answer = aside.ask(f"{WORK}:listed", data=data, root=root)
+                self._answer = helper.ask(f"{WORK}:listed", data=data, root=root)
             except ValueError as error:
                 self.problem, self.points, self.listed = str(error), [], False
                 return True
@@ -182,7 +182,7 @@ class SweepWatch:
         return bool(events)
 
     def _apply(self, index: int) -> None:
-        """What the last event of a run says of it."""
+        """Enter the last event of a run."""
         if not 0 <= index < len(self.points):
             return
         event, point = self._last[index], self.points[index]
@@ -198,7 +198,7 @@ class SweepWatch:
             self._unread.append(index)
 
     def _read(self, index: int) -> None:
-        """What the record of a run that ended adds."""
+        """Enter the record of a run that ended."""
         if index >= len(self.points):
             return
         point = self.points[index]
@@ -262,13 +262,13 @@ class SweepWatch:
 class Watch:
     """All sweeps of a store. Looking is cheap; nothing here writes."""
 
-    def __init__(self, store: Store, aside: Aside | None = None) -> None:
+    def __init__(self, store: Store, helper: HelperProcess | None = None) -> None:
         self.store = store
         self.sweeps: dict[str, SweepWatch] = {}
         """By name."""
         self.followed = ""
         """Name of the sweep whose runs are watched too."""
-        self.aside = aside or Aside()
+        self.helper = helper or HelperProcess()
 
     def look(self) -> set[str]:
         """Look once; returns the names of the sweeps of which anything changed, or that came or
@@ -282,7 +282,7 @@ class Watch:
         for name, sweep in self.sweeps.items():
             if sweep.look():
                 changed.add(name)
-        if self.followed in self.sweeps and self.sweeps[self.followed].follow(self.aside):
+        if self.followed in self.sweeps and self.sweeps[self.followed].follow(self.helper):
             changed.add(self.followed)
         return changed
 
@@ -310,8 +310,8 @@ class Watch:
         return ""
 
     def close(self) -> None:
-        """End the process beside the page."""
-        self.aside.close()
+        """End the helper process."""
+        self.helper.close()
 
 
 def _state(status: str) -> str:

@@ -56,7 +56,8 @@ def test_it_trains_as_the_textbook_does(tmp_path, changes):
 
 
 def test_it_equals_our_own_runtime(tmp_path):
-    """What stands in Megatron-LM's place on a CPU; the norms tell that clipping is the same."""
+    """Plain torch stands in Megatron-LM's place on a CPU; the norms tell that clipping is the
+    same."""
     ours, _ = run(resident, BASE.with_(method="megatron-lm"), tmp_path / "ours")
     training = trained(BASE, tmp_path / "plain")
     assert_equal_losses(training.history.losses, ours.history.losses)

@@ -1,4 +1,4 @@
-"""What is said of the machine and of the code, and that saying it costs nothing."""
+"""Facts of the machine and of the code are right, and cost nothing to say."""
 
 import os
 import stat

@@ -19,8 +19,8 @@ from workbench.core.spec import COMMON, RunSpec
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store, row
 from workbench.runs.sweep import expand
-from workbench.ui.board_commands import run_command
 from workbench.ui.form import Form, form_fields
+from workbench.ui.runs_table_commands import run_command
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specs_before_options.jsonl"
 OLD = {line["spec"]["method"]: line for line in map(json.loads, GOLDEN.read_text().splitlines())}

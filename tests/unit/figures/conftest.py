@@ -1,4 +1,4 @@
-"""What tests of exhibits share."""
+"""Fixtures of the tests of exhibits."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture
 def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the project has measured must not decide a test."""
+    """Measurements that the project has committed must not decide a test."""
     monkeypatch.setattr("workbench.exhibits.base.REPOSITORY_RESULTS", tmp_path / "none" / "results")

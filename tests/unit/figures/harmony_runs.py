@@ -82,7 +82,7 @@ def rows_of(
     store: Store,
     size: sizes.HarmonySize = SMOKE,
 ) -> pd.DataFrame:
-    """What an exhibit shows of these runs, beside what is kept."""
+    """Rows of an exhibit from these runs, beside the kept ones."""
     exhibit = find(name)
     own = exhibit.rows(records, store, size) if records else exhibit.absent(size, "not here")
     return join(exhibit.known(size, plans()), own.assign(size=size.name))

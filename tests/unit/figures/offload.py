@@ -50,7 +50,7 @@ def line(
 
 
 def benchmark() -> list[dict[str, Any]]:
-    """What a whole campaign would leave behind."""
+    """Rows that a whole campaign would leave behind."""
     rows = []
     for (layers, batch), plain in PLAIN.items():
         rows += [
@@ -95,6 +95,6 @@ def write(
 
 
 def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[OffloadRun]:
-    """The same, written and read."""
+    """The rows, written to a file and read as runs."""
     write(folder, rows)
     return offload_runs([folder])

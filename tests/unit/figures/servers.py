@@ -70,7 +70,7 @@ def ten(ranks: int, speed: float | None, method: str = "harmony-pp", **changes: 
 
 
 def benchmark(ranks: tuple[int, ...] = (2, 4, 8)) -> list[dict[str, Any]]:
-    """What a whole campaign would leave behind."""
+    """Rows that a whole campaign would leave behind."""
     rows = []
     for gpus in ranks:
         for batch in (64, 16):
@@ -90,6 +90,6 @@ def write(folder: Path, rows: list[dict[str, Any]], device: str = "made-up") -> 
 
 
 def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[ServerRun]:
-    """The same, written and read."""
+    """The rows, written to a file and read as runs."""
     write(folder, rows)
     return server_runs([folder])

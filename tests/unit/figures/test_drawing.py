@@ -1,4 +1,4 @@
-"""What is on the paper: marks that keep sources apart, reasons where a value is missing."""
+"""Drawings have marks that keep sources apart, and reasons where a value is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Harmony's figures read: estimates that say so, plans, and runs with their reasons."""
+"""Rows of Harmony's figures: estimates that say so, plans, and runs with their reasons."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def judged(name: str, rows: pd.DataFrame, words: str) -> Verdict:
 
 
 def changed(rows: pd.DataFrame, factor: float, **where: Any) -> pd.DataFrame:
-    """The same rows, the values of some of them times a factor."""
+    """The rows, the values of some of them times a factor."""
     part = tidy.pick(rows, **where)
     assert len(part)
     out = rows.copy()

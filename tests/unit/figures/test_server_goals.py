@@ -23,7 +23,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def judge(folder: Path, lines: list[dict], place: int) -> tuple[str, str, str]:
-    """What was measured of a goal, the verdict, and why."""
+    """(measured value, verdict, reason) of a goal."""
     goal = goals(rows_of(folder, lines))[place]
     return goal.measured, goal.verdict, goal.why
 
@@ -97,8 +97,7 @@ def test_what_two_rounds_measured_is_told_and_judges_nothing(tmp_path: Path) -> 
 
 
 def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path) -> None:
-    """What was measured of one of them later, on another machine or by other code, decides
-    nothing."""
+    """A later measurement of one of them, on another machine or by other code, decides nothing."""
     later = {"commit": "later", "measured_on": "2026-11-22 Made-up GPU"}
     lines = [
         line("harmony-pp", speed=60.0), line("harmony-dp", speed=50.0),

@@ -104,8 +104,8 @@ def drawn(rng: random.Random, **fixed) -> Packs:
 
 
 def mirrored(packs: Packs, rng: random.Random, *, tied: set[int] = frozenset()) -> Packs:
-    """The same backward packs, each on one rank forward and backward, some of their units resident;
-    of `tied` ones, where one rank has them, all or none."""
+    """The backward packs, each on one rank forward and backward, some of their units resident; of
+    `tied` ones, where one rank has them, all or none."""
     units = [unit for unit in range(packs.num_units) if unit not in tied]
     resident = {*rng.sample(units, rng.randint(0, len(units)))}
     packs = replace(packs, mode="pp", forward=packs.backward[:-1], mirrored=True)

@@ -57,7 +57,7 @@ def setting_of(spec, mode, **changes):
 
 
 def theirs(spec, mode, sizes=SIZES):
-    """What the published search says when it is called directly, and of what profile."""
+    """Answer of the published search when it is called directly, and the profile it is given."""
     profiles = profiles_of(spec, sizes)
     known = ProfiledSizes(profiles, tied=borrowed(make_model(spec.model)))
     server = server_of(profiles[min(profiles)], spec)

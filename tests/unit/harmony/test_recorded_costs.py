@@ -57,7 +57,7 @@ class Launched(Layers):
 
 
 class Untimed(Launched):
-    """The same where recordings were not timed."""
+    """Costs of which recordings were not timed."""
 
     timed = False
 

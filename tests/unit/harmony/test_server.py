@@ -1,4 +1,4 @@
-"""What several devices share costs what was measured, or what one link allows."""
+"""Devices that share a resource are slowed as was measured, or as one link allows."""
 
 from __future__ import annotations
 

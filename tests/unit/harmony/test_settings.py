@@ -1,4 +1,4 @@
-"""What a method of several ranks would ignore, it refuses."""
+"""A method of several ranks refuses the settings that it would ignore."""
 
 from __future__ import annotations
 

@@ -293,11 +293,11 @@ def test_a_graph_that_deadlocks_is_found_and_the_circle_named():
     # GPU 0 would run the loss pack before the first forward pack that it waits for.
     graph = build(chosen(gpus=3))
     order = [3, 4, 0, 1, 2, *range(5, len(graph.tasks))]
-    stuck = reordered(graph, order)
-    verify(stuck)
+    deadlocked = reordered(graph, order)
+    verify(deadlocked)
     for prefetch in (False, True):
         with pytest.raises(Deadlock, match=r"deadlocks: .* waits for .*\[6:8\]@0"):
-            simulate(stuck, profile(), SERVER, prefetch=prefetch)
+            simulate(deadlocked, profile(), SERVER, prefetch=prefetch)
 
 
 def test_an_update_before_its_gradients_is_refused():

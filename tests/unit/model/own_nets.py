@@ -109,7 +109,7 @@ class Switches(Words):
 
 
 class Submodule(Words):
-    """The same in a module of its own."""
+    """`Mixes` as a module of its own."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -122,7 +122,7 @@ class Picks(Words):
 
 
 class Chooses(Words):
-    """The same for any values."""
+    """`Picks` for any values."""
 
     def prepare(self, x: Tensor) -> Tensor:
         return x + torch.where(x > 0, x, 0).sum()

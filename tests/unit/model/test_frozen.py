@@ -1,4 +1,4 @@
-"""What is frozen computes as it did, is taught nothing, and is there afterwards."""
+"""Frozen parameters compute as before, learn nothing, and are there afterwards."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_bf16_weights_are_rounded_fp32_ones(small):
 
 def test_a_shell_runs_any_unit_of_its_kind_from_a_flat_buffer(small):
     model = small.make()
-    shell = model.shell(1)
+    empty = model.empty_module(1)
     assert {model.kind(unit) for unit in (1, 2, 3)} == {"block"}
     x = torch.randn(2, 16, 32)
     for unit in (1, 3):
@@ -90,11 +90,11 @@ def test_a_shell_runs_any_unit_of_its_kind_from_a_flat_buffer(small):
         start = 0
         for name, shape in model.shapes(unit).items():
             view = flat[start : start + shape.numel()].view(shape)
-            shell.get_parameter(name).data = view
+            empty.get_parameter(name).data = view
             start += shape.numel()
         assert start == len(flat)
         ctx = Context(seed=4, step=0, unit=unit, samples=(0, 1))
-        a, b = (model.forward(unit, module, x, ctx) for module in (shell, built))
+        a, b = (model.forward(unit, module, x, ctx) for module in (empty, built))
         assert torch.equal(a, b)
 
 

@@ -1,4 +1,4 @@
-"""What a layer does is found without its weights, or said to be unknown, with what to do then."""
+"""A layer's work is found without its weights, or said to be unknown, with what to do then."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from workbench.schedule.action import D2H, H2D, HOST
 
 ALONE_S = {H2D: 1.0, D2H: 2.0, HOST: 4.0}
 PER_OTHER = {H2D: 2.0, D2H: 1.5, HOST: 0.9}
-"""Told times: so many times as long for each other lane at work; the host's got faster, as noise
+"""Made-up times: so many times as long for each other lane at work; the host's got faster, as noise
 has it."""
 
 

@@ -23,7 +23,7 @@ FLAGS = ("--seq", "32", "-b", "4", "--ranks", "2", "--device-memory", "1GiB")
 
 @pytest.mark.parametrize("spec", [BERT, VGG, RESNET], ids=lambda spec: spec.family)
 def test_counts_are_what_is_measured(spec):
-    """What autograd keeps, of all layers together; and sizes exactly, layer by layer."""
+    """Bytes that autograd keeps, of all layers together; and sizes exactly, layer by layer."""
     model, found = make_model(spec), profile("v100-32gb", spec, EXAMPLE)
     *inputs, targets = blank_rows(spec, EXAMPLE)
     measured, _ = kind_costs(

@@ -11,7 +11,7 @@ from workbench.profile.timing import (
     BRIEF,
     Once,
     Sample,
-    Watch,
+    Stopwatch,
     quietest,
     repeat_together,
     sample,
@@ -45,7 +45,7 @@ def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.Monkey
     taken = []
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * len(taken))
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(Watch, "_read", staticmethod(lambda: (clock.perf_counter(), 0.0, 0.0)))
+    monkeypatch.setattr(Stopwatch, "_read", staticmethod(lambda: (clock.perf_counter(), 0.0, 0.0)))
 
     def once() -> Sample:
         taken.append(1)
@@ -62,28 +62,28 @@ def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.Monkey
 def test_the_quietest_of_several_tries_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([1.5, 0.4, 0.9])
 
-    class Scripted(Watch):
+    class Scripted(Stopwatch):
         def __exit__(self, *failure: object) -> None:
             self.others = next(loads)
 
-    monkeypatch.setattr(timing, "Watch", Scripted)
+    monkeypatch.setattr(timing, "Stopwatch", Scripted)
     results = iter("abc")
     assert quietest(lambda: next(results), tries=3) == ("b", 0.4)
 
 
 def test_a_quiet_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Quiet(Watch):
+    class Quiet(Stopwatch):
         def __exit__(self, *failure: object) -> None:
             self.others = 0.0
 
-    monkeypatch.setattr(timing, "Watch", Quiet)
+    monkeypatch.setattr(timing, "Stopwatch", Quiet)
     calls = []
     quietest(lambda: calls.append(1))
     assert calls == [1]
 
 
 def test_a_watch_does_not_count_our_own_work() -> None:
-    with Watch() as watch:
+    with Stopwatch() as watch:
         end = time.perf_counter() + 0.3
         while time.perf_counter() < end:
             pass

@@ -53,7 +53,7 @@ def logged(statistic: str) -> list[tuple[str, int, int | None, float]]:
 
 
 def steady_bytes(made: Plan) -> int:
-    """What is there between steps: permanent buffers, and the slots of weights."""
+    """Bytes between steps: permanent buffers, and the slots of weights."""
     buffers = made.schedule.buffers.values()
     held = (b for b in buffers if b.permanent or (b.slot or "").startswith("weights "))
     return sum(buffer.nbytes for buffer in held if buffer.tier == "device")

@@ -1,4 +1,4 @@
-"""Which rank hangs, read from where all of them are."""
+"""Which rank hangs, read from the stacks of all of them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ waits_a_while()
     ],
 )
 def test_who_waits_for_others_is_less_suspect(path, suspicion, words):
-    place = stack_probe.place_of(ANSWER.format(path))
-    assert (place.suspicion, place.words) == (suspicion, words)
+    state = stack_probe.state_of(ANSWER.format(path))
+    assert (state.suspicion, state.words) == (suspicion, words)
 
 
 def test_who_does_not_answer_is_most_suspect():
-    assert stack_probe.place_of("") == stack_probe.Place(3, "does not answer")
+    assert stack_probe.state_of("") == stack_probe.RankState(3, "does not answer")
 
 
 def test_who_cannot_answer_yet_is_not_ended_by_the_question(tmp_path: Path):

@@ -97,7 +97,7 @@ def test_the_code_of_a_method_is_what_it_imports(
         "workbench/core/native.py": (),
         "workbench/schedule/event_loop.cpp": (),
         "workbench/core/methods.py": names,
-        "workbench/ui/board.py": names,
+        "workbench/ui/runs_table.py": names,
     }.items():
         before = {name: methods.code_version(name) for name in names}
         comment = "\n//\n" if path.endswith("cpp") else "\n#\n"

@@ -15,9 +15,9 @@ from workbench.profile import several
 from workbench.profile import store as profiles
 from workbench.runs import planning
 from workbench.runs.store import Store
-from workbench.ui import talk_profile
-from workbench.ui.talk import Question
-from workbench.ui.talk_work import Thinker
+from workbench.ui import planner_profile
+from workbench.ui.planner import Question
+from workbench.ui.planner_work import PlannerWork
 
 SMALL = {"device_memory": 500_000, "batch": 16, "ranks": 2}
 CLI = (
@@ -41,7 +41,7 @@ def stored(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
         monkeypatch.setattr(profiles, "stored_profile", stored_profile)
-        monkeypatch.setattr(talk_profile, "stored_profile", stored_profile)
+        monkeypatch.setattr(planner_profile, "stored_profile", stored_profile)
 
     return hold
 
@@ -87,7 +87,7 @@ def test_the_page_answers_the_same(stored, tmp_path: Path) -> None:
     stored(1, 4, 16)
     spec = spec_for(method="harmony-pp", **SMALL)
     question = Question(spec=spec, method="harmony-pp", machine=None)
-    rows = Thinker(Store(tmp_path)).think(question, 0)["rows"]
+    rows = PlannerWork(Store(tmp_path)).work_on(question, 0)["rows"]
     told = next(row for row in rows if row["method"] == "harmony-pp")
     found = planning.answer(spec, Store(tmp_path)).plan
     assert told["step_seconds"] == found.step_seconds

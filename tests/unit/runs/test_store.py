@@ -189,7 +189,7 @@ def test_records_are_strict_json() -> None:
 
 
 def test_one_bad_folder_costs_one_record(store: Store) -> None:
-    """Whatever lies in the runs folder, the other records are read."""
+    """A folder that cannot be read does not hide the other records."""
     good = RunRecord(key="good", method="fake", status="ok", spec=RunSpec(method="fake").to_dict())
     store.write(good)
     broken = {

@@ -12,7 +12,7 @@ from baselines.swapping.division import divided
 from tests.unit.harmony.made_up import Layers, drawn, largest_pack, mirrored
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.program import build
-from workbench.runtime.chains import places
+from workbench.runtime.chains import recorded_passes
 from workbench.runtime.links import links_of
 from workbench.schedule import buffers as name
 from workbench.schedule import validate
@@ -55,7 +55,7 @@ def test_chains_run_as_they_are_recorded(build, seed):
         mine = [a for a in schedule.actions if a.rank == rank]
         links = {action.name: links_of(action, schedule) for action in mine}
         modules = {link.weights: link.weights for link in links.values()}  # as good as any
-        found = places(mine, links, modules, head)
+        found = recorded_passes(mine, links, modules, head)
         passes = [a for a in mine if a.lane == COMPUTE and 0 < a.unit < head]
         assert [action.name for action in passes] == [*filter(found.__contains__, map(named, mine))]
         reserved = name.on_rank(rank, name.REPLAYS) in schedule.buffers
@@ -69,17 +69,17 @@ def named(action):
 
 def assert_recorded_in_order(passes, links):
     """Nothing recorded comes between the passes of a chain, which run as they were recorded."""
-    running, done = None, []  # the chain in work, and the places of its passes so far
-    for action, place in passes:
-        assert place.rows == action.span[1] - action.span[0]
-        assert links[action.name].weights == place.modules[place.place or 0]
-        if place.place is None:
+    running, done = None, []  # the chain in work, and the indices of its blocks so far
+    for action, one in passes:
+        assert one.rows == action.span[1] - action.span[0]
+        assert links[action.name].weights == one.modules[one.index or 0]
+        if one.index is None:
             assert running is None
             continue
-        running = running or place.key
-        assert place.key == running
-        done.append(place.place)
-        length = len(place.modules)
+        running = running or one.key
+        assert one.key == running
+        done.append(one.index)
+        length = len(one.modules)
         if len(done) == 2 * length:
             assert done == [*range(length), *reversed(range(length))]
             running, done = None, []

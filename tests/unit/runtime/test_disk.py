@@ -121,13 +121,13 @@ def test_threads_at_once(store):
 
     def work(thread: int) -> None:
         store.allocate(f"states {thread}", 20_001)
-        for turn in range(10):
-            data = random_bytes(20_001, seed=100 * thread + turn)
+        for cycle in range(10):
+            data = random_bytes(20_001, seed=100 * thread + cycle)
             back = torch.zeros_like(data)
             store.write(f"states {thread}", data)
             store.read(f"states {thread}", back)
             if not torch.equal(back, data):
-                failures.append((thread, turn))
+                failures.append((thread, cycle))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:

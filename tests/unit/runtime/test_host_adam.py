@@ -14,7 +14,7 @@ from workbench.runtime.split import join, split
 
 
 def train_both(numel: int, border: int, beta1: float = 0.9, halves: bool = False, **form: bool):
-    """The same gradients and learning-rate schedule through ours and torch.optim.AdamW."""
+    """Give equal gradients and learning rates to ours and to torch.optim.AdamW."""
     steps, ours = 20, Slabs(numel, halves=halves)
     decaying = torch.nn.Parameter(ours.master[:border])
     others = torch.nn.Parameter(ours.master[border:])

@@ -32,7 +32,7 @@ def test_revert_returns_old_values_to_2_ulp_of_the_larger(backend, halves, scale
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_reverting_the_first_step_leaves_zero_moments(backend, halves):
-    """What is left of a sum's rounding is no moment: it would be all that a rare row's next update
+    """The rest of a sum's rounding is no moment: it would be all that a rare row's next update
     sees."""
     slabs = Slabs(100_003, halves=halves)
     old = slabs.states()

@@ -1,4 +1,4 @@
-"""What one rank writes into another's inbox is there when it says so."""
+"""Bytes that one rank writes into another's inbox are there when it says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers never pass their budgets, and slabs are in them for exactly as long as they live."""
+"""Tiers never pass their budgets, and slabs are in them for exactly as long as they live."""
 
 import gc
 import threading

@@ -13,9 +13,9 @@ LINK = (
     (Kind.LOAD, H2D), (Kind.GRAD_OUT, D2H), (Kind.FETCH, H2D), (Kind.STASH, D2H),
     (Kind.SUM_IN, H2D), (Kind.SUM_OUT, D2H),
 )  # fmt: skip
-"""What crosses it, in the order of `PARTS`."""
+"""Actions over the link, in the order of `PARTS`."""
 ACROSS = (Kind.SEND, Kind.SEND_GRAD, Kind.REDUCE)
-"""What passes between devices, in the order of `BETWEEN`."""
+"""Actions between devices, in the order of `BETWEEN`."""
 
 
 def test_a_part_is_counted_beside_its_way() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
-from workbench.runtime.walks import TOLD, walks
+from workbench.runtime.lane_threads import PUBLISH, lane_threads
 from workbench.schedule.action import COMPUTE, RECEIVES, SENDS, Kind
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.graph import resolve
@@ -115,11 +115,11 @@ def test_an_action_knows_at_least_what_it_names(schedule):
 
 def test_one_thread_walks_what_is_only_issued(schedule):
     for rank in range(schedule.num_ranks):
-        found = walks(schedule, rank, announces=True, together=True)
-        walked = [pair for walk in found.walks.values() for pair in walk]
+        found = lane_threads(schedule, rank, announces=True, together=True)
+        walked = [pair for thread in found.threads.values() for pair in thread]
         assert len(walked) == len({*walked}), "a lane is walked twice"
         assert {*walked} == {(lane, i) for lane, those in found.lanes.items() for i in those}
-        mine = {lane for lane, _ in found.walks[COMPUTE]} - {COMPUTE}
+        mine = {lane for lane, _ in found.threads[COMPUTE]} - {COMPUTE}
         sums = any(action.kind is Kind.REDUCE for action in schedule.actions)
         assert mine or sums, "nothing but compute, and no sums over ranks to wait for"
         apart = {*found.lanes} - mine - {COMPUTE}
@@ -127,16 +127,16 @@ def test_one_thread_walks_what_is_only_issued(schedule):
         for lane in mine:
             for i in found.lanes[lane]:
                 assert lane.endswith(ANNOUNCED) or not found.remote[i], "it would wait on the host"
-                assert not {schedule.actions[other].lane for _, other in found.own[i]} & apart
-        told = {i for lane in found.telling for i in found.lanes[lane]}
+                assert not {schedule.actions[other].lane for _, other in found.local[i]} & apart
+        beside = {i for lane in found.publishing for i in found.lanes[lane]}
         walked_here = {*mine, COMPUTE}
-        assert told == {i for i in found.published if schedule.actions[i].lane in walked_here}, (
+        assert beside == {i for i in found.published if schedule.actions[i].lane in walked_here}, (
             "the thread that issues would wait for the device"
         )
-        assert all(lane.endswith(TOLD) for lane in found.telling)
+        assert all(lane.endswith(PUBLISH) for lane in found.publishing)
 
 
 def test_without_a_device_each_lane_has_a_thread(schedule):
-    found = walks(schedule, 0, announces=True, together=False)
-    assert {*found.walks} == {*found.lanes}
-    assert not found.telling
+    found = lane_threads(schedule, 0, announces=True, together=False)
+    assert {*found.threads} == {*found.lanes}
+    assert not found.publishing

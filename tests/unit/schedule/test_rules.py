@@ -1,4 +1,4 @@
-"""What would not be training is refused, and the sentence names the culprit."""
+"""Schedules that would not be training are refused, and the sentence names the culprit."""
 
 from dataclasses import replace
 

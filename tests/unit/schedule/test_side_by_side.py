@@ -48,7 +48,7 @@ def asked(made: list[tuple[int, int, int, int]]) -> bool:
 
 
 def apart(made: list[tuple[int, int, int, int]]) -> bool:
-    """The same, pair by pair."""
+    """Whether no two of the buffers share bytes at one time, pair by pair."""
     return not any(
         first < other + more
         and other < first + nbytes

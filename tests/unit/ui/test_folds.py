@@ -67,7 +67,7 @@ def test_a_panel_shows_the_focus_and_keeps_its_keys() -> None:
 
 
 def test_a_panel_that_is_shown_hears_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changed while the page was being opened, it has not heard of."""
+    """Changes while the page was being opened have not reached it."""
     inner = widgets.HTML("picture")
     panel = framed([widgets.Box([inner])])
     sent = {}

@@ -1,4 +1,4 @@
-"""What people type in the form of a sweep becomes a sweep file, and a sweep file fills the form."""
+"""Text in the form of a sweep becomes a sweep file, and a sweep file fills the form."""
 
 from __future__ import annotations
 

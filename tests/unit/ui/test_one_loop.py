@@ -33,7 +33,7 @@ def kernel() -> Iterator[BlockingKernelClient]:
 
 
 def told(kernel: BlockingKernelClient, expression: str) -> str:
-    """What an expression is there."""
+    """Value of an expression in the kernel."""
     heard: list[str] = []
     kernel.execute_interactive(
         f"print({expression})",
@@ -48,7 +48,7 @@ def run(kernel: BlockingKernelClient, code: str) -> None:
 
 
 def press(kernel: BlockingKernelClient, times: int) -> str:
-    """What was noted each time."""
+    """Text that was noted each time."""
     kernel.control_channel.send(kernel.session.msg("create_subshell_request"))
     subshell = kernel.get_control_msg(timeout=HANG_S)["content"]["subshell_id"]
     data = {"method": "custom", "content": {"event": "click"}}

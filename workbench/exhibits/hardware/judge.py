@@ -102,7 +102,7 @@ class Setting:
         return None if rows.empty else preferred(rows).iloc[0]
 
     def found(self, rows: pd.DataFrame, **more: Any) -> pd.Series:
-        """The same; raises Undecided where there is none."""
+        """The run that stands for it; raises Undecided where there is none."""
         run = self.run(rows, **more)
         if run is None:
             raise Undecided(f"no run of {self.words}")

@@ -48,7 +48,7 @@ WORDS = {
     D2H: "d2h: copies to host",
     HOST: "host: updates",
 }
-"""Of lanes, for people."""
+"""Names of lanes for people."""
 BOUNDS = {COMPUTE: "compute", DISK_IN: "disk reads", DISK_OUT: "disk writes"}
 """Lanes that a step may be as long as."""
 FULL, CALM = "#444444", "#B8B8B8"
@@ -139,7 +139,7 @@ def chosen(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(row: Any) -> str:
-    """What step it is, how fast, and how fast it should be."""
+    """Title of a step: its setting, how fast it was, and how fast it should be."""
     words = (
         f"{row.layers} layers, batch {row.batch}: one step of {1e3 * row.step_seconds:.0f} ms, "
         f"measured; {row.samples_per_second:.3g} samples/s"

@@ -1,4 +1,4 @@
-"""What a measured step says about its lanes: how busy each is, and how full the host's memory.
+"""Facts of a measured step's lanes: how busy each is, and how full the host's memory.
 
 A run's steps follow one another, and updates and copies of one reach into the next. A step that is
 shown alone is therefore folded: what lies past its end stands at its beginning, where the same work
@@ -24,10 +24,10 @@ from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 
 SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
 NEAR = 0.9
-"""Of the ceiling: above it host memory counts as full."""
+"""Share of the ceiling above which host memory counts as full."""
 HOST_MEMORY = "host memory"
 METHOD = "stronghold"
-"""Whose goals these are."""
+"""Method whose goals these are."""
 SMALLER_CAPS_GIB, OF_THE_BOUND = (16, 24), 0.8
 """Under these caps a step should come so near its own bound."""
 
@@ -58,16 +58,16 @@ class Span(NamedTuple):
 
 
 def folded(spans: Iterable[Span], period_s: float) -> list[Span]:
-    """The same spans with what lies outside of [0, `period_s`) moved into it, cut at its ends."""
+    """Spans with all that lies outside of [0, `period_s`) moved into it, cut at its ends."""
     out = []
     for start, end, value in spans:
         while start < end:
-            turn = start // period_s
-            stop = min(end, (turn + 1) * period_s)
+            period = start // period_s
+            stop = min(end, (period + 1) * period_s)
             if stop <= start:  # the quotient was rounded down
-                turn += 1
-                stop = min(end, (turn + 1) * period_s)
-            out.append(Span(max(0.0, start - turn * period_s), stop - turn * period_s, value))
+                period += 1
+                stop = min(end, (period + 1) * period_s)
+            out.append(Span(max(0.0, start - period * period_s), stop - period * period_s, value))
             start = stop
     return out
 
@@ -86,7 +86,7 @@ def level(spans: Sequence[Span], period_s: float) -> list[Span]:
 
 
 def busy_share(step: Lanes, lane: str) -> float:
-    """Of the step in which at least one lane of a kind is busy."""
+    """Share of the step in which at least one lane of a kind is busy."""
     spans = [Span(event.start_s, event.end_s, 1.0) for event in step.of_lane(lane)]
     parts = level(folded(spans, step.step_seconds), step.step_seconds)
     return sum(end - start for start, end, busy in parts if busy > 0.5) / step.step_seconds
@@ -103,7 +103,8 @@ def traffic(step: Lanes) -> list[Span]:
 
 
 def full_share(step: Lanes) -> float | None:
-    """Of the step in which traffic is above `NEAR` of the ceiling; None where that is unknown."""
+    """Share of the step in which traffic is above `NEAR` of the ceiling; None where that is
+    unknown."""
     ceiling = step.host_memory_bytes_per_s
     if ceiling is None:
         return None

@@ -1,5 +1,5 @@
-"""What figures of this project's own measurements share: bars in groups of one setting and cap, and
-points of predictions over measurements.
+"""Marks that figures of this project's own measurements share: bars in groups of one setting and
+cap, and points of predictions over measurements.
 
 Every bar has its method's marker at its foot, which a grey print leaves to tell methods apart.
 """
@@ -120,7 +120,7 @@ def bar(
 
 
 def why_missing(status: str, otherwise: str) -> str:
-    """What stands where a bar is missing: how the run ended, or why a good one has no height."""
+    """Text in the place of a missing bar: how the run ended, or why a good one has no height."""
     return drawing.missing_words(status) if status != "ok" else otherwise
 
 

@@ -1,4 +1,4 @@
-"""What scarce device memory costs on the hardware this project measured, and what plans are worth.
+"""Cost of scarce device memory on the hardware this project measured, and worth of its plans.
 
 Above: throughput of every method as a share of plain training, which has the whole GPU to itself,
 by model, batch and cap. Below: predictions over measurements, of step time and of the device's
@@ -33,9 +33,9 @@ HEIGHT_IN = 6.2
 FEWEST = 24.0
 """Bars for which a panel has room at least."""
 NAME_SHARE = 0.18
-"""Of a panel's width, for the name of a model."""
+"""Share of a panel's width for the name of a model."""
 CAP_SHARE = 0.055
-"""The same for that of a cap."""
+"""Share of a panel's width for the name of a cap."""
 
 
 class Offload(GoalsExhibit):

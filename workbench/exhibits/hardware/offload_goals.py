@@ -1,4 +1,4 @@
-"""What this project set out to reach on an H200, and whether the measurements say so.
+"""Goals of this project on an H200, and whether the measurements reach them.
 
 Goals are about one setting only: hidden size 2048, sequence 1024, bf16 weights with fp32 AdamW,
 32 GiB of device memory.

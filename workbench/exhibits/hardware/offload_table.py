@@ -20,9 +20,10 @@ from workbench.published.sheet import Run
 
 PLAIN = "plain"
 OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
-"""Whose predictions are judged: their schedule was simulated, and then that schedule ran."""
+"""Methods whose predictions are judged: their schedule was simulated, and then that schedule
+ran."""
 MODEL = ("device", "layers", "hidden", "heads", "seq", "batch", "dtype")
-"""What two runs must have in common to be compared."""
+"""Columns that two runs must have in common to be compared."""
 GIB = 2**30
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -132,8 +133,9 @@ def round_of(run: Run) -> str:
 
 
 def preferred(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same rows, those first that stand for their method: the lowest clipping limit, ended
-    well, no variant, no cap of the host, then the fastest. (What never fires is a case apart.)"""
+    """Rows ordered so that those that stand for their method come first: the lowest clipping limit,
+    ended well, no variant, no cap of the host, then the fastest. (A limit that never fires is a
+    case apart.)"""
     return rows.assign(
         _failed=rows["status"] != "ok",
         _limit=rows["clip"].fillna(float("inf")),

@@ -1,4 +1,4 @@
-"""What this project set out to reach on servers of several GPUs, and what measurements say of it.
+"""Goals of this project on servers of several GPUs, and whether the measurements reach them.
 
 Half of the goals are about GPT-2 XL on 4 GPUs of 11 GiB each, the cards of Harmony's (VLDB'22)
 server; others ask of all rows that plans say of a run what the run did.
@@ -195,7 +195,7 @@ def _described(run: pd.Series) -> str:
 
 
 def _scaling(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-    """Of the models that ran on one GPU and on most, the largest; then the largest minibatch."""
+    """Among the models that ran on one GPU and on most, the largest; then the largest minibatch."""
     own = rows[rows["method"].eq(PP) & rows["ranks"].le(MOST_GPUS) & rows["status"].isin(RESULTS)]
     series = [
         (part["ranks"].max(), part["parameters"].fillna(0).max(), batch, part)

@@ -26,24 +26,25 @@ SETTING = ["ranks", "batch"]
 ROOM = 34.0
 """Bars for which a line of panels has room."""
 AXIS = 3.0
-"""What an axis and its words take of a line, in bars."""
+"""Width of an axis and its words on a line, in bars."""
 LEAST, LEAST_CAP = 3.2, 1.7
 """Widths of the names of a setting and of a cap, in bars."""
 ROUGH = 0.5
 """By which panels of one model may differ, in bars."""
 LETTER = 0.046
-"""Of a panel's height, for a letter at a bar."""
+"""Share of a panel's height for a letter at a bar."""
 GROUND = "#efefef"
 """Behind bars without a cap."""
 LETTERS_A_BAR, SCALING_LETTERS = 3.1, 35
-"""Of a title, for which there is room in a line: above bars, and above a panel of scaling."""
+"""Letters of a title for which there is room in a line: above bars, and above a panel of
+scaling."""
 PLANNED = {
     "marker": "D", "markersize": 3.8, "linestyle": "none", "color": "black", "fillstyle": "left",
     "markerfacecoloralt": "white", "markeredgewidth": 0.7,
 }  # fmt: skip
-"""Of what a plan says: half filled, as all that is simulated."""
+"""Mark of a plan's prediction: half filled, as all that is simulated."""
 WHISKER = {"color": "black", "linewidth": 0.7, "marker": "_", "markersize": 3.5}
-"""Of a bar's spread."""
+"""Mark of a bar's spread."""
 IDEAL = {"color": GREY, "linewidth": 0.8, "linestyle": "--"}
 
 
@@ -192,7 +193,7 @@ def _moved_bar(axes: Any, run: Any, x: float) -> float:
 
 
 def _top(height: float, words: str) -> float:
-    """Of axes in which a bar of that height has room for its words."""
+    """Top of axes in which a bar of that height has room for its words."""
     return height / (1 - min(0.75, LETTER * (len(words) + 2)))
 
 
@@ -231,8 +232,8 @@ def _title(axes: Any, words: str, letters: float) -> None:
 
 
 SAME = [*MODEL, "batch", "clip", "device_cap_gib"]
-"""What runs of one line have in common, besides their round: the code and the machine of the day
-would be in its slope else."""
+"""Columns that runs of one line have in common, besides their round: the code and the machine of
+the day would be in its slope else."""
 
 
 def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
@@ -246,8 +247,8 @@ def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def torn(rows: pd.DataFrame) -> list[str]:
-    """What would be a line, were its runs of one round: which settings, on which GPUs in which
-    round; of `shown` rows."""
+    """Lines that are missing because their runs are of several rounds: the settings, and which GPUs
+    in which round; of `shown` rows."""
     out = []
     for _, part in _scaled(rows).groupby(SAME, sort=False, dropna=False):
         rounds = part.groupby("round", sort=False)

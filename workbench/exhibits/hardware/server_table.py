@@ -29,15 +29,16 @@ from workbench.published.servers import FILE, LABELS, ServerRun, latest
 
 ROOF = "data-parallel"
 OWN_RUNTIME = ("dp-swap", "pp-swap", "harmony-dp", "harmony-pp")
-"""Whose predictions are judged: their schedule was simulated, and then that schedule ran."""
+"""Methods whose predictions are judged: their schedule was simulated, and then that schedule
+ran."""
 HARMONY = ("harmony-dp", "harmony-pp")
 MODEL = ("layers", "hidden", "heads", "seq", "dtype")
-"""What makes two models one."""
+"""Columns that make two models one."""
 WEIGHT_BYTES = {**VALUE_BYTES, "fp16": 2}
-"""Of a parameter."""
+"""Bytes of a weight, by dtype."""
 STATE_BYTES = {"fp32": 16, "bf16": 14, "fp16": 16}
-"""Of a parameter with AdamW: weight, gradient, two moments; of bf16 also the 16 bits that make the
-weight an fp32 master, of fp16 a whole one."""
+"""Bytes of a parameter with AdamW: weight, gradient, two moments; of bf16 also the 16 bits that
+make the weight an fp32 master, of fp16 a whole one."""
 
 COLUMNS = (
     "method", "variant", "label", "ranks", "layers", "hidden", "heads", "seq", "batch", "dtype",

@@ -1,4 +1,4 @@
-"""What Harmony's schedules are worth on servers of several GPUs that this project measured.
+"""Worth of Harmony's schedules on servers of several GPUs that this project measured.
 
 Throughput of every method under the caps of small cards, beside methods that have all of the GPUs;
 bytes over the host links, counted and planned; how more GPUs help; and predictions over

@@ -1,4 +1,4 @@
-"""What figure 12 claims of bytes: estimates, plans and counted runs against each other."""
+"""Claims of figure 12 on bytes: estimates, plans and counted runs against each other."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from workbench.figures.rows import (
 from workbench.figures.verdict import Verdict, at_least, within
 
 MODEL, GPUS = "gpt2_xl", 4
-"""Of the published schedules."""
+"""Model and number of GPUs of the published schedules."""
 WEIGHTS = ("weights_in", "gradients_out")
 LINK = (*WEIGHTS, "activations_in", "activations_out")
-"""What estimates and plans say of the host's link."""
+"""Parts of the host link's traffic that estimates and plans name."""
 OWN = ("load", "store")
-"""What every runtime counts; ours also `PARTS` of it, and `BETWEEN`."""
+"""Parts that every runtime counts; ours also `PARTS` of it, and `BETWEEN`."""
 EQUAL = 0.01
 
 
@@ -84,7 +84,7 @@ def claims(rows: pd.DataFrame) -> Iterator[Verdict]:
 
 
 def _by_formula(ranks: float | None) -> str:
-    """What the formula, which knows no activations, says of that ratio."""
+    """The ratio by the formula, which knows no activations, in words."""
     if ranks is None:
         return ""
     ratio = volumes.bound(DP, int(ranks)) / volumes.bound(PP, int(ranks))
@@ -117,7 +117,7 @@ def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
 
 
 def _equalities(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """What was counted, all of it and by what it is, against what was expected."""
+    """Verdicts on counted bytes, all of them and by part, against expected ones."""
     link = "weights, gradients, activations and sums that every run counted are each"
     across = "weights, gradients, activations, sums and messages that every run counted are each"
     for whose, source, variant, what, parts in (

@@ -42,7 +42,7 @@ class Curves(HarmonyExhibit):
 
     without_gpu = NO_LOSSES, "nothing to show"
     form: ClassVar[str]
-    """Of the texts that it reads, in words."""
+    """Form of the texts that it reads, in words."""
 
     def sized(self, size: str, text: str = STDLIB) -> HarmonySize:
         """The dials, with the model of the exhibit training on the text."""

@@ -95,7 +95,7 @@ class FourModels(HarmonyExhibit):
         return as_speed(join(told, others, planned(plans)))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """What did not run."""
+        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)
@@ -176,7 +176,7 @@ class FourModels(HarmonyExhibit):
 
 
 def _lone(rows: pd.DataFrame) -> str:
-    """Of which models the published search gives Harmony-PP one GPU, at which minibatches."""
+    """Models and minibatches for which the published search gives Harmony-PP one GPU, in words."""
     told = pick(rows, source=REFERENCE, method=PP)
     told = told[told["setting"].str.endswith(ON_ONE)]
     words = [

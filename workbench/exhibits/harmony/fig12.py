@@ -43,7 +43,7 @@ PARTS = {
 """Label and colour; all five are of different lightness, since a grey print has nothing else."""
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
 ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
-"""What was counted of weights and gradients, under the mark of all bytes."""
+"""Mark of the counted bytes of weights and gradients, under the mark of all bytes."""
 LEGEND_ROOM = 1.7
 """Height of the axes that hold methods' names, in heights of what is drawn."""
 WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
@@ -109,7 +109,7 @@ class SwapVolume(HarmonyExhibit):
         return join(told, table(own, size="paper"))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """What did not run."""
+        """Rows of missing runs, with the reason `why`."""
         return table([missing(name, size.moved.name, way, why) for name in HARMONY for way in OWN])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
@@ -232,7 +232,7 @@ def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of what runs of Harmony counted, weights in and gradients out, in sizes of the weights."""
+    """Rows of counted weights in and gradients out of Harmony's runs, in sizes of the weights."""
     out = []
     counted = pick(rows, source=MEASURED, method=HARMONY, quantity=WEIGHTS)
     for key, own in counted.dropna(subset=["value"]).groupby("key", sort=False):

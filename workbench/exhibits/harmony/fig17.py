@@ -26,7 +26,7 @@ from workbench.figures.verdict import Verdict, at_least, cannot_tell
 
 NOT_SLOWER = 1.0
 SECONDS = (25, 50, 100, 200, 400, 800, 1600)
-"""Of the axes' marks."""
+"""Seconds at the axes' marks."""
 WHY_DP = (
     "where the link keeps up, our runtime's replicas hide their loads and divide their updates, "
     "which the estimate does not"

@@ -100,7 +100,7 @@ class Balance(HarmonyExhibit):
         return join(told, means, table(rows), table(shares))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """What did not run."""
+        """Rows of missing runs, with the reason `why`."""
         return table([missing(PP, size.balance[0].trained.name, "busy", why)])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:

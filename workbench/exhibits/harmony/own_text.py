@@ -18,8 +18,8 @@ from workbench.model.wikitext import load_wikitext
 
 DEFAULT_TEXT = "the sources of Python's standard library"
 TOKENIZER = "bytes"
-"""Of the exhibits' runs, but where pairs come with a vocabulary for which the model has room: the
-reduced ones have none."""
+"""Tokenizer of the exhibits' runs, but where pairs come with a vocabulary for which the model has
+room: the reduced ones have none."""
 
 
 def trained_on(size: HarmonySize, reads: str, text: str) -> HarmonySize:

@@ -1,4 +1,4 @@
-"""What figures 17 and 18 share: GPT-2 of 10 to 40 billion parameters on 1, 2, 4 and 8 devices, and
+"""Base of figures 17 and 18: GPT-2 of 10 to 40 billion parameters on 1, 2, 4 and 8 devices, and
 ZeRO-Infinity beside Harmony where peers run."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scaling(HarmonyExhibit):
         return table([row | {"x": row["ranks"]} for row in rows])
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """What did not run."""
+        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "iteration_s", why)
@@ -73,7 +73,7 @@ def _zero(size: HarmonySize, trained: Trained, ranks: int) -> RunSpec:
 
 
 def methods(size: HarmonySize) -> tuple[str, ...]:
-    """What runs at this size."""
+    """Methods that run at this size."""
     return HARMONY + tuple(name for name in size.known_peers() if name == ZERO)
 
 
@@ -85,12 +85,12 @@ def with_both(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def here(rows: pd.DataFrame) -> pd.DataFrame:
-    """What ran here, and what was said of it before."""
+    """Rows measured here, and predictions for their models."""
     return rows[~rows["model"].isin(MODELS) | (rows["source"] == MEASURED)]
 
 
 def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) -> float | None:
-    """Of a step."""
+    """Seconds of a step."""
     return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
 
 

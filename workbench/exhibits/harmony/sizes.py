@@ -1,4 +1,4 @@
-"""What each size of Harmony's exhibits runs, as named functions.
+"""Runs of each size of Harmony's exhibits, as named functions.
 
 * ``smoke``: processes that talk by gloo on a processor, a few seconds a run. Packs are pinned, so
   that bytes can be held against a formula; exhibits share their runs.
@@ -26,12 +26,13 @@ PP, DP = HARMONY = ("harmony-pp", "harmony-dp")
 ONE = DP
 """On one device both modes are one; the paper calls it data parallel."""
 SWAPPED = PP_SWAP, DP_SWAP = ("pp-swap", "dp-swap")
-"""What Harmony's modes are without packs: figure 10 shows their speed beside, 12 their bytes."""
+"""Harmony's modes without packs: figure 10 shows their speed beside, 12 their bytes."""
 ZERO = "zero-infinity"
 PEERS = ("data-parallel", "torch-gpipe", "torch-1f1b", ZERO)
 """Baselines, as far as there are such methods."""
 CURVE_STEPS = 100
-"""Of the published models whose losses are drawn; a tenth of BERT's warm up, as in the paper."""
+"""Steps of the published models whose losses are drawn; a tenth of BERT's warm up, as in the
+paper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +49,11 @@ class Trained:
     """Units of each backward pack, as in ``2 2 2``; the forward packs are all but the last. Empty:
     the planner chooses."""
     device_memory: int | None = None
-    """What its devices are capped at, where that is not the size's cap."""
+    """Cap of its devices in bytes, where that is not the size's cap."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Fields of the spec of its own: learning rate, steps, text."""
     modes: tuple[str, ...] = HARMONY
-    """That it is trained in; fewer where time is short."""
+    """Modes that it is trained in; fewer where time is short."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ class Setting:
     name: str
     trained: Trained
     changes: dict[str, Any]
-    """Of the spec."""
+    """Changes of the spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +81,7 @@ class HarmonySize:
     moved: Trained
     """The model of figure 12."""
     minibatches: dict[str, tuple[int, ...]]
-    """Those of figure 10 by model, where they are several."""
+    """Minibatches of figure 10 by model, where there are several."""
     balance: tuple[Setting, ...]
     """Figure 8's."""
     grown: tuple[Trained, ...]
@@ -91,12 +92,12 @@ class HarmonySize:
     """Devices of the other figures."""
     steps: int
     curve_steps: int
-    """Of the runs whose losses are drawn."""
+    """Steps of the runs whose losses are drawn."""
     peers: bool = True
     """Whether baselines run beside; where not, swapping alone does, beside figure 12's model."""
     zero_samples: int = 1
-    """What each device of ZeRO-Infinity computes at once in figures 17 and 18; the published packs
-    compute one sample at once."""
+    """Samples that each device of ZeRO-Infinity computes at once in figures 17 and 18; the
+    published packs compute one sample at once."""
     most_replicas: int = 8
     """Harmony-DP runs on no more devices than these."""
     device_memory: int | None = None
@@ -107,7 +108,7 @@ class HarmonySize:
         return len(gpus()) if self.device == "cuda" else max(self.ranks)
 
     def ranks_here(self) -> tuple[int, ...]:
-        """Those of `ranks` that this machine has devices for."""
+        """Entries of `ranks` that this machine has devices for."""
         return tuple(n for n in self.ranks if n <= self.devices)
 
     def on_several(self) -> list[tuple[str, int]]:
@@ -118,7 +119,7 @@ class HarmonySize:
         return found + [(DP, n) for n in ranks if 1 < n <= self.most_replicas]
 
     def most_here(self) -> int:
-        """The same of `most`."""
+        """`most`, or fewer where this machine has fewer devices."""
         return min(self.most, max(1, self.devices))
 
     def spec(self, method: str, trained: Trained, ranks: int = 1, **changes: Any) -> RunSpec:
@@ -131,7 +132,7 @@ class HarmonySize:
             "model": trained.model,
             "batch": batch,
             "ranks": ranks,
-            # The same in every exhibit, so that they share the run.
+            # Equal in every exhibit, so that they share the run.
             "steps": self.curve_steps if trained in (self.text, self.pairs) else self.steps,
             "device": self.device,
             "device_memory": memory if method != "plain" else None,
@@ -152,7 +153,8 @@ class HarmonySize:
         return tuple(name for name in PEERS if self.peers and name in known())
 
     def baselines(self, trained: Trained) -> tuple[str, ...]:
-        """What a model of figure 10 is trained by beside Harmony; libraries train decoders only."""
+        """Baselines that train a model of figure 10 beside Harmony; libraries train decoders
+        only."""
         swapped = SWAPPED if self.peers or trained == self.moved else ()
         return swapped + (self.known_peers() if trained.model.family == "gpt" else ())
 
@@ -288,7 +290,7 @@ def paper() -> HarmonySize:
 
 
 def tiny() -> HarmonySize:
-    """What tests run: two layers of 32 on two processes."""
+    """Size of tests: two layers of 32 on two processes."""
     text = Trained(name="GPT", model=_gpt(2, 32, 2, 16, 256), minibatch=4, micro=2, packs="2 2")
     pairs = Trained(name="BERT", model=_of("bert", 2, 32, 32, 300, 2), minibatch=4, micro=2,
                     packs="2 2 1")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The one table that Harmony's figures read: a row is one value of one method, from one source.
+"""The table that Harmony's figures read: a row is one value of one method, from one source.
 
 Four sources, and no mark stands for two of them: the *reference estimate* of the authors' own
 model, which stands in for published values that nobody has; a *formula* of bytes; what is
@@ -92,7 +92,7 @@ def _how(row: Any, by: dict[str, Any]) -> str:
 
 
 def of_plan(row: Any) -> dict[str, Any]:
-    """Whose plan a row of the kept ones is."""
+    """Columns that say whose plan a kept row is."""
     return {
         "model": row.model, "method": row.method, "label": label_of(row.method),
         "ranks": row.ranks, "minibatch": row.minibatch, "setting": row.given or row.setting,
@@ -147,7 +147,7 @@ def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[
 
 
 def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list[dict[str, Any]]:
-    """What the plan said of the run before it ran; nothing where there was none."""
+    """Rows of the plan that was made before the run; none where there was no plan."""
     plan = record.predicted
     value = plan.get("step_seconds")
     if UNITS[quantity] == "bytes":
@@ -171,8 +171,8 @@ def _moved(told: dict[str, Any], quantity: str) -> int | None:
 
 
 def recomputed(plans: pd.DataFrame) -> pd.DataFrame:
-    """What the published search and estimator say of settings that no stored schedule covers, as
-    reference estimates."""
+    """Reference estimates of the published search and estimator for settings that no stored
+    schedule covers."""
     rows = [
         of_plan(row)
         | {

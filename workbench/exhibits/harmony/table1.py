@@ -47,10 +47,10 @@ from workbench.runs.store import Store
 
 MINIBATCH, GPUS = 64, 4
 MOST_S = 20.0
-"""What a search may take on 2 cores."""
+"""Most seconds of a search on 2 cores."""
 BETTER = 1.05
 SHARE = 0.5
-"""Of all settings in which ours should be that much faster."""
+"""Share of all settings in which ours should be that much faster."""
 SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
 """By whose plan was found."""
 OVERLAPPED = "overlapped_estimate_s"
@@ -192,12 +192,12 @@ class Searches(HarmonyExhibit):
 
 
 def _variant(source: str, plan: str) -> str:
-    """Of what was told of a plan: an estimate has none, a measurement is of a search."""
+    """Variant of a plan's source: an estimate has none, a measurement is of a search."""
     return {SIMULATED: plan, MEASURED: SEARCHES[plan], REFERENCE: ""}[source]
 
 
 def _working(busy: str) -> int | None:
-    """Of the shares of a step in which each GPU computes: how many GPUs do."""
+    """Number of GPUs that compute, from the shares of a step in which each does."""
     return sum(float(share) > 0 for share in busy.split()) if busy else None
 
 

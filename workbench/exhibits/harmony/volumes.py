@@ -1,4 +1,4 @@
-"""What Harmony should move over the host's link in a step, from its packs alone.
+"""Bytes that Harmony should move over the host's link in a step, from its packs alone.
 
 Per task the weights of its pack come once, but for those that a rank has from its last forward task
 when its first backward task wants them; per backward pack its gradients leave once, in DP mode each
@@ -40,7 +40,8 @@ class Formula:
 
 
 def formula(spec: RunSpec) -> Formula | None:
-    """Of a run of Harmony on an untied GPT with pinned packs; None for any other."""
+    """The formula for a run of Harmony on an untied GPT with pinned packs; None for any other
+    run."""
     model = spec.model
     asked = spec.options
     pinned = asked.backward_packs != "auto" and asked.forward_size == asked.backward_size

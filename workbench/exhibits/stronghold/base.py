@@ -180,7 +180,7 @@ def with_prediction(record: RunRecord, store: Store) -> RunRecord:
 
 
 def _of_here(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of runs on this project's machines, or were predicted of them."""
+    """Whether each row is of a run on this project's machines, or was predicted of one."""
     return (rows["source"] == "measured") | (rows["variant"] == HERE)
 
 

@@ -31,7 +31,8 @@ from workbench.schedule.plan import Plan
 
 PROBE_STEPS = 3
 ROOMIEST = {"l2l": "host", "stronghold": "host"}
-"""What becomes of activations; the others recompute from inputs that stay on the device."""
+"""Method -> where its activations go in the search; the others recompute from inputs that stay on
+the device."""
 BY_OWNERSHIP = (
     "the tiers of DeepSpeed are told apart by what its tensors are for, since a CPU has one memory"
 )
@@ -152,8 +153,8 @@ def _largest(records: list[RunRecord], method: str) -> dict[str, Any] | None:
 
 
 def planned(method: str, layers: int, model: ModelSpec, beyond: Plan) -> dict[str, Any]:
-    """What the planner said of a method before its search: the most `layers` that fit, `beyond`
-    being its plan of one layer more."""
+    """Facts from a method's plan before its search: the most `layers` that fit, `beyond` being its
+    plan of one layer more."""
     parameters = replace(model, layers=layers).parameters if layers else 0
     return {
         "method": method,

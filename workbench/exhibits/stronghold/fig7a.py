@@ -61,7 +61,7 @@ class ThroughputAtLargest(StrongholdExhibit):
         return out
 
     def records(self, at: Opened, stages: Iterable[Stage]) -> list[RunRecord]:
-        """Those of the runs; the searches' are figure 6a's."""
+        """Records of the runs; the searches' are figure 6a's."""
         return super().records(at, (stage for stage in stages if isinstance(stage, Sweep)))
 
     def rows(self, records: list[RunRecord]) -> pd.DataFrame:
@@ -164,8 +164,8 @@ def relative(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _other_depth(rows: pd.DataFrame, source: str, variant: str, pair: str) -> str:
-    """That a series compares at another depth than the paper does, where it is on named hardware:
-    smaller sizes have depths of their own."""
+    """Says that a series compares at another depth than the paper does, where it is on named
+    hardware: smaller sizes have depths of their own."""
     part = rows[(rows["pair"] == pair) & rows["layers"].notna()]
     theirs = part[part["source"] == "published"]["layers"]
     ours = part_of(part, source, variant)["layers"]

@@ -1,4 +1,4 @@
-"""What STRONGHOLD's figures 8b and 9 share: STRONGHOLD's time per iteration as a line over a
+"""Base of STRONGHOLD's figures 8b and 9: STRONGHOLD's time per iteration as a line over a
 number."""
 
 from __future__ import annotations

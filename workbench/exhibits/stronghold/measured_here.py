@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 def rows(figure: str, runs: Iterable[OffloadRun]) -> pd.DataFrame:
-    """What the runs say of a figure (``8a``): a series for each type of numbers.
+    """Rows of a figure (``8a``) from the runs: a series for each type of numbers.
 
     Of several machines, the one that has most runs of the published model.
     """
@@ -233,7 +233,8 @@ def how(run: Run, file: str = FILE) -> str:
 
 
 def _setting(run: OffloadRun, published_window: int | None) -> list[str]:
-    """What is or may be otherwise than in the published run; each row says the same things."""
+    """Differences, certain or possible, from the published run; each row names them in one
+    order."""
     told = [run.dtype if run.dtype == "fp32" else f"{run.dtype}, published fp32"]
     told.append(f"device {_cap(run.device_cap_gib)}")
     told.append(f"host {_cap(run.host_cap_gib)}")

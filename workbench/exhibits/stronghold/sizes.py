@@ -1,4 +1,4 @@
-"""What each size of an exhibit runs, as named functions that return whole specs.
+"""Runs of each size of an exhibit, as named functions that return whole specs.
 
 * ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce,
   in the published proportion of device to host, and an emulated link makes transfers as dear as
@@ -38,7 +38,7 @@ class Size:
     batch: int
     """Samples."""
     steps: int
-    """Of a run that is timed."""
+    """Steps of a run that is timed."""
     device: str
     dtype: str
     window: int
@@ -78,7 +78,7 @@ class Size:
         return RunSpec.of(**{**values, **changes})
 
     def timed(self, method: str, **changes: Any) -> RunSpec:
-        """The same, for runs whose speed counts: behind the emulated link, if there is one.
+        """A spec for a run whose speed counts: behind the emulated link, if there is one.
 
         DeepSpeed's copies are not ours to slow down.
         """
@@ -150,7 +150,7 @@ def paper() -> Size:
 
 
 def tiny() -> Size:
-    """What tests run: three layers of 32, and a search that ends at once."""
+    """Size of tests: three layers of 32, and a search that ends at once."""
     return Size(
         name="tiny",
         model=ModelSpec(layers=3, hidden=32, heads=2, seq=16, vocab=256),

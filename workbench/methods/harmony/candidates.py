@@ -272,8 +272,8 @@ class Candidates:
         self._fastest = min(self._fastest, seconds)
 
     def _moved(self, packs: Packs, forward: bool, number: int, more: bool, by: int) -> Packs | None:
-        """The same packs with one cut of one direction moved, or with all behind it; None where a
-        pack would be empty."""
+        """Packs with one cut of one direction moved, or with all cuts behind it; None where a pack
+        would be empty."""
         cut = cut_moved(packs.forward if forward else packs.backward, number, more, by)
         if cut is None:
             return None

@@ -24,7 +24,8 @@ FUSED = (0.35, 0.5, 0.65, 0.8, 1.0, 1.2)
 def cut_moved(
     packs: tuple[range, ...], number: int, more: bool, by: int
 ) -> tuple[range, ...] | None:
-    """The same number of packs, the end of one of them moved, with or without all that follow."""
+    """As many packs, the end of one of them moved, with or without the ends of all that follow;
+    None where a pack would be empty."""
     ends = [pack.stop for pack in packs[:-1]]
     last = len(ends) if more else number + 1
     ends[number:last] = [end + by for end in ends[number:last]]
@@ -35,7 +36,7 @@ def cut_moved(
 
 
 def packs_up_to(packs: tuple[range, ...], end: int) -> tuple[range, ...]:
-    """The same packs up to another end; what would be empty is left out."""
+    """Packs up to another end; packs that would be empty are left out."""
     kept = [pack for pack in packs if pack.start < end]
     return (*kept[:-1], range(kept[-1].start, end)) if kept else ()
 
@@ -72,7 +73,8 @@ def shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[
 
 
 def costs_of(problem: SearchProblem, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
-    """Of passes that are recorded where those of so many samples are."""
+    """Costs of all units' passes over so many samples, recorded ones where passes of that size are
+    recorded."""
     recorded = longest_forward_s(sizes, units, samples) < problem.recorded_below_s
     return pass_costs(sizes, units, samples, recorded)
 

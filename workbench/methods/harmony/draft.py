@@ -37,7 +37,7 @@ class Visit:
     first: Task | None
     """The task that brings them; None where they are resident."""
     last: Task | None
-    """The one that uses them last: a later one where they are pinned."""
+    """The last task that uses the weights: a later one where they are pinned."""
     offset: int = 0
     behind: list[tuple[int, Visit]] = field(default_factory=list)
     """(step, what must be gone before)."""
@@ -172,11 +172,11 @@ class Draft(ScheduleBuilder):
     # -- writing ------------------------------------------------------------------------------
 
     def cost(self, unit: int, span: Samples) -> UnitCost:
-        """Of a pass over these samples."""
+        """Costs of a pass over these samples."""
         return self.sizes.cost(unit, span[1] - span[0])
 
     def input_bytes(self, unit: int, span: Samples) -> int:
-        """Of a unit's input for these samples."""
+        """Bytes of a unit's input for these samples."""
         return self.sizes.input_bytes(unit, span[1] - span[0])
 
     def label(self, rank: int, text: str) -> str:
@@ -188,14 +188,15 @@ class Draft(ScheduleBuilder):
         return self.buffer(self.label(rank, text), tier, nbytes, rank=rank, **kw)
 
     def add(self, kind: Kind, unit: int, *what: Any, **kw: Any) -> str:
-        """The same; what goes to the host is noted for whoever fetches it."""
+        """Add an action as `ScheduleBuilder.add` does; a stash to the host is noted for the action
+        that fetches it."""
         written = super().add(kind, unit, *what, **kw)
         if kind is Kind.STASH:
             self.stashes[unit].append(self.actions[-1])
         return written
 
     def schedule(self, budgets: dict[str, int] | None) -> Schedule:
-        """What was written."""
+        """The schedule that was written."""
         packs = self.packs
         return Schedule(
             name=f"harmony-{packs.mode}",
@@ -235,7 +236,7 @@ class Draft(ScheduleBuilder):
         return act(Kind.LOAD, unit, turn=visit.turn, rank=visit.rank)
 
     def updated(self, unit: int) -> list[str]:
-        """What makes a layer's weights those of this step, borrowed ones too."""
+        """Actions that make a layer's weights those of this step, borrowed ones too."""
         units = {unit, self.sizes.owner(unit)}
         if self.packs.mode == DP:
             made = [(owner, rank) for owner in units for rank in range(self.packs.ranks)]
@@ -257,7 +258,7 @@ class Draft(ScheduleBuilder):
         return self._guesses and unit not in self.packs.resident and unit not in self._lenders
 
     def borrowers(self, unit: int) -> list[int]:
-        """Who else has a layer's weights, and stays with it."""
+        """Units that have a layer's weights, too, and stay with it."""
         return self._borrowers.get(unit, [])
 
     def gradients(self, task: Task, unit: int) -> Visit:

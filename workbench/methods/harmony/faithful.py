@@ -31,7 +31,7 @@ from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
 
 FAITHFUL = "faithful"
-"""Of a spec's `packing`."""
+"""Value of a spec's `packing`."""
 
 
 def choose(
@@ -68,7 +68,7 @@ def choose(
 
 
 def settings(problem: SearchProblem) -> published.SearchSettings:
-    """What is asked, as the published search is asked; all else as published."""
+    """Settings of the published search for this problem; all others as published."""
     return published.SearchSettings(
         mode=Mode(problem.mode.upper()),
         gpus=problem.ranks,
@@ -91,8 +91,9 @@ def published_server(server: Server) -> PublishedServer:
 def model_profile(
     sizes: Sizes, units: int, server: Server, profiled: Collection[int], problem: SearchProblem
 ) -> ModelProfile:
-    """What the published profiler would have written: of micro-batches from the smallest that runs
-    to the largest that the device has room for in each direction, or to the whole minibatch."""
+    """Profile as the published profiler would have written it: of micro-batches from the smallest
+    that runs to the largest that the device has room for in each direction, or to the whole
+    minibatch."""
     weights = [sizes.visit_bytes(unit) for unit in range(units)]
 
     def measured(
@@ -146,13 +147,14 @@ def packs_of(chosen: Configuration) -> Packs:
 
 
 def _forward_peak(cost: UnitCost, weights: int) -> int:
-    """Of a layer alone without gradients: weights, input, output, and what is between."""
+    """Peak bytes of a layer alone without gradients: weights, input, output, and tensors
+    between."""
     return weights + cost.input_bytes + cost.output_bytes + cost.forward_scratch_bytes
 
 
 def _backward_peak(cost: UnitCost, weights: int) -> int:
-    """Of a layer alone there and back: weights, input and output with their gradients, and what is
-    between."""
+    """Peak bytes of a layer alone there and back: weights, input and output with their gradients,
+    and tensors between."""
     ends = 2 * (weights + cost.input_bytes + cost.output_bytes)
     scratch = max(cost.recompute_scratch_bytes, cost.backward_scratch_bytes)
     return ends + cost.kept_bytes + scratch

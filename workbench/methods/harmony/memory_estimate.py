@@ -1,4 +1,4 @@
-"""What packs need on each device, and how many layers it has room to keep."""
+"""Bytes that packs need on each device, and how many layers it has room to keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.schedule.build.ring import aligned
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem:
-    """What a search is asked: for whom, and within which limits."""
+    """Question of a search: the ranks, the minibatch and the limits."""
 
     mode: str
     ranks: int
@@ -47,12 +47,12 @@ class SearchProblem:
 
 
 _Top = tuple[int, int, int, int]
-"""What a layer needs when it is passed forward and backward, with all that those before it keep;
+"""Bytes of a layer that is passed forward and backward, with all that the layers before it keep;
 and of gradients that its backward pass takes and makes."""
 
 
 class MemoryEstimate:
-    """What packs of one model need, from running sums: thousands of them are asked for."""
+    """Bytes that packs of one model need, from running sums: thousands of packs are asked for."""
 
     def __init__(self, sizes: Sizes, units: int, recorded_below_s: float = 0.0) -> None:
         self._sizes, self._units = sizes, units
@@ -101,9 +101,9 @@ class MemoryEstimate:
         return left if packs.mode == PP else left * packs.ranks
 
     def with_residents(self, packs: Packs, device_bytes: int) -> Packs:
-        """The same packs with as many layers resident on each rank as it has room for, those first
-        whose weights the next step needs first. Layers that share weights stay together: if other
-        ranks have some of them, they are updated on the host, where their gradients meet."""
+        """Packs with as many layers resident on each rank as it has room for, those first whose
+        weights the next step needs first. Layers that share weights stay together: if other ranks
+        have some of them, they are updated on the host, where their gradients meet."""
         stay: set[int] = set()
         for rank in range(packs.ranks):
             own = self._groups(packs.backward_units(rank))
@@ -128,13 +128,13 @@ class MemoryEstimate:
         return packs.keeping(frozenset(stay))
 
     def _groups(self, units: Iterable[int]) -> list[tuple[int, ...]]:
-        """Those of some units that share weights with none but each other, in groups that do."""
+        """Groups of those among some units that share weights with none but each other."""
         here = {*units}
         groups = {self._together[unit] for unit in here}
         return sorted(group for group in groups if here.issuperset(group))
 
     def with_fewer_residents(self, packs: Packs, over: dict[int, int]) -> Packs:
-        """The same packs with so many bytes fewer on the ranks that hold too much."""
+        """Packs with so many resident bytes fewer on the ranks that hold too much."""
         stay = set(packs.resident)
         for rank, excess in over.items():
             own = self._groups(unit for unit in packs.backward_units(rank) if unit in stay)
@@ -237,7 +237,7 @@ class MemoryEstimate:
         return AHEAD * largest
 
     def _forward_of(self, samples: int, recorded: bool) -> list[int]:
-        """What a forward pass of each layer needs: its output, its input, and what it makes between
+        """Bytes of a forward pass of each layer: its output, its input, and tensors made between
         them."""
         of = samples, recorded
         if of not in self._passing:
@@ -256,7 +256,7 @@ def _highest(tops: list[_Top], first: int, stop: int) -> int:
 
 
 class _Waits:
-    """What lies between the tasks of one rank: activations and their gradients."""
+    """Bytes between the tasks of one rank: activations and their gradients."""
 
     def __init__(self, packs: Packs, sizes: Sizes, rank: int) -> None:
         self._packs, self._sizes, self._tasks = packs, sizes, packs.tasks_of(rank)
@@ -272,8 +272,9 @@ class _Waits:
         return zip(self._tasks[-1:] + self._tasks, self._tasks, strict=False)
 
     def between(self, before: Task, task: Task) -> int:
-        """Of all samples where the neighbour is on the same rank. Else what was made for it, or for
-        that of the task before, which may not have left yet; the inbox; and what came in it."""
+        """Bytes of all samples where the neighbour is on the same rank. Otherwise of what was made
+        for it, or for that of the task before, which may not have left yet; of the inbox; and of
+        what came in it."""
         sizes, whole = self._sizes, self._whole(task)
         if self._apart:
             return self._inbox + self._came(task) + max(self._made(before), self._made(task))
@@ -296,7 +297,7 @@ class _Waits:
         return task.micros[-1][1] - task.micros[0][0]
 
     def _bytes(self, unit: int, samples: int) -> int:
-        """Of what flows into a unit; tokens come another way."""
+        """Bytes of the tensors that flow into a unit; tokens come another way."""
         return self._sizes.input_bytes(unit, samples) if 0 < unit < self._packs.num_units else 0
 
 
@@ -312,5 +313,5 @@ def _into(task: Task) -> int:
 
 
 def _out(task: Task) -> int:
-    """The same of what it ends with."""
+    """Unit whose input, or whose gradient of it, a task ends with."""
     return task.units.stop if task.forward else task.units.start

@@ -8,7 +8,7 @@ from typing import Literal
 from workbench.methods.options import Clipping, Visits
 
 NO_PACKS = "none"
-"""What people write for no forward packs."""
+"""Word of a user for no forward packs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +16,13 @@ class Options(Visits, Clipping):
     """Packs are pinned together with both sizes."""
 
     forward_packs: str = "auto"
-    """Units of each forward pack, from the first one, as in ``4 4 3``; those of the last backward
-    pack are in none. Empty, also written ``none``, where that is the whole model."""
+    """Units of each forward pack, from the first one, as in ``4 4 3``; the last backward
+    pack's are in none. Empty, also written ``none``, where that is the whole model."""
     backward_packs: str = "auto"
     """Units of each backward pack, the embedding and the head among them, as in ``4 4 3``."""
     packing: Literal["ours", "faithful"] = "ours"
-    """Who chooses packs and sizes where they are ``auto``: our search, within memory, or the rules
-    and the estimate that Harmony's authors published."""
+    """Source of packs and sizes that are ``auto``: our search, within memory, or the rules and the
+    estimate that Harmony's authors published."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""What Harmony chooses (VLDB'22, section 4): packs of layers and sizes of micro-batches, per pass.
+"""Harmony's choice (VLDB'22, section 4): packs of layers and sizes of micro-batches, per pass.
 
 Backward packs cover the model; forward packs cover what lies before the last backward pack, whose
 forward pass is part of its backward visit (jit-compute). Harmony-PP deals the packs out to the
@@ -77,7 +77,7 @@ class Packs:
         return [pack.start for pack in self.backward[:-1]]
 
     def tasks_of(self, rank: int) -> list[Task]:
-        """Those of one rank, in their order."""
+        """Tasks of one rank, in their order."""
         return self._by_rank[rank]
 
     @cached_property
@@ -88,8 +88,7 @@ class Packs:
         return found
 
     def keeping(self, resident: frozenset[int]) -> Packs:
-        """The same packs with these units resident. Their tasks are the same and are not made
-        again."""
+        """Packs with these units resident. The tasks are shared, and are not made again."""
         kept = replace(self, resident=resident)
         kept.__dict__["tasks"] = self.tasks
         return kept
@@ -106,13 +105,13 @@ class Packs:
         backward = self.backward[::-1]
         for number, units in enumerate([*self.forward, *backward]):
             forward = number < len(self.forward)
-            turn = number
+            position = number
             if self.mirrored and not forward:
-                turn = len(self.forward) + len(self.backward) - 1 - number
+                position = len(self.forward) + len(self.backward) - 1 - number
             tasks.append(
                 Task(
                     number=number,
-                    rank=turn % self.ranks if only is None else only,
+                    rank=position % self.ranks if only is None else only,
                     units=units,
                     forward=forward,
                     fused=number == len(self.forward),

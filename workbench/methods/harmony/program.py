@@ -7,11 +7,11 @@ once a task. The order of tasks is the order of each rank's lanes; everything el
   free: the first layer of the next pack comes while the last micro-batches of this one run. Layers
   that a rank runs last forward and first backward stay (pinned).
 * **Activations** go to the next rank by message, which has places for a few micro-batches: the
-  others wait where they were made. (Were the sender held up instead, a ring
-  of ranks that are all in the middle of a pack would deadlock.) Those of the same rank wait in one
-  piece of device memory. Inputs of backward packs are stashed on the host and fetched by whoever
-  runs them, a micro-batch ahead; a stash knows samples, not micro-batches, so forward and backward
-  passes may divide the minibatch differently.
+  others wait where they were made. (Were the sender held up instead, a ring of ranks that are all
+  in the middle of a pack would deadlock.) Those of the same rank wait in one piece of device
+  memory. Inputs of backward packs are stashed on the host and fetched by the ranks that run them, a
+  micro-batch ahead; a stash knows samples, not micro-batches, so forward and backward passes may
+  divide the minibatch differently.
 * **Gradients** add up on the device over a pack's micro-batches and leave once; in DP mode the
   ranks add theirs up first, and each takes its share to the host.
 * **Updates** run on the host (jit-update): of a pack's layers by the rank that ran it backward, of
@@ -335,7 +335,7 @@ def _update_on_host(
 
 
 def _last_gradients(sheet: Sheet, task: Task, unit: int) -> str:
-    """What completes a layer's gradients where they are used."""
+    """The action that completes a layer's gradients where they are used."""
     if unit in sheet.packs.resident:
         return act(B, unit, len(task.micros) - 1, rank=task.rank)
     return act(Kind.GRAD_OUT, unit, rank=task.rank)

@@ -1,4 +1,4 @@
-"""What the recorded passes of a rank's packs work in, from running sums.
+"""Bytes in which the recorded passes of a rank's packs work, from running sums.
 
 The draft asks `replay_bytes` for that once, block by block; here thousands of packs are asked, so
 that nothing is added up twice. Both must be the same to the byte.
@@ -16,14 +16,14 @@ from workbench.profile.unit_costs import Sizes, longest_forward_s
 
 @dataclass(frozen=True)
 class _Chains:
-    """Of one micro-batch size, by unit."""
+    """Bytes in the chains of one micro-batch size, by unit."""
 
     before: list[int]
-    """What all blocks before keep."""
+    """Bytes that all blocks before keep."""
     inside: list[int]
     """The most that is there in a chain at this block, plus `before` of the chain's first."""
     last: list[int]
-    """The same where the chain ends with it."""
+    """Bytes inside the block where the chain ends with it."""
     ends: list[tuple[int, int]]
     """Its input and its output."""
     fragments: list[int]
@@ -58,7 +58,7 @@ class Recordings:
         return range(max(task.units.start, 1), min(task.units.stop, self._units - 1))
 
     def _of(self, task: Task, blocks: range) -> tuple[int, int]:
-        """What goes in and comes out, and what lies between: of a task's largest recording."""
+        """(bytes of inputs and outputs, bytes between them) of a task's largest recording."""
         first, end = task.micros[0]
         if task.forward:
             costs = [self._sizes.cost(unit, end - first) for unit in blocks]

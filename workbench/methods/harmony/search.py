@@ -135,8 +135,8 @@ def outlook(problem: SearchProblem, sizes: Sizes, units: int, server: Server) ->
 
 
 class _Search:
-    """What was tried. Candidates fit as far as is foreseen; where a proof finds that those tried do
-    not, others are made for a device that is smaller by what they lacked."""
+    """Candidates that were tried. They fit as far as is foreseen; where a proof finds that those
+    tried do not, others are made for a device that is smaller by the bytes they lacked."""
 
     def __init__(
         self,
@@ -157,13 +157,13 @@ class _Search:
             ]
             for recorded in (False, True)
         }  # fmt: skip
-        """Of steps that are clipped and not, by whether passes are recorded."""
+        """Costs of steps that are clipped and not, by whether passes are recorded."""
         self._memory = MemoryEstimate(sizes, units, problem.recorded_below_s)
         self._step_time = StepTimeEstimate(sizes, server, units, self._memory.recorded)
         self._all_work = self._most_work = most_work
         self.trials = 0
         self.work = 0.0
-        """What was done, counted in micro-batches of estimates."""
+        """Work done, counted in micro-batches of estimates."""
         self._lacking: tuple[int, int] | None = None
         """Bytes of the device and of the host that the smallest of all tried needs."""
 
@@ -281,7 +281,7 @@ class _Search:
         return [*found.values()]
 
     def _smaller(self, tried: _Tried, over: dict[int, int]) -> Iterator[tuple[Packs, int]]:
-        """What may need so many bytes less: fewer residents, smaller rings, smaller
+        """Candidates that may need so many bytes less: fewer residents, smaller rings, smaller
         micro-batches."""
         packs = tried.packs
         if (fewer := self._memory.with_fewer_residents(packs, over)) != packs:

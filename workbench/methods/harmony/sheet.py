@@ -34,7 +34,7 @@ class Sheet(Draft):
         self._replay = replay
         self._next: dict[Task, Task] = {}
         self._previous: dict[Task, Task] = {}
-        self._spent: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self._freed_by: dict[tuple[int, str], list[str]] = defaultdict(list)
         """(rank, lane) -> what frees each thing that came on that lane, in order."""
         self._received: dict[int, list[int]] = defaultdict(list)
         """Rank -> its receiving actions, by their places among all actions."""
@@ -54,8 +54,8 @@ class Sheet(Draft):
         return self._replay and 0 < unit < self.head
 
     def lay_replays(self) -> None:
-        """That memory, of every rank: for its forward passes, and for its chains of a backward
-        pack's blocks."""
+        """Lay the memory of recordings on every rank: for its forward passes, and for its chains of
+        a backward pack's blocks."""
         for rank in range(self.packs.ranks):
             forwards, chains = [], []
             for task in self.packs.tasks_of(rank):
@@ -134,7 +134,7 @@ class Sheet(Draft):
             ends = Kind.STASH
         if (task.forward or task.fused) and not self.by_host(task):
             return [self._receive(Kind.RECV, task, unit, micro, span, label, ends)]
-        after = self._after_spent(rank, FETCHES, act(ends, unit, micro, rank=rank))
+        after = self._after_freed(rank, FETCHES, act(ends, unit, micro, rank=rank))
         after += [
             action.name
             for action in self.stashes[unit]
@@ -156,42 +156,44 @@ class Sheet(Draft):
         self._received[rank].append(len(self.actions))
         return self.add(
             kind, unit, NET_IN, micro, rank=rank, nbytes=nbytes, samples=span,
-            after=self._after_spent(rank, NET_IN, act(ends, of, micro, rank=rank)),
+            after=self._after_freed(rank, NET_IN, act(ends, of, micro, rank=rank)),
             takes=[self.lay(rank, label, DEVICE, nbytes, slot=INBOX)],
         )  # fmt: skip
 
     def lay_inboxes(self) -> None:
         """Places for the messages of every rank."""
         for rank, received in self._received.items():
-            lay_inbox(self, received, self._spent[rank, NET_IN])
+            lay_inbox(self, received, self._freed_by[rank, NET_IN])
 
     def after_stashes(self, task: Task) -> list[str]:
-        """What the inputs of a task wait for before they are made on its own rank, so that compute
-        does not run ahead of what goes to the host. Those of the last one do not go there, and wait
-        as if they did."""
+        """Actions that the inputs of a task wait for before they are made on its own rank, so that
+        compute does not run ahead of transfers to the host. Inputs of the last task do not go
+        there, and wait as if they did."""
         unit, rank = task.units.start, task.rank
         if not task.forward:
-            return self._spent[rank, D2H][-AHEAD : 1 - AHEAD]
+            return self._freed_by[rank, D2H][-AHEAD : 1 - AHEAD]
         if unit not in self.stashed:
             return []
         last = act(Kind.STASH, unit, len(task.micros) - 1, rank=rank)
-        return self._after_spent(rank, D2H, last)
+        return self._after_freed(rank, D2H, last)
 
     def before_gradients(self, task: Task) -> list[str]:
-        """What the gradients of all of a task's inputs wait for, where they come on its own rank:
-        the last of those inputs that go to the host."""
-        return self._spent[task.rank, D2H][-1:]
+        """Actions that the gradients of all of a task's inputs wait for, where they come on its own
+        rank: the last of those inputs that go to the host."""
+        return self._freed_by[task.rank, D2H][-1:]
 
     def after_stash(self, task: Task, unit: int, micro: int) -> list[str]:
-        """The same of one input of a unit inside a task, which goes to the host by itself."""
+        """Actions that one input of a unit inside a task waits for; it goes to the host by
+        itself."""
         mine = act(Kind.STASH, unit, micro, rank=task.rank)
-        return self._after_spent(task.rank, INSIDE, mine)
+        return self._after_freed(task.rank, INSIDE, mine)
 
-    def _after_spent(self, rank: int, lane: str, ends: str) -> list[str]:
-        """What must be gone before one more thing comes on a lane; notes what will free it."""
-        spent = self._spent[rank, lane]
-        spent.append(ends)
-        return [spent[-1 - held(lane)]] if len(spent) > held(lane) else []
+    def _after_freed(self, rank: int, lane: str, ends: str) -> list[str]:
+        """Actions that must end before one more transfer arrives on a lane; notes the action that
+        will free it."""
+        freed_by = self._freed_by[rank, lane]
+        freed_by.append(ends)
+        return [freed_by[-1 - held(lane)]] if len(freed_by) > held(lane) else []
 
     def _made(self, kind: Kind, unit: int, task: Task, span: Samples) -> list[str]:
         """A task's passes over a unit that share samples with a span."""

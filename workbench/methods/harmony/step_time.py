@@ -74,7 +74,7 @@ class StepTimeEstimate:
         return self._visiting[key]
 
     def least_seconds(self, packs: Packs) -> float:
-        """What the busiest rank computes, which a step takes at least."""
+        """Seconds that the busiest rank computes, which a step takes at least."""
         work, recorded = [0.0] * packs.ranks, self.recorded(packs)
         for task in packs.tasks if packs.mode == PP else packs.tasks_of(0):
             sums = self._in_all(task, recorded)
@@ -141,12 +141,13 @@ class _Walk:
         """Rank -> bytes of its ring of weights."""
         self.gone: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when each stash was on the host: no more than `AHEAD` wait on the device."""
-        self.spent: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
+        self.freed: dict[int, list[float]] = defaultdict(lambda: [0.0] * AHEAD)
         """Rank -> when what was fetched was of no more use; no more than `AHEAD` are there."""
         self.left: _Made = [], []
         """Micro-batches of the task before, and when the outputs of each were there."""
         self.returned: _Made = [], []
-        """The same of the gradients of its inputs."""
+        """Micro-batches of the task before, and when the gradients of the inputs of each were
+        there."""
 
     def run(self, tasks: tuple[Task, ...]) -> float:
         for task in tasks:
@@ -211,13 +212,13 @@ class _Walk:
         self.left = task.micros, left
 
     def _backward(self, task: Task, ready: float, whole: float) -> None:
-        """The same of a backward task: the repeated forward passes and the backward ones."""
+        """Walk through a backward task: the repeated forward passes and the backward ones."""
         rank, units = task.rank, task.units
         message = self._message(units.start)
         inputs = _arrivals(self.left if task.fused else ([], []), task)
         gradients = _arrivals(([], []) if task.fused else self.returned, task)
         fetched = not task.fused and units.start > 0
-        spent, fetch = self.spent[rank], self.fetch[rank]
+        freed, fetch = self.freed[rank], self.fetch[rank]
         compute, net, back, samples = self.compute[rank], self.net[rank], [], 0
         for (first, end), came, returned in zip(task.micros, inputs, gradients, strict=True):
             if end - first != samples:
@@ -229,12 +230,12 @@ class _Walk:
             start = came if came > compute else compute
             start = ready if ready > start else start
             if fetched:
-                fetch = max(fetch, spent[-AHEAD]) + fetch_s
+                fetch = max(fetch, freed[-AHEAD]) + fetch_s
                 start = max(start, fetch)
             again = start + all_s if start + all_s > least else least
             compute = (returned if returned > again else again) + backward_s
             if fetched:
-                spent.append(compute)
+                freed.append(compute)
             if message_s:
                 net = (net if net > compute else compute) + message_s
             back.append(net if message_s else compute)
@@ -299,7 +300,7 @@ class _Walk:
         self.host[rank] = max(self.host[rank], self.store[rank]) + seconds
 
     def _update_seconds(self, parameters: int) -> float:
-        """Of an update on the host by one rank, in DP mode of its share."""
+        """Seconds of an update on the host by one rank, in DP mode of its share."""
         share = parameters / (self.packs.ranks if self.packs.mode == DP else 1)
         return share * self.server.ranks / self.server.host_adam_params_per_s
 

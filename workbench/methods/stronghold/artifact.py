@@ -45,7 +45,7 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """What the artifact's own code costs on a machine, beyond compute and link."""
+    """Costs of the artifact's own code on a machine, beyond compute and link."""
 
     update_params_per_s: float
     """Second copy of the gradients and Adam on the rows of a layer, by one worker."""
@@ -60,7 +60,7 @@ class Artifact:
 
 
 def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
-    """What the artifact would do with the spec; the window must be given, as there."""
+    """Plan as the artifact would carry it out; the window must be given, as there."""
     if spec.options.window == "auto":
         raise ValueError("the artifact chooses no window: give one, 2 to the number of layers")
     slower = {"compute|host": artifact.contention, "host|compute": artifact.contention}
@@ -98,7 +98,7 @@ def schedule(spec: RunSpec, profile: Profile, artifact: Artifact) -> Schedule:
 
 
 def _memory(profile: Profile, window: int, artifact: Artifact) -> dict[str, Buffer]:
-    """What the artifact allocates once: everything but activations.
+    """Buffers that the artifact allocates once: everything but activations.
 
     Device: 2 W units of weights and gradients, moments of the W resident layers, all of the
     embeddings, the final norm. Host: pinned weights and gradients of every layer, moments of the
@@ -181,7 +181,7 @@ class _Builder(ScheduleBuilder):
         self.add(U, unit, HOST, after=[act(G, unit)])
 
     def _awaited(self, layer: int) -> list[str]:
-        """What the backward hook of a layer waits for: the eviction from W layers above."""
+        """Actions that the backward hook of a layer waits for: the eviction from W layers above."""
         above = layer + self.window
         return [act(U, above + 1)] if self.window <= above < self.layers else []
 

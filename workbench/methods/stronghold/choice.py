@@ -1,4 +1,4 @@
-"""What the planner chooses, and the program of a choice."""
+"""A choice of the planner, and its program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.profile.profile import Profile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What the planner chose."""
+    """One choice of the planner."""
 
     window: int
     resident: int
@@ -25,7 +25,7 @@ class Choice:
     """The last layers, whose states live on the disk: their gradients come first and their weights
     are needed last, so they can wait for it longest."""
     eager: str = "some"
-    """Which updates of streamed layers run during the backward pass: ``some`` (what the host
+    """Updates of streamed layers that run during the backward pass: ``some`` (as many as the host
     manages), ``all`` (their gradients need little host memory then) or ``none``; so with layers
     that are pulled, too, where gradients are clipped."""
 

@@ -28,7 +28,7 @@ from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
 LANES = (COMPUTE, HOST, H2D, D2H)
 OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
-"""Of each lane."""
+"""Indices of the other lanes, for each lane."""
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3
@@ -70,7 +70,8 @@ class Loads:
         )
 
     def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
-        """What `Trials.step_seconds` finds, about."""
+        """Estimated seconds of a step that is not clipped, and of a clipped one; see
+        `EvaluationCache.step_seconds`."""
         spec, block, micros, each = self._spec, self._block, self._micros, self._overhead
         layers, resident, pulled, window = (
             self._layers, choice.resident, choice.pulled, choice.window
@@ -126,8 +127,8 @@ class Loads:
             here = rest, visits * pull + (first + inner) * fetch, visits * push + first * stash
         # The host is busy beside them, with what it could not do before.
         seconds += self._together(here[0], min(left, max(here) / slowest), *here[1:])
-        # What is not updated as gradients arrive is updated between the two passes over streamed
-        # layers.
+        # Layers not updated as gradients arrive are updated between the two passes over streamed
+        # ones.
         late = self._together(
             work - back,
             host * (1 - self._eager(choice, streamed, recomputed)),

@@ -26,7 +26,7 @@ def device_bytes(layout: Layout, profile: Profile) -> int:
 
 
 def _static(layout: Layout, profile: Profile) -> int:
-    """What is occupied for the whole run: permanent buffers, and slots at their largest."""
+    """Bytes occupied for the whole run: permanent buffers, and slots at their largest."""
     units, micros = profile.units, layout.microbatches
     weights = [cost.parameters * profile.weight_bytes for cost in units]
     states = [cost.parameters * profile.state_bytes for cost in units]
@@ -49,12 +49,12 @@ def _static(layout: Layout, profile: Profile) -> int:
 
 
 def _slots(sizes: list[int], count: int) -> int:
-    """What `count` slots hold that buffers of these sizes take in turn."""
+    """Bytes of `count` slots that buffers of these sizes take one after the other."""
     return sum(max(sizes[k::count]) for k in range(min(count, len(sizes))))
 
 
 class _Passes:
-    """What compute occupies in a forward and a backward pass, outside slots."""
+    """Bytes that compute occupies in a forward and a backward pass, outside slots."""
 
     def __init__(self, layout: Layout, profile: Profile) -> None:
         self.layout, self.units = layout, profile.units

@@ -10,7 +10,7 @@ from workbench.methods.options import Auto, Clipping, HostUpdates
 
 @dataclass(frozen=True, kw_only=True)
 class Options(HostUpdates, Clipping):
-    """What a planner chooses where it is ``auto``."""
+    """Settings of STRONGHOLD; the planner chooses those that are ``auto``."""
 
     window: int | Auto = "auto"
     """Layers on the device at once; 2 to the number of layers."""

@@ -42,9 +42,9 @@ from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Candidate, as_plan, evaluate
 from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.evaluation_cache import EvaluationCache, go_on
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
 from workbench.methods.stronghold.search import Search
-from workbench.methods.stronghold.trials import Trials, go_on
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.plan import CLIPPED, Plan
@@ -53,13 +53,13 @@ from workbench.schedule.simulate import simulate
 __all__ = ["Choice", "Planner", "fits", "layout_of", "plan"]
 
 RECENT = 8
-"""Questions whose trials are kept."""
+"""Questions whose evaluations are kept."""
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The fastest choice within the budgets; the smallest window where times are equal."""
     budgets = Budgets.of(spec, profile, allocated=True)
-    choice = _searched(spec, profile, budgets, Trials(spec, profile))
+    choice = _searched(spec, profile, budgets, EvaluationCache(spec, profile))
     return _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
 
 
@@ -78,7 +78,7 @@ class Planner:
     def __init__(self, *, check: Callable[[], None] = go_on) -> None:
         """`check` is called before every schedule that is built, and may raise to end the work."""
         self._check = check
-        self._recent: deque[tuple[RunSpec, Trials]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[RunSpec, EvaluationCache]] = deque(maxlen=RECENT)
         self._asked: tuple[RunSpec, Profile] | None = None
         self._before: Before | None = None
         self._chosen: Before | None = None
@@ -99,44 +99,46 @@ class Planner:
                 continue
             shown = self._choose(choice, spec)
             if choice not in self._sketches:
-                sketch = _sketch(spec, profile, budgets, choice, self._quick.trials)
+                sketch = _sketch(spec, profile, budgets, choice, self._quick.cache)
                 self._sketches[choice] = _plan(sketch, budgets, choice)
             yield self._sketches[choice]
-        choice = self._choose(_searched(spec, profile, budgets, self._quick.trials), spec)
+        choice = self._choose(_searched(spec, profile, budgets, self._quick.cache), spec)
         self._check()
         yield _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
 
     def _begin(self, spec: RunSpec, profile: Profile, budgets: Budgets) -> None:
-        trials = self._known(spec, profile)
-        if trials is None:
-            trials = Trials(spec, profile, check=self._check)
-            self._recent.append((_without_budgets(spec), trials))
+        cache = self._known(spec, profile)
+        if cache is None:
+            cache = EvaluationCache(spec, profile, check=self._check)
+            self._recent.append((_without_budgets(spec), cache))
         self._asked = spec, profile
         self._before, self._chosen, self._sketches = self._chosen or self._before, None, {}
-        self._quick = QuickSearch(spec, profile, budgets, trials, before=self._before)
+        self._quick = QuickSearch(spec, profile, budgets, cache, before=self._before)
 
     def fits(self, spec: RunSpec, profile: Profile) -> bool:
-        """What the function of that name says, with what is known already."""
-        trials = self._known(spec, profile) or Trials(spec, profile)  # not kept: not interrupted
-        return Search(spec, profile, Budgets.of(spec, profile, allocated=True), trials).fits()
+        """Whether any plan fits the budgets; evaluations of earlier questions are used."""
+        cache = self._known(spec, profile)
+        if cache is None:  # a new one is not kept, since nothing interrupts it
+            cache = EvaluationCache(spec, profile)
+        return Search(spec, profile, Budgets.of(spec, profile, allocated=True), cache).fits()
 
     def _choose(self, choice: Choice, spec: RunSpec) -> Choice:
         self._chosen = Before(choice=choice, layers=spec.model.layers)
         return choice
 
-    def _known(self, spec: RunSpec, profile: Profile) -> Trials | None:
-        """The trials of an earlier question that differed in nothing but its budgets."""
+    def _known(self, spec: RunSpec, profile: Profile) -> EvaluationCache | None:
+        """The cache of an earlier question that differed in nothing but its budgets, or None."""
         asked = _without_budgets(spec)
-        for known, trials in self._recent:
-            if known == asked and trials.profile == profile:
-                return trials
+        for known, cache in self._recent:
+            if known == asked and cache.profile == profile:
+                return cache
         return None
 
 
-def _searched(spec: RunSpec, profile: Profile, budgets: Budgets, trials: Trials) -> Choice:
-    """What the full search finds, which begins with what the quick one does."""
-    start = QuickSearch(spec, profile, budgets, trials, afresh=True).run()
-    return Search(spec, profile, budgets, trials).run(start)
+def _searched(spec: RunSpec, profile: Profile, budgets: Budgets, cache: EvaluationCache) -> Choice:
+    """The choice of the full search, which begins with the choice of the quick one."""
+    start = QuickSearch(spec, profile, budgets, cache, afresh=True).run()
+    return Search(spec, profile, budgets, cache).run(start)
 
 
 def _without_budgets(spec: RunSpec) -> RunSpec:
@@ -167,17 +169,17 @@ def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice
 
 
 def _sketch(
-    spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice, trials: Trials
+    spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice, cache: EvaluationCache
 ) -> Candidate:
     """The choice, simulated with its events, and with the memory that its trial proved."""
     layout, limits = layout_of(spec, profile, choice), budgets.to_dict()
     settings = _settings(layout, choice)
     if layout.clipped and layout.eager:
-        stands, clips = trials.step_seconds(choice, QUICK_STEPS)
+        stands, clips = cache.step_seconds(choice, QUICK_STEPS)
         settings[CLIPPED] = stands if clips is None else clips
-    peak = trials.peaks(choice, limits)
+    peak = cache.peaks(choice, limits)
     within = budgets.lacking(peak) is None
-    schedule = replace(trials.schedule(choice), budgets=limits if within else {}, settings=settings)
+    schedule = replace(cache.schedule(choice), budgets=limits if within else {}, settings=settings)
     return Candidate(
         layout=layout,
         schedule=schedule,

@@ -23,15 +23,15 @@ from math import ceil, exp
 
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.search import ACROSS, ALONG, Enough, Search, Trial, objective
-from workbench.methods.stronghold.trials import Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 
 QUICK_STEPS = 3
-"""Of a simulation. Few are made, so none may be mistaken: in two steps states that visit the device
-may seem to be in time."""
+"""Steps of a simulation. Few are made, so none may be mistaken: in two steps states that visit the
+device may seem to be in time."""
 WORK = 5_000
 """Actions of all schedules that are simulated: what a simulation takes grows with them."""
 WINDOW_TRIALS = 2
@@ -42,25 +42,25 @@ WIDER = 0.99
 GRID = 16
 """Strides of the grid along either number."""
 STRIDES = (1, 2, 4)
-"""Of the finer grids around the best choice."""
+"""Strides of the finer grids around the best choice."""
 NEAR = 16
 """A simulation is a witness for choices that differ from it by about one layer in so many."""
 DOUBT = 0.3
-"""What arithmetic weighs against a simulation of just that choice."""
+"""Weight of arithmetic against a simulation of just that choice."""
 WORTH = 1.03
-"""What promises to be slower than the best choice by more than this factor is not simulated."""
+"""A choice that promises to be slower than the best by more than this factor is not simulated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Before:
-    """What was chosen for an earlier question."""
+    """The choice for an earlier question."""
 
     choice: Choice
     layers: int
 
 
 @dataclass(kw_only=True, slots=True)
-class Place:
+class EstimatedChoice:
     """A choice that may be worth a simulation."""
 
     choice: Choice
@@ -96,27 +96,27 @@ class QuickSearch(Search):
         spec: RunSpec,
         profile: Profile,
         budgets: Budgets,
-        trials: Trials | None = None,
+        cache: EvaluationCache | None = None,
         *,
         before: Before | None = None,
         afresh: bool = False,
     ) -> None:
-        """Simulations that `trials` knows already are not counted, unless `afresh`: the answer is
+        """Simulations that `cache` knows already are not counted, unless `afresh`: the answer is
         then the same whatever was asked before."""
-        super().__init__(spec, profile, budgets, trials)
+        super().__init__(spec, profile, budgets, cache)
         self.before = before
         self._loads = Loads(spec, profile)
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
         self.simulations = max(3 + WINDOW_TRIALS, WORK // actions)
         """As many at the most."""
         self._limit = self.simulations
-        self._free = frozenset() if afresh else self.trials.known(self.steps)
+        self._free = frozenset() if afresh else self.cache.known(self.steps)
         self._counted: dict[Choice, int] = {}
-        """Choice -> its place in the order of simulations."""
+        """Choice -> its number in the order of simulations."""
         self._slopes = {stash: self._slope(stash) for stash in self._stashes()}
         self._best: Trial | None = None
-        self._places: dict[Choice, Place] = {}
-        """A choice without its resident layers -> its place."""
+        self._estimates: dict[Choice, EstimatedChoice] = {}
+        """A choice without its resident layers -> its estimate."""
         self._seen: dict[Choice, float] = {}
         """Simulated choices, and how much slower they are than the arithmetic says."""
 
@@ -128,13 +128,13 @@ class QuickSearch(Search):
         """The best start, and then the best there is time for; where nothing fits, what lacks
         least, and no more."""
         self._best, self._limit = None, self.simulations
-        self._places, self._seen = {}, {}
+        self._estimates, self._seen = {}, {}
         self._far_and_wide()
         if self.before is not None:
             self._simulate(self._settled(self._as_before(self.before)))
         for stash in self._stashes():
-            if (place := self._promising((stash,))) is not None:
-                self._simulate(place.choice)
+            if (estimate := self._promising((stash,))) is not None:
+                self._simulate(estimate.choice)
         if self._best is None or self._best.lacking:
             self._limit += len(self._stashes())
             self._best = self._least()
@@ -214,15 +214,17 @@ class QuickSearch(Search):
         }
 
     def _add(self, choice: Choice, *, exact: bool = False) -> None:
-        """Remember the choice as a place, unless it is one already or has been simulated, or the
-        host has no room for it."""
+        """Estimate the choice, unless it is estimated or simulated already, or the host has no room
+        for it."""
         key = _key(choice)
         roomy = self._roomy(choice)
-        if key in self._places or roomy is None or roomy in self._seen:
+        if key in self._estimates or roomy is None or roomy in self._seen:
             return
-        place = self._places[key] = Place(choice=roomy, exact=exact, about=self._about(roomy))
+        estimate = self._estimates[key] = EstimatedChoice(
+            choice=roomy, exact=exact, about=self._about(roomy)
+        )
         for simulated, slower in self._seen.items():
-            place.learn(simulated, slower, self.layers)
+            estimate.learn(simulated, slower, self.layers)
 
     def _roomy(self, choice: Choice) -> Choice | None:
         """The choice with what the host needs room for, as `_placed` will find it."""
@@ -238,14 +240,17 @@ class QuickSearch(Search):
 
     # -- what to simulate --------------------------------------------------------------------------
 
-    def _promising(self, stashes: tuple[bool, ...]) -> Place | None:
-        """The place that promises most, made exact, of those without or with stashed inputs."""
-        while here := [place for place in self._places.values() if place.choice.stash in stashes]:
-            place = min(here, key=lambda place: place.promise)
-            if place.exact:
-                return place
-            del self._places[_key(place.choice)]
-            if (choice := self._fitted(place.choice)) is not None:
+    def _promising(self, stashes: tuple[bool, ...]) -> EstimatedChoice | None:
+        """The estimate that promises most, made exact, among choices with these `stash`
+        settings."""
+        while here := [
+            estimate for estimate in self._estimates.values() if estimate.choice.stash in stashes
+        ]:
+            estimate = min(here, key=lambda estimate: estimate.promise)
+            if estimate.exact:
+                return estimate
+            del self._estimates[_key(estimate.choice)]
+            if (choice := self._fitted(estimate.choice)) is not None:
                 self._add(choice, exact=True)
         return None
 
@@ -275,7 +280,7 @@ class QuickSearch(Search):
         return replace(choice, **{kind: fits}) if fits >= least else None
 
     def _simulate(self, choice: Choice) -> None:
-        self._places.pop(_key(choice), None)
+        self._estimates.pop(_key(choice), None)
         if choice not in self.tried:
             self.tried[choice] = self._tried(choice)
         trial = self.tried[choice]
@@ -283,8 +288,8 @@ class QuickSearch(Search):
             self._best = trial
         if trial.choice not in self._seen:
             slower = self._seen[trial.choice] = trial.seconds / self._about(trial.choice)
-            for place in self._places.values():
-                place.learn(trial.choice, slower, self.layers)
+            for estimate in self._estimates.values():
+                estimate.learn(trial.choice, slower, self.layers)
 
     def _improve(self) -> None:
         """Simulate what promises most, as long as it promises anything."""
@@ -293,10 +298,10 @@ class QuickSearch(Search):
             if self._best is not around:
                 around = self._best
                 self._close_by(around.choice)
-            place = self._promising(self._stashes())
-            if place is None or place.promise > WORTH * self._best.seconds:
+            estimate = self._promising(self._stashes())
+            if estimate is None or estimate.promise > WORTH * self._best.seconds:
                 return
-            self._simulate(place.choice)
+            self._simulate(estimate.choice)
 
     def _widen(self) -> None:
         """Other windows for the best choice."""
@@ -312,10 +317,10 @@ class QuickSearch(Search):
 
     def _tried(self, choice: Choice) -> Trial:
         if choice not in self._free:
-            place = self._counted.get(choice, len(self._counted))
-            if place >= self._limit:
+            number = self._counted.get(choice, len(self._counted))
+            if number >= self._limit:
                 raise Enough
-            self._counted[choice] = place
+            self._counted[choice] = number
         return super()._tried(choice)
 
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
+from workbench.methods.stronghold.evaluation_cache import STEPS, EvaluationCache
 from workbench.methods.stronghold.options import Options
-from workbench.methods.stronghold.trials import STEPS, Trials
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule.schedule import DISK, HOST_TIER
@@ -64,7 +64,7 @@ class Trial:
     lacking: int
     """Bytes by which it exceeds the budgets, of all tiers together."""
     seconds: float
-    """What is made small (`objective`)."""
+    """Seconds that the search makes small (`objective`)."""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -85,22 +85,26 @@ class Search:
     run again and is soon where it was."""
 
     steps = STEPS
-    """Of a simulation."""
+    """Steps of a simulation."""
 
     def __init__(
-        self, spec: RunSpec, profile: Profile, budgets: Budgets, trials: Trials | None = None
+        self,
+        spec: RunSpec,
+        profile: Profile,
+        budgets: Budgets,
+        cache: EvaluationCache | None = None,
     ) -> None:
-        """`trials` are those of an earlier question that differed in nothing but its budgets."""
+        """`cache` is the one of an earlier question that differed in nothing but its budgets."""
         self.spec, self.profile, self.budgets = spec, profile, budgets
         self.asked: Options = spec.options
         asked = self.asked
         self.layers = spec.model.layers
-        self.trials = Trials(spec, profile) if trials is None else trials
+        self.cache = EvaluationCache(spec, profile) if cache is None else cache
         self.axes = {
             "pulled": {asked.resident, asked.window, asked.pulled} == {"auto"},
             "kept": spec.activations == "auto" and asked.kept == "auto",
         }
-        """What is searched, besides the resident layers."""
+        """Axes of the search, besides the resident layers."""
         actions = self.layers * (4 + 3 * spec.microbatches)  # about
         self._tries = max(FEWEST, MOST_ACTIONS // actions)
         self.tried: dict[Choice, Trial] = {}
@@ -311,11 +315,11 @@ class Search:
         return replace(choice, **{kind: low})
 
     def _device_bytes(self, choice: Choice) -> int:
-        return self.trials.device_bytes(choice)
+        return self.cache.device_bytes(choice)
 
     def _tried(self, choice: Choice) -> Trial:
         choice, lacking = self._placed(choice)
-        seconds = objective(self.spec, *self.trials.step_seconds(choice, self.steps))
+        seconds = objective(self.spec, *self.cache.step_seconds(choice, self.steps))
         return Trial(choice=choice, lacking=lacking, seconds=seconds)
 
     def _placed(self, choice: Choice) -> tuple[Choice, int]:
@@ -332,5 +336,5 @@ class Search:
     def _lacking(self, choice: Choice) -> dict[str, int]:
         """Tier -> bytes by which the choice exceeds its budget."""
         limits = self.budgets.to_dict()
-        peaks = self.trials.peaks(choice, limits)
+        peaks = self.cache.peaks(choice, limits)
         return {t: peaks[t] - limit for t, limit in limits.items() if peaks[t] > limit}

@@ -1,4 +1,4 @@
-"""What a model is decomposed into: layers, the values between them, and their names."""
+"""Layers into which a model is decomposed, the values between them, and their names."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def merged(runs: list[Trace], rule: Callable[[list], Any]) -> Trace:
 
 
 def of_batch(values: list) -> Any:
-    """What an argument is at any batch size, from what it was at three."""
+    """An argument at any batch size, from its values at three batch sizes."""
     first, second, third = values
     kinds = {type(value) for value in values}
     if kinds == {int} and len(set(values)) > 1:
@@ -67,7 +67,7 @@ def of_batch(values: list) -> Any:
 
 
 def of_mode(values: list) -> Any:
-    """What an argument is in both modes, from what it was in training and in evaluation."""
+    """An argument in both modes, from its values in training and in evaluation."""
     if _same(*values):
         return values[0]
     if any(isinstance(value, Hole) for value in values):

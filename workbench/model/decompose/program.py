@@ -102,7 +102,7 @@ def labels(form: Form, name: str) -> list[str]:
     ]
 
 
-# What stands in a program for what is known only when it runs.
+# Stand-ins in a program for values that are known only when it runs.
 
 
 class Hole:
@@ -189,7 +189,7 @@ class Call:
 
     target: str | Callable
     form: Form
-    """Of the pair (args, kwargs)."""
+    """Form of the pair (args, kwargs)."""
     leaves: tuple[Any, ...]
     results: tuple[int, ...]
     """Numbers of the tensors that come out, in order."""
@@ -202,7 +202,7 @@ class Call:
 
 @dataclass(slots=True)
 class Frame:
-    """What holes are filled from."""
+    """Values that holes are filled from."""
 
     program: Program
     values: dict[int, Tensor]
@@ -223,7 +223,7 @@ class Plan:
     """(place among the inputs, dimension, rows per sample) of one that has the batch
     size; the layer runs on its device."""
     mode: bool | None = None
-    """The one value of `training` the program is right for; None when it is right for both."""
+    """Value of `training` for which the program is right; None when it is right for both."""
     output: tuple[Form, tuple[Any, ...]] | None = None
     """Structure of the model's output and its leaves; the last layer puts out the tensors of it."""
     at_home: bool = False

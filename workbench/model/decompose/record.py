@@ -51,7 +51,7 @@ PLAIN = (
     torch.layout,
     torch.memory_format,
 )
-"""What may be an argument besides tensors: it cannot change between calls."""
+"""Types of arguments, besides tensors, that cannot change between calls."""
 
 BY_SHAPE = {
     **{name: torch.zeros for name in ("zeros_like", "new_zeros")},
@@ -77,10 +77,10 @@ class Overwritten(Exception):
 
 @dataclass(slots=True)
 class Aliasing:
-    """Which tensors share memory, and who writes there, in one mode."""
+    """Shared memory of tensors, and the calls that write there, in one mode."""
 
     storage: list[int] = field(default_factory=list)
-    """Of each number."""
+    """Memory of each number."""
     written: list[frozenset[int]] = field(default_factory=list)
     """Storages each call writes to."""
     of_state: dict[str, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Trace:
     """Tuples of numbers, or of `Affine` once several runs are merged."""
     dtypes: list[torch.dtype] = field(default_factory=list)
     grads: list[list[tuple[int, bool]]] = field(default_factory=list)
-    """Of each number, (call, whether it needs a gradient after it); -1 for inputs."""
+    """(call, whether it needs a gradient after it), of each number; -1 for inputs."""
     output: tuple[Form, tuple[Any, ...]] | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """Parameters, buffers and constants that functions are given."""
@@ -204,7 +204,7 @@ class Recorder(TorchFunctionMode):
             target, args, kwargs = other
             leaves, form = flatten((args, kwargs))
             made, made_form = flatten(self._run(target, leaves, form, block=False))
-        # What has no values must not get them by chance. What comes out gets a new name even if it
+        # A tensor without values must not get them by chance. An output gets a new name even if it
         # went in: `dropout` puts out its argument or another tensor, depending on its mode.
         random = dice is not None and dice.thrown
         for i, leaf in enumerate(made):
@@ -227,7 +227,7 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _note_changes(self, tensors: list[Tensor], changed: list[Tensor], index: int) -> None:
-        """What a call wrote to, and which tensors need gradients since."""
+        """Note the tensors that a call wrote to, and those that need gradients since."""
         written = frozenset(self._storage(tensor) for tensor in changed)
         self.aliasing.written.append(written)
         numbers = {self.numbers[id(t)] for t in tensors if id(t) in self.numbers}
@@ -268,7 +268,7 @@ class Recorder(TorchFunctionMode):
         return self.twins[id(tensor)][1]
 
     def leaf(self, leaf: Any) -> Any:
-        """What stands for an argument in the program."""
+        """The program's stand-in for an argument."""
         if isinstance(leaf, np.generic):
             leaf = leaf.item()
         if not isinstance(leaf, Tensor):
@@ -354,7 +354,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """Identity of a tensor's memory; tensors that share memory share it."""
     return tensor.untyped_storage()._cdata
 
 

@@ -30,10 +30,10 @@ def held(lane: str) -> int:
     return PLACES if lane == NET_IN else AHEAD
 
 
-def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence[str]) -> None:
+def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], freed_by: Sequence[str]) -> None:
     """Give a rank's messages their places, in turn: the first messages of a step wait for the last
     ones of the step before. `received` are indices of the rank's receiving actions among all
-    actions, `spent` the actions that free each of them."""
+    actions, `freed_by` the actions that free each of them."""
     actions, buffers = builder.actions, builder.buffers
     size = max((aligned(actions[index].nbytes) for index in received), default=0)
     for number, index in enumerate(received):
@@ -41,7 +41,7 @@ def lay_inbox(builder: ScheduleBuilder, received: Sequence[int], spent: Sequence
         buffers[label] = replace(buffers[label], offset=number % PLACES * size)
         if number < PLACES:
             last = max(n for n in range(len(received)) if n % PLACES == number)
-            after = (*actions[index].after, f"{spent[last]}@-1")
+            after = (*actions[index].after, f"{freed_by[last]}@-1")
             actions[index] = replace(actions[index], after=after)
 
 

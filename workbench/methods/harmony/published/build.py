@@ -105,7 +105,8 @@ class _Replica:
         return kept
 
     def _weights_in(self, kind: TaskKind, position: int, pack: range) -> list[Flow]:
-        """What comes from the host, and in a backward task what is still there."""
+        """Flows of weights from the host, and in a backward task of weights that are still
+        there."""
         if kind is FORWARD or (kind, position) not in self.kept:
             return [Flow(what=What.WEIGHTS, medium=Medium.SHARED, layers=pack)]
         common, peer = self.kept[kind, position]

@@ -1,4 +1,4 @@
-"""What the published scheduler says of a task graph: time, idleness, memory, bytes."""
+"""The published scheduler's estimates of a task graph: time, idleness, memory, bytes."""
 
 from __future__ import annotations
 

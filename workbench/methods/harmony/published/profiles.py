@@ -1,4 +1,4 @@
-"""What every layer of a model costs, by micro-batch size: the input of Harmony's scheduler.
+"""Costs of every layer of a model, by micro-batch size: the input of Harmony's scheduler.
 
 The profiler of the paper (Harmony, VLDB 2022; the published artifact, commit 5fd838f) times and
 measures each layer on its own: a forward pass without gradients, a backward pass that includes
@@ -81,7 +81,7 @@ class ModelProfile:
     weight_bytes: tuple[int, ...]
     buffer_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
-    """Of the optimizer; they never leave the host."""
+    """Bytes of the optimizer; they never leave the host."""
     input_bytes: tuple[int, ...]
     """All inputs of a layer for one sample, relayed ones included."""
     update_seconds: tuple[float, ...]

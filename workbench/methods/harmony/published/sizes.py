@@ -12,7 +12,7 @@ from workbench.profile.server import Server
 CARD_BYTES_PER_S = 484e9
 """Memory bandwidth of the GTX 1080 Ti, as its vendor states it: the authors never updated there."""
 ADAM_BYTES = 28
-"""Of a parameter that fp32 AdamW updates: four values read, three written."""
+"""Bytes of a parameter that fp32 AdamW updates: four values read, three written."""
 
 
 class PublishedSizes:
@@ -51,11 +51,11 @@ class PublishedSizes:
         )
 
     def input_bytes(self, unit: int, samples: int) -> int:
-        """Of a layer's input."""
+        """Bytes of a layer's input."""
         return self.profile.input_bytes[unit] * samples if unit else 0
 
     def weight_bytes(self, unit: int) -> int:
-        """Of weights and buffers."""
+        """Bytes of weights and buffers."""
         return self.profile.swapped_bytes(range(unit, unit + 1))
 
     visit_bytes = fresh_bytes = weight_bytes
@@ -65,11 +65,11 @@ class PublishedSizes:
         return unit
 
     def state_bytes(self, unit: int) -> int:
-        """Of the optimizer."""
+        """Bytes of the optimizer."""
         return self.profile.state_bytes[unit]
 
     def token_bytes(self, samples: int) -> int:
-        """Of the first layer's input."""
+        """Bytes of the first layer's input."""
         return samples * self.profile.input_bytes[0]
 
 

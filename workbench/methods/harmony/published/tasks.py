@@ -1,4 +1,4 @@
-"""What the runtime of Harmony repeats every iteration: tasks, and what flows between them.
+"""Tasks that the runtime of Harmony repeats every iteration, and the flows between them.
 
 The task graph of Harmony (VLDB 2022), as in the published artifact, commit 5fd838f.
 
@@ -107,7 +107,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
-    """What the search chooses, for a minibatch on some GPUs: sizes and packs of both passes."""
+    """Choice of the search, for a minibatch on some GPUs: sizes and packs of both passes."""
 
     mode: Mode
     gpus: int

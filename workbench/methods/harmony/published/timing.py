@@ -68,7 +68,7 @@ class Server:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     seconds: float
-    """Of an iteration."""
+    """Seconds of an iteration."""
     rank_ends: tuple[float, ...]
     """Seconds until the last event of each GPU, 0 for one without tasks."""
     compute_seconds: tuple[float, ...]

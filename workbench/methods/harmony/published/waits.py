@@ -1,4 +1,4 @@
-"""What the events of a task wait for, besides their own inputs and their stream.
+"""Waits of a task's events, besides their own inputs and their stream.
 
 Two versions. *Serial*: a task brings in its weights after the task before it on the GPU is deleted,
 a micro-batch comes in after the one before has been computed (or, where activations are swapped,

@@ -1,0 +1,138 @@
+"""Reads and writes files of a results folder for the runs table, and nothing outside it.
+
+Exports go to ``RESULTS/reports/board/``, whole or not at all. Names come from people and keys from
+files that anybody may have written, so both are checked before they become a path, and a link that
+leads out of the folder is not followed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.runs.store import Store
+from workbench.ui.log_tail import last_lines
+from workbench.ui.runs_table_fields import plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_key(key: str) -> str:
+    """The key, seen to name a folder in the store and nothing else; raises ValueError."""
+    bad = not isinstance(key, str) or not 0 < len(key) <= 128 or key.startswith(".")
+    if bad or not all(c.isprintable() and c not in "/\\" for c in key):
+        raise ValueError(f"{plain(key, 60)!r} is no key of a run")
+    return key
+
+
+def check_name(name: str) -> str:
+    """The name of an export without its suffix; raises ValueError."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise ValueError(
+            f"{plain(name, 60)!r} cannot name an export; use up to 64 letters, digits, dots, "
+            "underscores and hyphens, the first a letter or a digit"
+        )
+    return name
+
+
+def inside(store: Store, path: Path) -> Path:
+    """The path with its links followed; raises ValueError where it lies outside the store."""
+    found = path.resolve()
+    if not found.is_relative_to(store.root):
+        raise ValueError(f"{shown(path)} leads out of the results folder")
+    return found
+
+
+def shown(path: Path) -> str:
+    """The last parts of a path, which tell people which file of theirs it is."""
+    return plain("/".join(path.parts[-3:]), 120)
+
+
+def export(
+    store: Store, name: str, write: Callable[[Path], object], folder: str = "reports/board"
+) -> list[Path]:
+    """Let `write` make files whose names begin with the given stem, then put them in place.
+
+    An older export of that name is replaced. Returns their paths. Raises ValueError for a bad name,
+    and StoreError where the folder cannot be written.
+    """
+    check_name(name)
+    target = inside(store, store.root / folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".part-", dir=target))
+    except OSError as error:
+        raise store.unusable(error) from error
+    try:
+        write(made / name)
+        return [path.replace(target / path.name) for path in sorted(made.iterdir())]
+    except OSError as error:
+        raise store.unusable(error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A table as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe.
+
+    >>> as_csv(["a", "b"], [{"a": "=1+1", "b": -1}])
+    "a,b\\r\\n'=1+1,-1\\r\\n"
+    """
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow([_csv_cell(name) for name in columns])
+    writer.writerows([[_csv_cell(row.get(name)) for name in columns] for row in rows])
+    return text.getvalue()
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """`as_csv` as a file."""
+    path.write_text(as_csv(columns, rows), encoding="utf-8", newline="")
+
+
+def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
+    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
+    from workbench.ui.runs_table_draw import draw
+
+    return save_figure(store, draw(order), order["rows"], name)
+
+
+def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
+    """A figure as PDF and PNG, and a table as CSV beside it; returns their paths.
+
+    Raises ValueError for a bad name, and StoreError.
+    """
+
+    from workbench.figures.style import save
+
+    def write(stem: Path) -> None:
+        # A suffix put behind the name: `with_suffix` would replace what follows a dot in it.
+        save(figure, stem.with_name(f"{stem.name}.pdf"))
+        write_csv(stem.with_name(f"{stem.name}.csv"), list(rows[0]) if rows else ["key"], rows)
+
+    return export(store, name, write)
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    words = plain(value, 2000)
+    return f"'{words}" if words[:1] in ("=", "+", "-", "@") else words
+
+
+def log_lines(store: Store, key: str) -> list[str]:
+    """The last lines of a run's log as plain text, without tracebacks; [] where there is none.
+
+    Raises ValueError for a bad key, or a log that lies elsewhere.
+    """
+    path = inside(store, store.folder(check_key(key)) / "log.txt")
+    return last_lines(path) if path.is_file() else []  # a pipe would keep its reader waiting
