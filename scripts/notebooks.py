@@ -16,6 +16,15 @@ import jupytext
 import nbformat
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+METADATA = {
+    "jupytext": {"formats": "ipynb,py:percent", "notebook_metadata_filter": "-all"},
+    "kernelspec": {
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "name": "python3",
+    },
+}
+"""Of every .ipynb. JupyterLab writes the cells alone into the .py, and no header of metadata."""
 LONGEST_CELL = 15
 """Lines of code in one cell; what is longer belongs into the package."""
 
@@ -79,6 +88,7 @@ def sync(folder: Path = NOTEBOOKS) -> list[Path]:
             if clean and cells(old) == cells(notebook):
                 continue
             keep_ids(old, notebook)
+        notebook.metadata.update(METADATA)
         nbformat.write(notebook, target)
         written.append(target)
     return written

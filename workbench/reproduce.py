@@ -113,9 +113,11 @@ def read_notebook(figure: str) -> Any:
     import jupytext
 
     notebook = jupytext.read(NOTEBOOKS / f"{find(figure).notebook}.py")
-    notebook.metadata.setdefault(
-        "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
-    )
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+    }
     return notebook
 
 

@@ -7,13 +7,11 @@ starts.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baselines.late import by_deepspeed
 from baselines.zero_plan import BUCKET_ELEMENTS, persistent_elements
-from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
 from workbench.core.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
@@ -89,15 +87,5 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     )
 
 
-def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train with DeepSpeed; the states on the disk, if any, are gone when it returns or raises."""
-    from baselines import zero
-
-    return zero.train(spec, report, folder, adapter(spec, folder), work=__name__)
-
-
-def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextManager[Any]:
-    """In the process of one of several ranks: its training."""
-    from baselines import zero
-
-    return zero.training(spec, report, folder, adapter(spec, folder))
+train, training = by_deepspeed(adapter, __name__)
+"""The states on the disk, if any, are gone when a training returns or raises."""

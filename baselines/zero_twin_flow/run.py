@@ -12,10 +12,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baselines.late import by_deepspeed
 from baselines.zero_plan import BUCKET_ELEMENTS, activation_bytes, persistent_elements
 from workbench.core.model_spec import ModelSpec
-from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
 from workbench.core.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
@@ -82,9 +81,4 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     return Adapter(label=LABEL, settings=settings, sharded=True, own_adam=True, notes=(told,))
 
 
-def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train with DeepSpeed."""
-    chosen = adapter(spec, folder)
-    from baselines.zero import train as train_zero
-
-    return train_zero(spec, report, folder, chosen)
+train, _ = by_deepspeed(adapter, "")

@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Harmony, figure 12: swap volume of a step
 # **Claim** (VLDB'22, figure 12: GPT2-XL on 4 GPUs). Harmony-PP moves about twice the weights in and

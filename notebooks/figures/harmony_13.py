@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Harmony, figure 13: losses of fine-tuning
 # **Claim** (VLDB'22, figure 13: BERT-Large on MRPC). Harmony fine-tunes BERT as one device does:

@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Harmony, figure 17: time per iteration of GPT-2 of 10 to 40 billion parameters
 # **Claim** (VLDB'22, figure 17: GPT-2 of 10 to 40 billion, minibatch 32). Harmony trains GPT-2 of

@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Harmony, figure 18: scaling to 8 devices
 # **Claim** (VLDB'22, figure 18: GPT-2 of 10 to 40 billion, minibatch 32). Harmony-PP's speed grows

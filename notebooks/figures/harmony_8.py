@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Harmony, figure 8: balance of the devices by packs and micro-batches
 # **Claim** (VLDB'22, figure 8: BERT-Large, minibatch 600). Packs and micro-batches decide how

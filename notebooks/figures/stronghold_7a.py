@@ -1,17 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     formats: ipynb,py:percent
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#       format_version: '1.3'
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # STRONGHOLD, figure 7a: throughput at each baseline's largest model
 # **Claim** (section VI.B, page 9). At the largest model a baseline can train, STRONGHOLD is faster

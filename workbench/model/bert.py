@@ -14,33 +14,16 @@ boolean, so it is small and has no gradient.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.model.keys import key
+from workbench.model.initial import draw_weights
 
 INIT_STD = 0.02
 NORM_EPS = 1e-12
-
-HUGGING_FACE_NAMES = (
-    ("bert.", ""),
-    ("encoder.layer.", "encoder."),
-    ("attention.self.", "attention."),
-    ("attention.output.", "attention_out."),
-    ("intermediate.dense.", "feed_forward."),
-    (".output.", ".feed_forward_out."),
-    ("word_embeddings", "words"),
-    ("position_embeddings", "positions"),
-    ("token_type_embeddings", "segments"),
-    ("LayerNorm.gamma", "norm.weight"),
-    ("LayerNorm.beta", "norm.bias"),
-    ("LayerNorm", "norm"),
-)
-"""What a part of a name is there and here, in the order in which the parts are replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,19 +47,6 @@ class BertShape:
     dropout: float = 0.0
     """Probability in [0, 1) of every `nn.Dropout` in the model."""
 
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "positions", "segments", "labels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.hidden % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-
-
-BERT_LARGE = BertShape()
-BERT_96 = BertShape(layers=96)
-
 
 class Bert(nn.Module):
     """Token ids, segment ids and mask, each [B, S], -> logits [B, labels].
@@ -99,42 +69,10 @@ class Bert(nn.Module):
             x = layer(x, mask)
         return self.classifier(self.pooler(x))
 
-    def layers(self) -> list[nn.Module]:
-        """The n + 3 layers in the order in which they run. Encoder layers take (x, mask)."""
-        return [self.embeddings, *self.encoder, self.pooler, self.classifier]
 
-    def initialize(self, *, seed: int) -> Bert:
-        """Write initial weights that depend on (seed, layer) only; gives the model back."""
-        with ThreadPoolExecutor() as pool:
-            units = enumerate(self.layers())
-            list(pool.map(lambda unit: initialize(unit[1], unit=unit[0], seed=seed), units))
-        return self
-
-
-@torch.no_grad()
 def initialize(layer: nn.Module, *, unit: int, seed: int) -> None:
     """Write the initial weights of layer number `unit` alone: matrices N(0, 0.02), biases 0."""
-    for name, parameter in layer.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif parameter.dim() == 1:
-            parameter.fill_(1.0)
-        else:
-            generator = torch.Generator().manual_seed(key(seed, "init", unit, name))
-            parameter.normal_(0.0, INIT_STD, generator=generator)
-
-
-def from_hugging_face(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of a Hugging Face BERT under the names used here, heads of pre-training left
-    out. Without a classifier in it, load it with `strict=False`."""
-    renamed = {}
-    for name, value in state.items():
-        if name.startswith("cls.") or name.endswith("position_ids"):
-            continue
-        for theirs, ours in HUGGING_FACE_NAMES:
-            name = name.replace(theirs, ours)
-        renamed[name] = value
-    return renamed
+    draw_weights(layer, unit, seed, lambda matrix: INIT_STD)
 
 
 class Embeddings(nn.Module):

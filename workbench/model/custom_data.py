@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.model.drawn import generators
-from workbench.model.keys import key, permuted
+from workbench.model.keys import key, place_of
 from workbench.model.text import Batches, Text
 
 HASHED = 16
@@ -102,7 +102,11 @@ class Samples:
         """Inputs of the model, the targets last, on the CPU. Raises ValueError for samples that are
         unlike each other, and for targets that cannot be."""
         items = [
-            item_of(self._items, self._position(sample), key(self._seed, "item", sample))
+            item_of(
+                self._items,
+                place_of(sample, len(self._items), self._seed),
+                key(self._seed, "item", sample),
+            )
             for sample in samples
         ]
         try:
@@ -124,10 +128,6 @@ class Samples:
                 "samples, so that all samples need as many"
             )
         _check_labels(targets, self._classes, self.name)
-
-    def _position(self, sample: int) -> int:
-        epoch, place = divmod(sample, len(self._items))
-        return permuted(place, len(self._items), self._seed, "sample", epoch)
 
 
 def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:

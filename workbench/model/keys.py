@@ -17,6 +17,13 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def place_of(sample: int, size: int, seed: int) -> int:
+    """Which of a data set's `size` items a run's sample is, of equal chance and each once an epoch:
+    any process finds it by the sample's number and the run's seed alone."""
+    epoch, place = divmod(sample, size)
+    return permuted(place, size, seed, "sample", epoch)
+
+
 def permuted(index: int, size: int, *parts: int | str) -> int:
     """Where the permutation of range(size) that `parts` name sends `index`.
 

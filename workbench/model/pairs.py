@@ -24,17 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.model.corpus import BOM, STDLIB, Corpus, read_corpus
-from workbench.model.keys import permuted
+from workbench.model.keys import permuted, place_of
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MRPC_FILES = {
-    "train": ("msr_paraphrase_train.txt", "train.tsv"),
-    "test": ("msr_paraphrase_test.txt", "dev.tsv"),  # GLUE's test file has no labels
-}
-"""Files of each part; the first that is there is read."""
+MRPC_FILES = ("msr_paraphrase_train.txt", "train.tsv")
+"""The first that is there is read."""
 COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 WORDPIECE = "wordpiece"
 WORDPIECE_FILE = "vocab.txt"
@@ -46,8 +43,8 @@ SENTENCE = re.compile(
 """A capital to a full stop, over the ends of lines but not over an empty one."""
 BETWEEN = re.compile(r"[ \t]*(?:\n[ \t]*(?:#[ \t]*)?)?")
 """What may lie between two sentences of one paragraph."""
-TEST_SHARE = 10
-"""One in so many of the standard library's pairs is for testing."""
+HELD_OUT = 10
+"""One in so many of the standard library's pairs is not trained on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,17 +79,12 @@ class Pairs:
         """Samples in one epoch."""
         return len(self.labels)
 
-    def position(self, sample: int) -> int:
-        """Which of the pairs a sample is."""
-        epoch, place = divmod(sample, len(self))
-        return permuted(place, len(self), self.seed, "sample", epoch)
-
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids and segments [len(samples), seq] int64, the mask alike bool, and labels
         [len(samples)] int64, on the CPU: what `Bert` takes, the targets last."""
         import torch
 
-        at = [self.position(sample) for sample in samples]
+        at = [place_of(sample, len(self), self.seed) for sample in samples]
         return (
             torch.from_numpy(self.ids[at].astype(np.int64)),
             torch.from_numpy(self.segments[at].astype(np.int64)),
@@ -105,7 +97,6 @@ def load_pairs(
     source: str | Path = STDLIB,
     tokenizer: str = "",
     *,
-    part: str = "train",
     vocab: int,
     seq: int,
     seed: int,
@@ -113,21 +104,19 @@ def load_pairs(
 ) -> Pairs:
     """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens.
 
-    `part` is ``train`` or ``test``. `tokenizer` is ``bytes``, ``bpe:N``, or ``wordpiece``, which
+    `tokenizer` is ``bytes``, ``bpe:N``, or ``wordpiece``, which
     needs a ``vocab.txt`` in the folder and is the default where there is one, else ``bytes`` is.
     A pair that is too long loses tokens from the end of its longer sentence, as in BERT's own
     preparation. Raises ValueError, one sentence with file and line, for what is missing or
     malformed, and when the tokens are more than the model's `vocab`.
     """
-    if part not in MRPC_FILES:
-        raise ValueError(f"there is no part {part!r} of the pairs; use 'train' or 'test'")
     if seq < 5:
         raise ValueError(f"samples of {seq} tokens have no room for two sentences; use at least 5")
     if source == STDLIB:
         corpus = read_corpus(STDLIB)
-        name, pairs = corpus.name, _stdlib_pairs(corpus, part)
+        name, pairs = corpus.name, _stdlib_pairs(corpus)
     else:
-        name, pairs = Path(source).name, _read_mrpc(Path(source), part)
+        name, pairs = Path(source).name, _read_mrpc(Path(source))
     made = _tokenizer(source, tokenizer, cache)
     special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
     total = max(made.vocab, special[-1] + 1)
@@ -139,7 +128,7 @@ def load_pairs(
     ids, segments, mask = _tokenized(pairs, made, tuple(special), seq)
     labels = np.array([pair.label for pair in pairs], dtype=np.int64)
     return Pairs(
-        name=f"{name}, {part}",
+        name=f"{name}, train",
         digest=_sentences(name, pairs).digest,
         vocab=total,
         seed=seed,
@@ -189,10 +178,6 @@ class WordPiece(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         return np.asarray(self.inner.encode(text.decode()).ids, dtype=np.uint32)
 
-    def decode(self, tokens: np.ndarray) -> str:
-        words = (self.inner.id_to_token(int(token)) for token in tokens)
-        return " ".join(words).replace(" ##", "")
-
 
 def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     words = None if source == STDLIB else Path(source) / WORDPIECE_FILE
@@ -207,14 +192,13 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     if source == STDLIB:
         return tokenize(read_corpus(STDLIB), name, cache)[0]
     folder = Path(source)
-    return tokenize(_sentences(folder.name, _read_mrpc(folder, "train")), name, cache)[0]
+    return tokenize(_sentences(folder.name, _read_mrpc(folder)), name, cache)[0]
 
 
-def _read_mrpc(folder: Path, part: str) -> list[Pair]:
-    names = MRPC_FILES[part]
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+def _read_mrpc(folder: Path) -> list[Pair]:
+    path = next((folder / name for name in MRPC_FILES if (folder / name).is_file()), None)
     if path is None:
-        what = f"{' or '.join(names)} in {str(folder)!r}"
+        what = f"{' or '.join(MRPC_FILES)} in {str(folder)!r}"
         if not folder.is_dir():
             what = f"folder {str(folder)!r}"
         raise ValueError(f"there is no {what}; name a folder in MRPC's format, or 'stdlib'")
@@ -264,8 +248,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _stdlib_pairs(corpus: Corpus, part: str) -> list[Pair]:
-    """A tenth of the pairs of neighbours, or the others, each in both orders."""
+def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
+    """The pairs of neighbours but for a tenth, each in both orders."""
     text = corpus.data.decode()
     neighbours: list[tuple[str, str]] = []
     used: set[str] = set()
@@ -280,9 +264,8 @@ def _stdlib_pairs(corpus: Corpus, part: str) -> list[Pair]:
                 continue
         before = match
     order = [permuted(i, len(neighbours), "pairs", "order") for i in range(len(neighbours))]
-    cut = len(order) // TEST_SHARE
     pairs = []
-    for first, second in (neighbours[i] for i in (order[:cut] if part == "test" else order[cut:])):
+    for first, second in (neighbours[i] for i in order[len(order) // HELD_OUT :]):
         pairs.append(Pair(label=1, first=first, second=second))
         pairs.append(Pair(label=0, first=second, second=first))
     return pairs

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.model.keys import key, permuted
+from workbench.model.keys import key, place_of
 
 ENDINGS = {".png", ".jpg", ".jpeg"}
 MEAN = (0.485, 0.456, 0.406)
@@ -58,15 +58,10 @@ class Pictures(ABC):
     def picture(self, index: int) -> Tensor:
         """One of the pictures, [3, height, width] fp32."""
 
-    def position(self, sample: int) -> int:
-        """Which of the pictures a sample is."""
-        epoch, place = divmod(sample, len(self))
-        return permuted(place, len(self), self.seed, "sample", epoch)
-
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Pictures [len(samples), 3, height, width] fp32 and labels [len(samples)] int64, on the
         CPU. Raises ValueError for a file that is no picture."""
-        at = [self.position(sample) for sample in samples]
+        at = [place_of(sample, len(self), self.seed) for sample in samples]
         with ThreadPoolExecutor() as pool:  # decoding and drawing leave Python's lock alone
             pictures = torch.stack(list(pool.map(self.picture, at)))
         return pictures, torch.tensor([self.label(index) for index in at])
@@ -75,20 +70,17 @@ class Pictures(ABC):
 class SyntheticPictures(Pictures):
     """Pattern of the class plus noise of the same size; the digest is of the arguments.
 
-    The parts ``train`` and ``test`` have the same patterns and other noise. Classes are equally
-    frequent where `count` is a multiple of them.
+    Classes are equally frequent where `count` is a multiple of them.
     """
 
-    def __init__(
-        self, *, classes: int, count: int, size: tuple[int, int], seed: int, part: str = "train"
-    ) -> None:
+    def __init__(self, *, classes: int, count: int, size: tuple[int, int], seed: int) -> None:
         for name, value in (("classes", classes), ("pictures", count), ("pixels", min(size))):
             if value < 1:
                 raise ValueError(f"{value} {name} are none; use at least 1")
-        self.name = f"{count} synthetic pictures of {classes} classes, {part}"
+        self.name = f"{count} synthetic pictures of {classes} classes, train"
         self.digest = sha256(f"{self.name}, {size[0]}x{size[1]}".encode()).hexdigest()
         self.classes = tuple(str(label) for label in range(classes))
-        self.size, self.seed, self.part, self.count = size, seed, part, count
+        self.size, self.seed, self.count = size, seed, count
 
     def __len__(self) -> int:
         return self.count
@@ -98,7 +90,7 @@ class SyntheticPictures(Pictures):
 
     def picture(self, index: int) -> Tensor:
         pattern = _drawn(3, PATTERN, PATTERN, seed=key("pictures", "pattern", self.label(index)))
-        noise = _drawn(3, *self.size, seed=key("pictures", self.part, index))
+        noise = _drawn(3, *self.size, seed=key("pictures", "train", index))
         return F.interpolate(pattern[None], self.size, mode="bilinear")[0] + noise
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.model.corpus import STDLIB, read_corpus
-from workbench.model.keys import permuted
+from workbench.model.keys import place_of
 from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class Batches:
 
     def position(self, sample: int) -> int:
         """Index in the corpus of a sample's first token."""
-        epoch, place = divmod(sample, self.windows)
-        return self.seq * permuted(place, self.windows, self.seed, "sample", epoch)
+        return self.seq * place_of(sample, self.windows, self.seed)
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Tokens and targets [len(samples), seq], int64 on the CPU; targets are one token later.

@@ -1,8 +1,8 @@
 """Text to tokens with no download: bytes as they are, or a byte-level BPE trained on the text.
 
-Both are lossless: every UTF-8 text has tokens, and decoding gives it back. A BPE costs seconds to
-train, so what was trained, and the tokens it gave, are kept in a cache folder under the digest of
-the text; files are renamed into place, so that a run killed half-way leaves no half file.
+Both are lossless: every UTF-8 text has tokens. A BPE costs seconds to train, so what was trained,
+and the tokens it gave, are kept in a cache folder under the digest of the text; files are renamed
+into place, so that a run killed half-way leaves no half file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,6 @@ class Tokenizer(ABC):
     def encode(self, text: bytes) -> np.ndarray:
         """Tokens [n] of a UTF-8 text, in the smallest unsigned type that holds them."""
 
-    @abstractmethod
-    def decode(self, tokens: np.ndarray) -> str:
-        """The text of tokens [n]; what is cut inside a character shows as U+FFFD."""
-
 
 class Bytes(Tokenizer):
     """A token is a byte."""
@@ -59,9 +55,6 @@ class Bytes(Tokenizer):
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
-
-    def decode(self, tokens: np.ndarray) -> str:
-        return np.asarray(tokens, dtype=np.uint8).tobytes().decode(errors="replace")
 
 
 class BPE(Tokenizer):
@@ -102,9 +95,6 @@ class BPE(Tokenizer):
             encoded = self.inner.encode_batch_fast(group)
             parts += [np.asarray(one.ids, dtype=dtype) for one in encoded]
         return np.concatenate(parts)
-
-    def decode(self, tokens: np.ndarray) -> str:
-        return self.inner.decode([int(token) for token in tokens])
 
 
 def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokenizer, np.ndarray]:

@@ -16,25 +16,12 @@ next one, or a block with its skip inside, so that one tensor flows between laye
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
-from workbench.model.keys import key
-
-
-def _at_least_1(shape: object, *names: str) -> None:
-    for name in names:
-        if getattr(shape, name) < 1:
-            raise ValueError(f"{name} is {getattr(shape, name)}; it must be at least 1")
-
-
-def _groups(name: str, counts: tuple[int, ...]) -> None:
-    if not counts or min(counts) < 1:
-        raise ValueError(f"{name} is {counts}; it must be one or more numbers of at least 1")
+from workbench.model.initial import draw_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,15 +41,11 @@ class VggShape:
     """Probability in [0, 1), after the first two matrices."""
 
     def __post_init__(self) -> None:
-        _at_least_1(self, "width", "image", "hidden", "classes")
-        _groups("convs", self.convs)
         if self.image % (1 << len(self.convs)):
             raise ValueError(
                 f"pictures of {self.image} pixels cannot be halved {len(self.convs)} times; "
                 f"use a multiple of {1 << len(self.convs)}"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +57,6 @@ class ResNetShape:
     width: int = 64
     """Channels of the first group; they double from group to group."""
     classes: int = 1000
-
-    def __post_init__(self) -> None:
-        _at_least_1(self, "width", "classes")
-        _groups("blocks", self.blocks)
-
-
-VGG_416 = VggShape()
-RESNET_1026 = ResNetShape()
 
 
 class Vgg(nn.Module):
@@ -105,15 +80,6 @@ class Vgg(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
-
-    def layers(self) -> list[nn.Module]:
-        """The layers in the order in which they run, each on the output of the one before."""
-        return [*self.features, *self.classifier]
-
-    def initialize(self, *, seed: int) -> Vgg:
-        """Write initial weights that depend on (seed, layer) only; gives the model back."""
-        _initialize_all(self.layers(), seed)
-        return self
 
 
 class ResNet(nn.Module):
@@ -139,32 +105,19 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.stem(x)))
 
-    def layers(self) -> list[nn.Module]:
-        """The layers in the order in which they run, each on the output of the one before."""
-        return [self.stem, *self.blocks, self.head]
 
-    def initialize(self, *, seed: int) -> ResNet:
-        """Write initial weights that depend on (seed, layer) only; gives the model back."""
-        _initialize_all(self.layers(), seed)
-        return self
-
-
-@torch.no_grad()
 def initialize(layer: nn.Module, *, unit: int, seed: int) -> None:
     """Write the initial weights of layer number `unit` alone.
 
     Convolutions N(0, 2 / fan in), which keeps the size of what flows through ReLUs (He et al., ICCV
     2015, equation 10), matrices N(0, 1 / fan in), norms 1, biases 0.
     """
-    for name, parameter in layer.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        elif parameter.dim() == 1:
-            parameter.fill_(1.0)
-        else:
-            gain = 2.0 if parameter.dim() == 4 else 1.0
-            generator = torch.Generator().manual_seed(key(seed, "init", unit, name))
-            parameter.normal_(0.0, (gain / parameter[0].numel()) ** 0.5, generator=generator)
+    draw_weights(layer, unit, seed, _deviation)
+
+
+def _deviation(weight: Tensor) -> float:
+    gain = 2.0 if weight.dim() == 4 else 1.0
+    return (gain / weight[0].numel()) ** 0.5
 
 
 class ConvLayer(nn.Module):
@@ -238,9 +191,3 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.mean((2, 3)))
-
-
-def _initialize_all(layers: list[nn.Module], seed: int) -> None:
-    with ThreadPoolExecutor() as pool:
-        units = enumerate(layers)
-        list(pool.map(lambda unit: initialize(unit[1], unit=unit[0], seed=seed), units))

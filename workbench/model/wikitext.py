@@ -1,11 +1,8 @@
-"""WikiText by its parts: training text, and the texts that are held out.
+"""WikiText as it was published: its training text, and a look at whether a file is WikiText at all.
 
-Merity et al., "Pointer Sentinel Mixture Models" (ICLR 2017). A folder as it was published has
-``wiki.train.tokens``, ``wiki.valid.tokens`` and ``wiki.test.tokens``, or the raw form of these
-(``wiki.train.raw`` and so on). The training part is also what `text.load_text` reads from such a
-folder; what is added here is the other parts in the training part's tokens, so that a loss on held
-out text means something, and a look at whether the file is WikiText at all. The text is kept as it
-is: ``<unk>`` and ``@-@`` of the tokens form are text like any other.
+Merity et al., "Pointer Sentinel Mixture Models" (ICLR 2017). A folder has ``wiki.train.tokens``, or
+the raw form ``wiki.train.raw``, and the parts that are held out. The text is kept as it is:
+``<unk>`` and ``@-@`` of the tokens form are text like any other.
 """
 
 from __future__ import annotations
@@ -13,64 +10,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from workbench.model.corpus import BOM, read_corpus
+from workbench.model.corpus import BOM
 from workbench.model.text import Text, load_text
 
-PARTS = ("train", "valid", "test")
 FORMS = ("tokens", "raw")
 """Endings of the files; the first form whose training part is there is read."""
 TITLE = re.compile(rb"= [^=].* =")
 """An article begins with `` = Title = ``; sections have more equals signs."""
 
 
-def wikitext_files(folder: str | Path) -> dict[str, Path]:
-    """Part -> file, of one form. Raises ValueError when there is no training part."""
-    folder = Path(folder)
-    for form in FORMS:
-        if (folder / f"wiki.train.{form}").is_file():
-            files = {part: folder / f"wiki.{part}.{form}" for part in PARTS}
-            return {part: file for part, file in files.items() if file.is_file()}
-    raise ValueError(f"there is no wiki.train.tokens or wiki.train.raw in {str(folder)!r}")
-
-
 def load_wikitext(
-    folder: str | Path,
-    tokenizer: str = "bytes",
-    *,
-    part: str = "train",
-    vocab: int,
-    seq: int,
-    cache: Path | None = None,
+    folder: str | Path, tokenizer: str = "bytes", *, vocab: int, seq: int, cache: Path | None = None
 ) -> Text:
-    """A part of WikiText in the tokens of its training part, for `text.Batches`.
+    """The training part of WikiText, for `text.Batches`.
 
-    Raises ValueError, one sentence, when a file is missing, is no WikiText, or is no text, and for
-    all that `load_text` refuses.
+    Raises ValueError, one sentence, when there is no such file, when it is no WikiText, and for all
+    that `load_text` refuses.
     """
-    files = wikitext_files(folder)
-    if part not in files:
-        raise ValueError(
-            f"there is no part {part!r} in {str(folder)!r}; it has {', '.join(sorted(files))}"
-        )
-    for file in dict.fromkeys((files["train"], files[part])):
-        _check_title(file)
-    train = load_text(files["train"], tokenizer, vocab=vocab, seq=seq, cache=cache)
-    if part == "train":
-        return train
-    corpus = read_corpus(files[part])
-    tokens = train.tokenizer.encode(corpus.data)
-    if len(tokens) <= seq:
-        raise ValueError(
-            f"{corpus.name} has {len(tokens)} tokens, too few for one sample of {seq}: "
-            f"it takes {seq + 1}"
-        )
-    return Text(
-        name=corpus.name,
-        digest=corpus.digest,
-        nbytes=len(corpus.data),
-        tokenizer=train.tokenizer,
-        tokens=tokens,
-    )
+    files = (Path(folder) / f"wiki.train.{form}" for form in FORMS)
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ValueError(f"there is no wiki.train.tokens or wiki.train.raw in {str(folder)!r}")
+    _check_title(file)
+    return load_text(file, tokenizer, vocab=vocab, seq=seq, cache=cache)
 
 
 def _check_title(path: Path) -> None:

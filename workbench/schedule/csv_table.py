@@ -19,9 +19,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from typing import Any
 
+from workbench.core.schema import read_as
 from workbench.schedule.schedule import Buffer, Schedule
-from workbench.schedule.serialize import LISTS, OLD, VERSION, action_from, made
+from workbench.schedule.serialize import LISTS, OLD, VERSION, Row, action_from
 
 ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees", "samples", "version")
 BUFFER_COLUMNS = ("name", "tier", "nbytes", "rank", "slot", "offset", "permanent")
@@ -38,30 +40,21 @@ def to_csv(schedule: Schedule) -> tuple[str, str]:
         if buffer.slot is not None and (not buffer.slot or buffer.slot.strip() != buffer.slot):
             raise ValueError(f"buffer {name!r}: CSV cannot hold its slot {buffer.slot!r}")
     actions = [
-        [
-            a.name,
-            a.lane,
-            " ".join(a.after),
-            a.nbytes or "",
-            *(" ".join(n) for n in (a.takes, a.uses, a.frees)),
-            " ".join(map(str, a.samples or ())),
-            VERSION,
-        ]
-        for a in schedule.actions
+        [*(_cell(getattr(action, column)) for column in ACTION_COLUMNS[:-1]), VERSION]
+        for action in schedule.actions
     ]
     buffers = [
-        [
-            name,
-            b.tier,
-            b.nbytes,
-            b.rank or "",
-            b.slot or "",
-            b.offset or "",
-            "yes" if b.permanent else "",
-        ]
+        [name, b.tier, b.nbytes, *(_cell(getattr(b, column)) for column in BUFFER_COLUMNS[3:])]
         for name, b in schedule.buffers.items()
     ]
     return _table(ACTION_COLUMNS, actions), _table(BUFFER_COLUMNS, buffers)
+
+
+def _cell(value: Any) -> Any:
+    """A value; nothing for none, 0 and False."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "yes" if value is True else value or ""
 
 
 def _table(columns: tuple[str, ...], rows: list[list]) -> str:
@@ -91,7 +84,7 @@ def from_csv(
         version = _int(where, row, "version") or OLD
         if version not in (OLD, VERSION):
             raise ValueError(f"{where}: version is {version}; known are {OLD} and {VERSION}")
-        read.append(action_from(where, fields, version))
+        read.append(action_from(read_as(Row, fields, where), version, where))
     memory: dict[str, Buffer] = {}
     for where, row in _rows(buffers, BUFFER_COLUMNS, required=("name", "tier", "nbytes")):
         if row["name"] in memory:
@@ -99,15 +92,10 @@ def from_csv(
         permanent = row.get("permanent", "")
         if permanent not in ("", "yes"):
             raise ValueError(f"{where}: permanent is {permanent!r}; write yes or nothing")
-        memory[row["name"]] = made(
-            where,
-            Buffer,
-            tier=row["tier"],
-            nbytes=_int(where, row, "nbytes"),
-            rank=_int(where, row, "rank"),
-            slot=row.get("slot") or None,
-            offset=_int(where, row, "offset"),
-            permanent=permanent == "yes",
+        numbers = {key: _int(where, row, key) for key in ("nbytes", "rank", "offset")}
+        texts = {"tier": row["tier"], "slot": row.get("slot") or None}
+        memory[row["name"]] = read_as(
+            Buffer, {**numbers, **texts, "permanent": permanent == "yes"}, where
         )
     if not read:
         raise ValueError("the table has no actions")

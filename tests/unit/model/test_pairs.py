@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from workbench.model.bert import Bert, BertShape
+from workbench.model.keys import place_of
 from workbench.model.pairs import MRPC_FILES, WordPiece, load_pairs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,9 +30,8 @@ def lines(pairs=PAIRS):
 @pytest.fixture
 def mrpc(tmp_path):
     """A folder as Microsoft ships it: byte order mark, DOS line ends."""
-    for part in ("train", "test"):
-        text = "\ufeff" + "\r\n".join(lines(PAIRS if part == "train" else PAIRS[:2])) + "\r\n"
-        (tmp_path / f"msr_paraphrase_{part}.txt").write_bytes(text.encode())
+    text = "\ufeff" + "\r\n".join(lines()) + "\r\n"
+    (tmp_path / "msr_paraphrase_train.txt").write_bytes(text.encode())
     return tmp_path
 
 
@@ -56,11 +56,9 @@ def texts(pairs):
 
 
 def test_microsofts_files(mrpc):
-    train, test = load(mrpc), load(mrpc, part="test")
+    train = load(mrpc)
     assert texts(train) == PAIRS
-    assert texts(test) == PAIRS[:2]
     assert len(train) == 3
-    assert train.digest != test.digest
     assert train.name == f"{mrpc.name}, train"
 
 
@@ -68,15 +66,13 @@ def test_glues_files(mrpc, tmp_path):
     glue = tmp_path / "glue"
     glue.mkdir()
     (glue / "train.tsv").write_text("\n".join(lines()), encoding="utf-8")
-    (glue / "dev.tsv").write_text("\n".join(lines(PAIRS[2:])) + "\n", encoding="utf-8")
     assert texts(load(glue)) == PAIRS
-    assert texts(load(glue, part="test")) == PAIRS[2:]
     assert torch.equal(load(glue).rows([0])[0], load(mrpc).rows([0])[0])
 
 
 def test_rows_are_what_bert_takes(mrpc):
     pairs = load(mrpc, seq=8)
-    at = [pairs.position(sample) for sample in range(3)]
+    at = [place_of(sample, len(pairs), pairs.seed) for sample in range(3)]
     ids, segments, mask, labels = (value[at.index(2)] for value in pairs.rows(range(3)))
     assert ids.tolist() == [CLS, ord("a"), SEP, ord("b"), SEP, PAD, PAD, PAD]
     assert segments.tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
@@ -109,11 +105,14 @@ def test_an_epoch_visits_every_pair_once_in_a_new_order(tmp_path):
     many = [(i % 2, f"first {i}", f"second {i}") for i in range(50)]
     (tmp_path / "train.tsv").write_text("\n".join(lines(many)))
     pairs = load(tmp_path)
-    epochs = [[pairs.position(50 * epoch + place) for place in range(50)] for epoch in (0, 1)]
+    epochs = [
+        [place_of(50 * epoch + place, len(pairs), pairs.seed) for place in range(50)]
+        for epoch in (0, 1)
+    ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(50))] * 2
     assert epochs[0] != epochs[1]
     other = load(tmp_path, seed=2)
-    assert epochs[0] != [other.position(place) for place in range(50)]
+    assert epochs[0] != [place_of(place, len(other), other.seed) for place in range(50)]
 
 
 def fingerprint(rows):
@@ -140,18 +139,14 @@ def test_a_sample_is_the_same_in_any_order_and_process():
     assert answer.stdout.split() == [pairs.digest, fingerprint(whole)]
 
 
-def test_the_standard_librarys_pairs_are_balanced_and_kept_apart():
-    train, test = (texts(load("stdlib", seq=600, part=part)) for part in ("train", "test"))
+def test_the_standard_librarys_pairs_are_balanced():
+    train = texts(load("stdlib", seq=600))
     assert len(train) > 2000
-    assert 0.08 < len(test) / (len(train) + len(test)) < 0.12
-    for part in (train, test):
-        straight = {(a, b) for label, a, b in part if label}
-        assert {(b, a) for label, a, b in part if not label} == straight
-        assert len(part) == 2 * len(straight)
-        assert all(a[0].isupper() and a[-1] in ".!?" and "\n" not in a for a, _ in straight)
-    sentences = [{s for _, *both in part for s in both} for part in (train, test)]
-    assert not sentences[0] & sentences[1]
-    assert len(sentences[0]) == len(train)
+    straight = {(a, b) for label, a, b in train if label}
+    assert {(b, a) for label, a, b in train if not label} == straight
+    assert len(train) == 2 * len(straight)
+    assert all(a[0].isupper() and a[-1] in ".!?" and "\n" not in a for a, _ in straight)
+    assert len({sentence for _, *both in train for sentence in both}) == len(train)
 
 
 def test_wordpiece_from_the_folders_vocabulary(mrpc):
@@ -167,22 +162,11 @@ def test_wordpiece_from_the_folders_vocabulary(mrpc):
     assert found[0][:6] == ["[CLS]", "[UNK]", "pai", "##d", ".", "[SEP]"]
     assert found[1][:7] == ["[CLS]", "it", "rose", ".", "[SEP]", "cafe", "[UNK]"]
     assert found[2] == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
-    words = WordPiece.read(mrpc / "vocab.txt")
-    assert words.decode(words.encode(b"It paid.")) == "it paid ."
+    words = WordPiece.read(mrpc / "vocab.txt").encode(b"It paid.")
+    assert [vocabulary[token] for token in words] == ["it", "pai", "##d", "."]
     (mrpc / "vocab.txt").write_text("\n".join([*vocabulary, "It"]))
     assert load(mrpc, vocab=14, seq=16).ids[1, 1] == 13  # a vocabulary with capitals keeps them
     assert load(mrpc, "bytes").vocab == 259
-
-
-def test_bpe_of_the_test_part_is_the_training_parts(tmp_path):
-    many = [(1, f"the weather report {i}", f"some quick brown fox {i}") for i in range(40)]
-    for name, chosen in (("train.tsv", many), ("dev.tsv", [(1, "other words here", many[0][1])])):
-        (tmp_path / name).write_text("\n".join(lines(chosen)))
-    train, test = (load(tmp_path, "bpe:300", part=part) for part in ("train", "test"))
-    assert train.vocab == test.vocab <= 303
-    known = train.ids[0][(train.segments[0] == 0) & train.mask[0]][1:]
-    assert (train.segments[0] == 1).sum() < 10  # merges were learnt where the fox is
-    assert (test.ids[0][test.segments[0] == 1] == known).all()
 
 
 @pytest.mark.parametrize("name", ["msr_paraphrase_train.txt", "train.tsv"])
@@ -228,14 +212,12 @@ def test_refuses_a_malformed_vocabulary(mrpc, vocabulary, sentence):
 
 
 def test_refuses_what_is_not_there_or_does_not_fit(mrpc, tmp_path):
-    for part, names in MRPC_FILES.items():
-        with pytest.raises(ValueError, match="there is no folder '.*nowhere'; name a folder in"):
-            load(tmp_path / "nowhere", part=part)
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(ValueError, match=f"there is no {names[0]} or {names[1]} in '.*empty'"):
-            load(tmp_path / "empty", part=part)
-    with pytest.raises(ValueError, match="no part 'dev' of the pairs; use 'train' or 'test'"):
-        load(mrpc, part="dev")
+    with pytest.raises(ValueError, match="there is no folder '.*nowhere'; name a folder in"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    names = " or ".join(MRPC_FILES)
+    with pytest.raises(ValueError, match=f"there is no {names} in '.*empty'"):
+        load(tmp_path / "empty")
     with pytest.raises(ValueError, match="samples of 4 tokens have no room for two sentences"):
         load(mrpc, seq=4)
     with pytest.raises(ValueError, match="vocabulary of 258 is smaller than the 259 tokens"):

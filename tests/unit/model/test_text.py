@@ -86,17 +86,23 @@ def test_refuses_tokenizers_that_do_not_fit(story, tokenizer, vocab, sentence):
         load_text(story, tokenizer, vocab=vocab, seq=16)
 
 
+def decoded(tokenizer, tokens):
+    if isinstance(tokenizer, tokenize.Bytes):
+        return bytes(tokens).decode()
+    return tokenizer.inner.decode(tokens.tolist())
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
 def test_tokens_give_the_text_back(story, tokenizer):
     text = load_text(story, tokenizer, vocab=300, seq=16)
-    assert text.tokenizer.decode(text.tokens) == STORY * 50
+    assert decoded(text.tokenizer, text.tokens) == STORY * 50
     assert text.tokens.max() < text.tokenizer.vocab <= 300
 
 
 def test_bpe_encodes_text_it_was_not_trained_on(story):
     tokenizer = load_text(story, "bpe:300", vocab=300, seq=16).tokenizer
     other = "\u03b1\u03b2 \u2014 \u6f22\u5b57\n\x7f" * 9000  # more than one piece
-    assert tokenizer.decode(tokenizer.encode(other.encode())) == other
+    assert decoded(tokenizer, tokenizer.encode(other.encode())) == other
 
 
 def test_bpe_is_trained_once_and_mends_a_broken_cache(story, tmp_path, monkeypatch):
@@ -130,7 +136,7 @@ def test_a_byte_order_mark_is_no_text(story, tmp_path):
 def test_a_text_without_white_space_is_learnt_in_parts():
     bpe = tokenize.BPE.train("bpe:280", 280, b"a" * 8192)
     assert max(map(len, bpe.inner.get_vocab())) == tokenize.LONGEST_WORD
-    assert bpe.decode(bpe.encode(b"a" * 5000)) == "a" * 5000
+    assert decoded(bpe, bpe.encode(b"a" * 5000)) == "a" * 5000
 
 
 def test_targets_are_the_next_tokens():

@@ -13,7 +13,7 @@ class FineTuning(Curves):
         "Harmony fine-tunes BERT as one device does: the loss curves of one device, data parallel"
         " and pipeline coincide."
     )
-    reads, form = "pairs", f"MRPC, with {' or '.join(MRPC_FILES['train'])}"
+    reads, form = "pairs", f"MRPC, with {' or '.join(MRPC_FILES)}"
 
 
 EXHIBIT = FineTuning()

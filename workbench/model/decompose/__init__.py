@@ -1,7 +1,6 @@
 """Any module as a list of layers, each of which needs only what the one before it puts out.
 
     layers = decompose(model, (tokens,), {"attention_mask": mask}, criterion=loss_function)
-    loss = run(layers, (tokens,), {"attention_mask": mask}, targets=targets)
 
 The layers call the model's own submodules, which are not copied, and give its outputs and
 gradients bit for bit at any batch size. `probe` finds the model's calls, `cut` says where layers
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.model.decompose.blocks import choose, has_weights
 from workbench.model.decompose.cut import Piece, cut
-from workbench.model.decompose.layer import Layer, Value, gather, local_tensors, run, scatter
+from workbench.model.decompose.layer import Layer, Value, local_tensors
 from workbench.model.decompose.probe import Undecomposed, record
 from workbench.model.decompose.program import Program, State
 
@@ -30,9 +29,6 @@ __all__ = [
     "Value",
     "decompose",
     "from_list",
-    "gather",
-    "run",
-    "scatter",
 ]
 
 UNREAD = " unread"
@@ -44,17 +40,15 @@ def decompose(
     args: tuple = (),
     kwargs: dict[str, Any] | None = None,
     *,
-    layers: Sequence[str] | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
 ) -> list[Layer]:
     """Cut a model, which may be on the meta device, into a strictly sequential list of layers.
 
     `args` and `kwargs` are an example of what the model is called with. Of its tensors only shapes,
     dtypes and whether they need gradients are read. Those whose first dimension is as long as that
-    of the first tensor are batches of samples; that size is free later, all else is fixed. `layers`
-    names the modules that become layers, by path or class; `blocks.choose` has the rule used
-    without it. With a criterion, the last layer puts out `criterion(output, targets)`, taken to be
-    one fp32 number, instead of the model's output.
+    of the first tensor are batches of samples; that size is free later, all else is fixed.
+    `blocks.choose` has the rule of what becomes a layer. With a criterion, the last layer puts out
+    `criterion(output, targets)`, taken to be one fp32 number, instead of the model's output.
 
     Raises ValueError when the calls the model makes between its blocks cannot be found, or are
     others at another batch size, with the reason and what to do.
@@ -62,33 +56,24 @@ def decompose(
     kwargs = dict(sorted((kwargs or {}).items()))
     if not isinstance(args, tuple):
         raise ValueError(f"the example arguments must be a tuple, not a {type(args).__name__}")
-    blocks = choose(model, layers)
-    return _decompose(model, args, kwargs, blocks, model, criterion, grow=layers is None)
+    return _decompose(model, args, kwargs, choose(model), criterion, grow=True)
 
 
 def from_list(
-    modules: Sequence[nn.Module | str],
+    modules: Sequence[nn.Module],
     args: tuple = (),
     *,
-    model: nn.Module | None = None,
     criterion: Callable[[Any, Any], Tensor] | None = None,
 ) -> list[Layer]:
     """The layers of a model that is these modules called one after another.
 
     A tuple that a module puts out becomes the arguments of the next; anything else is its one
-    argument. Names in the state dict are those of `model`, of which the modules are parts and may
-    be given as paths; without it they are those of `nn.Sequential(*modules)`. Raises ValueError as
-    `decompose` does, and for an empty list or a path without a model.
+    argument. Names in the state dict are those of `nn.Sequential(*modules)`. Raises ValueError as
+    `decompose` does.
     """
-    if not modules or (model is None and any(isinstance(module, str) for module in modules)):
-        raise ValueError(
-            f"a list of layers needs modules, or paths and the model they are in; got {modules!r}"
-        )
-    chain = ListOfLayers(*(model.get_submodule(m) if isinstance(m, str) else m for m in modules))
-    if model is not None and model.training != chain.training:
-        chain.training = model.training
+    chain = ListOfLayers(*modules)
     paths = {name for name, _ in chain.named_children()}
-    return _decompose(chain, args, {}, paths, model or chain, criterion, grow=False)
+    return _decompose(chain, args, {}, paths, criterion, grow=False)
 
 
 class ListOfLayers(nn.Sequential):
@@ -106,12 +91,10 @@ def _decompose(
     args: tuple,
     kwargs: dict[str, Any],
     blocks: set[str],
-    named: nn.Module,
     criterion: Callable | None,
     *,
     grow: bool,
 ) -> list[Layer]:
-    """`named` is the model that gives its names to the state dict."""
     if isinstance(criterion, nn.Module) and has_weights(criterion):
         raise ValueError("a criterion with parameters cannot be added: make it part of the model")
     trace, mode = record(model, args, kwargs, blocks, grow=grow)
@@ -134,7 +117,7 @@ def _decompose(
     if criterion is not None:
         programs[-1].criterion = criterion
         pieces[-1].outputs = (Value("loss", (), torch.float32, True, None),)
-    return _named(pieces, programs, named)
+    return _named(pieces, programs, model)
 
 
 def _modes(model: nn.Module) -> dict[nn.Module, tuple[bool, bool]]:
@@ -158,7 +141,6 @@ def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> li
         names.setdefault(id(tensor), []).append(name)
     states: list[dict[str, str]] = [{} for _ in programs]
     shared: list[dict[str, tuple[int, str]]] = [{} for _ in programs]
-    idle: list[set[str]] = [set() for _ in programs]
     owners: dict[int, tuple[int, str]] = {}
 
     def enter(index: int, local: str, tensor: Tensor, likely: str) -> None:
@@ -183,7 +165,6 @@ def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> li
         index, _ = owners.get(id(tensor), (len(programs) - 1, ""))
         local = programs[index].keep(name + UNREAD, tensor)
         enter(index, local, tensor, name)
-        idle[index].add(local)
     return [
         Layer(
             index=index,
@@ -193,7 +174,6 @@ def _named(pieces: list[Piece], programs: list[Program], model: nn.Module) -> li
             outputs=piece.outputs,
             state=states[index],
             shared=shared[index],
-            idle=frozenset(idle[index]),
         )
         for index, (piece, program) in enumerate(zip(pieces, programs, strict=True))
     ]

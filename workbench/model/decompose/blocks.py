@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
-def choose(model: nn.Module, layers: Collection[str] | None) -> set[str]:
-    """Paths of the modules that become layers.
-
-    Given `layers`, paths or class names, those modules and no others. Otherwise, from the top:
+def choose(model: nn.Module) -> set[str]:
+    """Paths of the modules that become layers. From the top:
 
     * an element of a ModuleList, ModuleDict or Sequential that has children is a layer, unless it
       is a stage: itself a list of blocks of one class, or with one among its children (the
@@ -21,25 +19,8 @@ def choose(model: nn.Module, layers: Collection[str] | None) -> set[str]:
     * so is any other module in which there are neither lists nor repeated classes;
     * other modules with children are opened, and the rules used inside;
     * a module without children is a layer if it has parameters.
-
-    Raises ValueError for a name that no module has.
     """
-    if layers is None:
-        chosen = set(_choose(model, "", top=True))
-    else:
-        modules = dict(model.named_modules())
-        for name in layers:
-            if name not in modules and not any(type(m).__name__ == name for m in modules.values()):
-                classes = sorted({type(m).__name__ for m in modules.values()})
-                raise ValueError(
-                    f"{type(model).__name__} has no module and no class {name!r}; its classes are "
-                    f"{', '.join(classes)}"
-                )
-        chosen = {p for p, m in modules.items() if p in layers or type(m).__name__ in layers}
-        for path in [p for p in chosen if isinstance(modules[p], nn.ModuleList | nn.ModuleDict)]:
-            chosen.remove(path)  # it is never called
-            chosen |= {f"{path}.{name}" for name, _ in modules[path].named_children()}
-    return chosen or {""}
+    return {*_choose(model, "", top=True)} or {""}
 
 
 def _choose(

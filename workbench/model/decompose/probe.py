@@ -41,10 +41,7 @@ class Undecomposed(ValueError):
     """A model's calls cannot be found: `reason`, and what who calls `decompose` can do."""
 
     def __init__(self, reason: str, error: Exception) -> None:
-        super().__init__(
-            f"{reason}; name the modules to keep whole in `layers`, or give all modules in order "
-            "to `from_list`"
-        )
+        super().__init__(f"{reason}; give all modules in order to `from_list`")
         self.reason = reason
         self.asks = isinstance(error, ASKS)
         """Whether it asks for values of tensors."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from workbench.model.base import set_parameter
 from workbench.model.decompose import Layer
+from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.program import flatten
 
 
@@ -54,3 +59,71 @@ def by_pieces(layers: list[Layer], inputs: tuple[Tensor, ...]) -> None:
             torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
         named = zip(given, layer.inputs, strict=True)
         gradients = {v.name: t.grad for t, v in named if t.grad is not None}
+
+
+def run(
+    layers: Sequence[Layer], args: tuple = (), kwargs: dict | None = None, *, targets: Any = None
+) -> Any:
+    """The model's output, or the loss, from the whole list of layers.
+
+    `args` and `kwargs` as `decompose` got them, with any batch size; what is no tensor among them
+    was fixed there. Raises ValueError when the tensors are not as many as then.
+    """
+    leaves, _ = flatten((args, dict(sorted((kwargs or {}).items()))))
+    values = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    for layer in layers[:-1]:
+        values = layer.module(*values)
+    last = layers[-1].module
+    values = last(*values, targets=targets)
+    return values[0] if last.criterion is not None else last.restore(values)
+
+
+def gather(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """The state dict of the layers under the model's own names; tensors share their memory."""
+    state = {}
+    for layer in layers:
+        tensors = local_tensors(layer.module)
+        state |= {name: tensors[local].detach() for local, name in layer.state.items()}
+    return state
+
+
+def scatter(state_dict: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
+    """Write a state dict with the model's own names into the layers, or some of them.
+
+    Values are copied into tensors that have memory. Those on the meta device are replaced by the
+    values, in the dtype they had, and so are all that share them in these layers. Names of other
+    layers are passed over. Raises ValueError for a name that is missing or a shape that differs.
+    """
+    wanted = [
+        (name, tensor)
+        for layer in layers
+        for local, tensor in local_tensors(layer.module).items()
+        if (name := layer.state.get(local)) is not None
+    ]
+    for name, tensor in wanted:
+        if name not in state_dict:
+            raise ValueError(f"the state dict has no {name!r}, which a layer needs")
+        if state_dict[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(state_dict[name].shape)} in the state dict and "
+                f"{tuple(tensor.shape)} in its layer"
+            )
+    new: dict[int, Tensor] = {}
+    for name, tensor in wanted:
+        value = state_dict[name].detach()
+        if not tensor.is_meta:
+            with torch.no_grad():
+                tensor.copy_(value)
+        elif id(tensor) not in new:
+            value = value.to(tensor.dtype)
+            if isinstance(tensor, nn.Parameter):
+                value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+            new[id(tensor)] = value
+    for layer in layers:
+        for local, tensor in local_tensors(layer.module).items():
+            if id(tensor) in new:
+                if isinstance(tensor, nn.Parameter):
+                    set_parameter(layer.module, local, new[id(tensor)])
+                else:
+                    path, _, leaf = local.rpartition(".")
+                    setattr(layer.module.get_submodule(path), leaf, new[id(tensor)])

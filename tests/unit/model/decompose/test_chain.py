@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from tests.unit.model.decompose.checks import by_pieces, grads, scalar, tensors
+from tests.unit.model.decompose.checks import by_pieces, gather, grads, run, scalar, tensors
 from tests.unit.model.decompose.zoo import MODELS
-from workbench.model.decompose import decompose, gather, run
+from workbench.model.decompose import decompose
 from workbench.model.decompose.program import flatten
 
 BATCHES = (1, 2, 3, 7)

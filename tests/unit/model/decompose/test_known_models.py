@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.unit.model.decompose.checks import grads, scalar, tensors
+from tests.unit.model.decompose.checks import gather, grads, run, scalar, tensors
 from tests.unit.model.decompose.zoo import Block, ids
-from workbench.model.decompose import decompose, gather, run
+from workbench.model.decompose import decompose
 
 transformers = pytest.importorskip("transformers")
 

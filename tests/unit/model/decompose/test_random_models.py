@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.unit.model.decompose.checks import grads, scalar
-from workbench.model.decompose import decompose, run
+from tests.unit.model.decompose.checks import grads, run, scalar
+from workbench.model.decompose import decompose
 
 D = 4
 STEP = st.tuples(

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.unit.model.decompose.checks import run
 from tests.unit.model.decompose.zoo import Block, D, Values
-from workbench.model.decompose import decompose, from_list, run
+from workbench.model.decompose import decompose, from_list
 
 
 class Two(nn.Module):
@@ -77,7 +78,7 @@ def test_code_between_blocks_that_cannot_be_followed_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["value", "square", "function", "autocast"])
-def test_the_same_code_in_a_named_module_is_no_matter(name):
+def test_the_same_code_in_a_submodule_is_no_matter(name):
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -88,23 +89,21 @@ def test_the_same_code_in_a_named_module_is_no_matter(name):
 
     torch.manual_seed(0)
     model = Outer().eval()
-    for layers in (["first", "Two", "last"], None):  # left alone, `decompose` finds out
-        chain = decompose(model, (torch.randn(4, D),), layers=layers)
-        assert [layer.name for layer in chain] == ["first", "two", "last"]
-        for batch in (1, 3):
-            x = torch.randn(batch, D)
-            assert torch.equal(run(chain, (x,)), model(x))
+    chain = decompose(model, (torch.randn(4, D),))
+    assert [layer.name for layer in chain] == ["first", "two", "last"]
+    for batch in (1, 3):
+        x = torch.randn(batch, D)
+        assert torch.equal(run(chain, (x,)), model(x))
 
 
 def test_a_list_of_modules_needs_no_tracing():
     torch.manual_seed(0)
     model = Two(REFUSED["value"][0])
-    chain = from_list(["a", "b"], (torch.randn(4, D),), model=model)
+    chain = from_list([model.a, model.b], (torch.randn(4, D),))
     x = torch.randn(3, D)
     assert torch.equal(run(chain, (x,)), model.b(model.a(x)))
-    assert [layer.name for layer in chain] == ["a", "b"]
-    assert chain[1].state == {"0.weight": "b.weight", "0.bias": "b.bias", "1": "seen"}
-    assert chain[1].idle == {"1"}
+    assert [layer.name for layer in chain] == ["0", "1"]
+    assert chain[1].state == {"0.weight": "1.weight", "0.bias": "1.bias"}
 
 
 def test_values_cannot_be_looked_at_without_memory():
@@ -135,7 +134,6 @@ def test_another_computation_in_the_other_mode_fixes_the_mode():
         ({"args": ()}, "hold no batch"),
         ({"args": (torch.tensor(1.0),)}, "hold no batch"),
         ({"args": (torch.randn(4, D), 3)}, "TypeError"),
-        ({"layers": ["c"]}, "no module and no class 'c'; its classes are Linear, Two"),
         ({"criterion": nn.Linear(1, 1)}, "criterion with parameters"),
     ],
 )
@@ -143,13 +141,6 @@ def test_arguments_that_make_no_sense(change, words):
     arguments = {"args": (torch.randn(4, D),), **change}
     with pytest.raises(ValueError, match=words):
         decompose(Two(), **arguments)
-
-
-def test_a_list_needs_modules():
-    with pytest.raises(ValueError, match="needs modules"):
-        from_list([], (torch.randn(4, D),))
-    with pytest.raises(ValueError, match=r"the model they are in; got \['a'\]"):
-        from_list(["a"], (torch.randn(4, D),))
 
 
 def test_a_cache_is_refused_by_name():

@@ -23,13 +23,12 @@ from workbench.methods.harmony.published.tasks import (
     TaskKind,
     What,
 )
-from workbench.methods.harmony.published.verify import check_cover, verify
 
 FORWARD, BACKWARD, UPDATE = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE
 
 
 def build(configuration: Configuration) -> TaskGraph:
-    """The verified task graph; ValueError for packs that are no partition and the like."""
+    """The task graph; ValueError for packs that are no partition and the like."""
     if not configuration.backward:
         raise ValueError("a configuration has one backward pack at least")
     backward = configuration.backward
@@ -39,15 +38,24 @@ def build(configuration: Configuration) -> TaskGraph:
     tasks: list[Task] = []
     for replica, samples in enumerate(configuration.shares()):
         tasks += _Replica(configuration, replica, samples, len(tasks)).tasks()
-    graph = TaskGraph(
+    return TaskGraph(
         mode=configuration.mode,
         gpus=configuration.gpus,
         minibatch=configuration.minibatch,
         layers=layers,
         tasks=tuple(tasks),
     )
-    verify(graph)
-    return graph
+
+
+def check_cover(name: str, packs: Sequence[range], layers: int) -> None:
+    """ValueError where the packs of a pass are not a partition of all layers, in order."""
+    found = [layer for pack in packs for layer in pack]
+    if found != list(range(layers)) or not all(packs):
+        seen = ", ".join(f"{pack.start}:{pack.stop}" for pack in packs)
+        raise ValueError(
+            f"the {name} packs {seen} do not cover layers 0 to {layers - 1} once and in order"
+            + (", with the last backward pack as their end" if name == "forward" else "")
+        )
 
 
 class _Replica:

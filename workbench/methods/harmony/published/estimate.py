@@ -29,21 +29,9 @@ class Estimate:
         return tuple(1 - end / self.seconds for end in self.rank_ends)
 
     @property
-    def max_idle(self) -> float:
-        return max(self.idle)
-
-    @property
-    def mean_idle(self) -> float:
-        return sum(self.idle) / len(self.idle)
-
-    @property
     def compute_share(self) -> float:
         """Computing time over the iteration, mean of the GPUs."""
         return sum(self.compute_seconds) / len(self.compute_seconds) / self.seconds
-
-    @property
-    def peak_memory_bytes(self) -> float:
-        return max(self.memory_bytes)
 
 
 def estimate(

@@ -10,10 +10,9 @@ takes the backward packs themselves. Each such candidate becomes a task graph an
 the fastest are kept. (Where a lower bound shows that a candidate cannot be among these, its
 simulation is left out, which changes no answer.)
 
-Two published habits are kept and can be switched off: a candidate with a single backward pack is
-ranked by a thousandth of its time (`rank_fit_normally`), and candidates that different rules give
-twice are listed twice (`dedup`). The memory capacity binds the packing rules only; estimates may
-exceed it.
+A published habit is kept and can be switched off: a candidate with a single backward pack is ranked
+by a thousandth of its time (`rank_fit_normally`). The memory capacity binds the packing rules only;
+estimates may exceed it.
 """
 
 from __future__ import annotations
@@ -49,17 +48,10 @@ class SearchSettings:
     """Bytes a pack may take."""
     forward_rules: tuple[str, ...] = DEFAULT_FORWARD
     backward_rules: tuple[str, ...] = DEFAULT_BACKWARD
-    stride: int = 1
-    """Between micro-batch sizes that are tried."""
-    unequal_sizes: bool = False
-    """Also sizes that leave a smaller last micro-batch."""
-    smaller_forward: bool = False
-    """Also forward sizes below the backward one."""
     prefetch: bool = False
     """Model prefetching."""
     top: int | None = 1
     """How many to keep; None: all."""
-    dedup: bool = False
     rank_fit_normally: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +61,7 @@ class SearchSettings:
                 f"unknown packing rules {', '.join(sorted(unknown))}: there are "
                 f"{', '.join(RULES)}, and {REUSE} for the forward pass"
             )
-        for name in ("gpus", "minibatch", "stride", "memory_cap"):
+        for name in ("gpus", "minibatch", "memory_cap"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.top is not None and self.top < 1:
@@ -95,7 +87,7 @@ class SearchResult:
     best: tuple[Ranked, ...]
     """The best first; equals in the order in which they were found."""
     candidates: int
-    """Found, before `dedup`."""
+    """Found; those that different rules give are so many."""
     simulated: int
     """Of these; the others are slower than the best by a lower bound."""
 
@@ -108,8 +100,7 @@ def search(profile: ModelProfile, settings: SearchSettings, server: Server) -> S
             f"no packs of {profile.model} fit in {format_bytes(settings.memory_cap)} with a "
             f"minibatch of {settings.minibatch} on {settings.gpus} GPUs, at any micro-batch size"
         )
-    different = _first_of_equals(found) if settings.dedup else range(len(found))
-    best, simulated = _fastest(profile, settings, server, {i: found[i] for i in different})
+    best, simulated = _fastest(profile, settings, server, found)
     ranked = tuple(
         Ranked(
             candidate=found[index],
@@ -122,18 +113,11 @@ def search(profile: ModelProfile, settings: SearchSettings, server: Server) -> S
     return SearchResult(best=ranked, candidates=len(found), simulated=simulated)
 
 
-def _first_of_equals(found: list[Candidate]) -> list[int]:
-    first: dict[Configuration, int] = {}
-    for index, candidate in enumerate(found):
-        first.setdefault(candidate.configuration, index)
-    return list(first.values())
-
-
 def _fastest(
     profile: ModelProfile,
     settings: SearchSettings,
     server: Server,
-    found: dict[int, Candidate],
+    found: list[Candidate],
 ) -> tuple[list[int], int]:
     """Indices of the best, in their order, and how many candidates were simulated for it.
 
@@ -142,7 +126,7 @@ def _fastest(
     top = len(found) if settings.top is None else min(settings.top, len(found))
     bounds = sorted(
         (_rank(candidate, settings, least_seconds(candidate.configuration, profile, server)), index)
-        for index, candidate in found.items()
+        for index, candidate in enumerate(found)
     )
     best: list[tuple[float, int]] = []
     simulated = 0
@@ -174,7 +158,7 @@ def candidates(profile: ModelProfile, settings: SearchSettings) -> Iterator[Cand
                 yield _candidate(settings, u_backward, (), None, u_backward, packs, rule)
                 continue
             for u_forward in forward_sizes:
-                if u_forward < u_backward and not settings.smaller_forward:
+                if u_forward < u_backward:
                     continue
                 for forward_rule in settings.forward_rules:
                     forward = _forward_packs(profile, u_forward, packs, forward_rule, settings)
@@ -185,15 +169,13 @@ def candidates(profile: ModelProfile, settings: SearchSettings) -> Iterator[Cand
 
 
 def _sizes(profile: ModelProfile, settings: SearchSettings, direction: Direction) -> list[int]:
-    """Profiled range, up to the smallest share of a replica; divisors of all shares if equal."""
+    """Profiled range, up to the smallest share of a replica; divisors of all shares."""
     gpus = settings.gpus if settings.mode is Mode.DP else 1
     parts = shares(settings.minibatch, gpus)
     profiled = profile.sizes(direction)
     largest = min(profiled[-1], parts[-1])
     return [
-        size
-        for size in range(profiled[0], largest + 1, settings.stride)
-        if settings.unequal_sizes or not any(part % size for part in parts)
+        size for size in range(profiled[0], largest + 1) if not any(part % size for part in parts)
     ]
 
 

@@ -14,13 +14,11 @@ end, so that the graph can be checked, estimated, counted and run without knowin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.methods.harmony.published.microbatches import shares, split
 from workbench.methods.harmony.published.packing import Packs
-from workbench.schedule.build.division import packs_of
 
 
 class Mode(StrEnum):
@@ -118,29 +116,6 @@ class Configuration:
     u_backward: int
     backward: Packs
     """In layer order."""
-
-    @classmethod
-    def of_sizes(
-        cls,
-        mode: Mode,
-        *,
-        gpus: int,
-        minibatch: int,
-        u_forward: int,
-        forward: Iterable[int],
-        u_backward: int,
-        backward: Iterable[int],
-    ) -> Configuration:
-        """From numbers of layers per pack."""
-        return cls(
-            mode=mode,
-            gpus=gpus,
-            minibatch=minibatch,
-            u_forward=u_forward,
-            forward=packs_of(forward),
-            u_backward=u_backward,
-            backward=packs_of(backward),
-        )
 
     def shares(self) -> tuple[int, ...]:
         """Samples per replica: one per GPU in DP, all of them in PP."""

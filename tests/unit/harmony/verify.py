@@ -1,4 +1,4 @@
-"""What must hold of a task graph, however it was made, before anything is estimated or run.
+"""What must hold of a task graph, however it was made.
 
 Packs of each pass cover every layer once and in order, every output has its input at the other end
 over the same medium, and the micro-batches of every pack add up to the minibatch. The published
@@ -8,8 +8,9 @@ scheduler makes the same checks, but compares media without acting on the answer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from workbench.methods.harmony.published.build import check_cover
 from workbench.methods.harmony.published.tasks import (
     Flow,
     Medium,
@@ -51,17 +52,6 @@ def _covers(tasks: list[Task], layers: int) -> None:
     check_cover("forward", [*kinds[TaskKind.FORWARD], backward[0]], layers)
     check_cover("backward", backward[::-1], layers)
     check_cover("update", kinds[TaskKind.UPDATE][::-1], layers)
-
-
-def check_cover(name: str, packs: Sequence[range], layers: int) -> None:
-    """ValueError where the packs of a pass are not a partition of all layers, in order."""
-    found = [layer for pack in packs for layer in pack]
-    if found != list(range(layers)) or not all(packs):
-        seen = ", ".join(f"{pack.start}:{pack.stop}" for pack in packs)
-        raise ValueError(
-            f"the {name} packs {seen} do not cover layers 0 to {layers - 1} once and in order"
-            + (", with the last backward pack as their end" if name == "forward" else "")
-        )
 
 
 def _has_peer(graph: TaskGraph, task: Task, flow: Flow, *, incoming: bool) -> None:
