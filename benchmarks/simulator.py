@@ -56,7 +56,7 @@ def window(layers: int) -> tuple[Schedule, ProfileCosts]:
         method="window 4",
         resident=frozenset({0, layers + 1}),
         slots=4,
-        activations="host",
+        stash=True,
         host_workers=2,
     )
     return build(layout, profile), ProfileCosts(profile)

@@ -20,8 +20,9 @@ import csv
 import io
 from collections.abc import Iterable
 
+from workbench.core.schema import read_as
 from workbench.schedule.schedule import Buffer, Schedule
-from workbench.schedule.serialize import LISTS, OLD, VERSION, action_from, made
+from workbench.schedule.serialize import LISTS, OLD, VERSION, Row, action_from
 
 ACTION_COLUMNS = ("name", "lane", "after", "nbytes", "takes", "uses", "frees", "samples", "version")
 BUFFER_COLUMNS = ("name", "tier", "nbytes", "rank", "slot", "offset", "permanent")
@@ -91,7 +92,7 @@ def from_csv(
         version = _int(where, row, "version") or OLD
         if version not in (OLD, VERSION):
             raise ValueError(f"{where}: version is {version}; known are {OLD} and {VERSION}")
-        read.append(action_from(where, fields, version))
+        read.append(action_from(read_as(Row, fields, where), version, where))
     memory: dict[str, Buffer] = {}
     for where, row in _rows(buffers, BUFFER_COLUMNS, required=("name", "tier", "nbytes")):
         if row["name"] in memory:
@@ -99,15 +100,10 @@ def from_csv(
         permanent = row.get("permanent", "")
         if permanent not in ("", "yes"):
             raise ValueError(f"{where}: permanent is {permanent!r}; write yes or nothing")
-        memory[row["name"]] = made(
-            where,
-            Buffer,
-            tier=row["tier"],
-            nbytes=_int(where, row, "nbytes"),
-            rank=_int(where, row, "rank"),
-            slot=row.get("slot") or None,
-            offset=_int(where, row, "offset"),
-            permanent=permanent == "yes",
+        numbers = {key: _int(where, row, key) for key in ("nbytes", "rank", "offset")}
+        texts = {"tier": row["tier"], "slot": row.get("slot") or None}
+        memory[row["name"]] = read_as(
+            Buffer, {**numbers, **texts, "permanent": permanent == "yes"}, where
         )
     if not read:
         raise ValueError("the table has no actions")

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.schema import read_as
 from workbench.schedule.action import Action, Kind, format_name, parse_name
 from workbench.schedule.schedule import Buffer, Schedule
 
@@ -30,34 +31,38 @@ OLD = 1
 """Version in which a message of turn 1 was one of gradients."""
 OLD_GRADIENTS = {Kind.SEND: Kind.SEND_GRAD, Kind.RECV: Kind.RECV_GRAD}
 LISTS = ("after", "takes", "uses", "frees")
-ACTION_FIELDS: dict[str, type] = {
-    "name": str,
-    "lane": str,
-    "nbytes": int,
-    **dict.fromkeys(LISTS, list),
-    "samples": list,
-}
-BUFFER_FIELDS: dict[str, type] = {
-    "tier": str,
-    "nbytes": int,
-    "rank": int,
-    "slot": str,
-    "offset": int,
-    "permanent": bool,
-}
-SCHEDULE_FIELDS: dict[str, type] = {
-    "format": str,
-    "version": int,
-    "name": str,
-    "num_units": int,
-    "num_microbatches": int,
-    "num_ranks": int,
-    "replicas": int,
-    "settings": dict,
-    "budgets": dict,
-    "buffers": dict,
-    "actions": list,
-}
+Setting = int | float | str | bool | None
+
+
+@dataclass(kw_only=True)
+class Row:
+    """An action as files and tables have it."""
+
+    name: str
+    lane: str
+    nbytes: int = 0
+    samples: tuple[int, int] | None = None
+    after: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class _File:
+    """A schedule as a file has it."""
+
+    format: Literal["workbench schedule"]
+    version: Literal[1, 2]
+    name: str
+    num_units: int
+    num_microbatches: int
+    num_ranks: int
+    replicas: int = 1
+    settings: dict[str, Setting]
+    budgets: dict[str, int]
+    buffers: dict[str, Buffer]
+    actions: list[Row]
 
 
 def to_json(schedule: Schedule) -> str:
@@ -122,64 +127,11 @@ def _buffer_data(buffer: Buffer) -> dict[str, Any]:
 
 def from_json(text: str) -> Schedule:
     """Inverse of `to_json`; raises ValueError when the text is no schedule of a known version."""
-    data = parse_json(text, "not a schedule: it")
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f'not a schedule: it does not say "format": "{FORMAT}"')
-    version = data.get("version")
-    if version not in (OLD, VERSION) or isinstance(version, bool):
-        known = f"{OLD} and {VERSION}"
-        raise ValueError(f"the schedule has version {version!r}, this program reads {known}")
-    required = [field for field in SCHEDULE_FIELDS if field != "replicas"]
-    _check_fields(data, SCHEDULE_FIELDS, "the schedule", required=required)
-    for name, limit in data["budgets"].items():
-        _check_fields({"budget": limit}, {"budget": int}, f"tier {name!r}")
-    for name, value in data["settings"].items():
-        if isinstance(value, list | dict) or not _finite(value):
-            raise ValueError(f"setting {name!r} is {value!r}; it must be a single finite value")
-    buffers = {}
-    for name, fields in data["buffers"].items():
-        where = f"buffer {name!r}"
-        _check_fields(fields, BUFFER_FIELDS, where, required=("tier", "nbytes"))
-        buffers[name] = made(where, Buffer, **fields)
-    rows = enumerate(data["actions"], start=1)
-    actions = (action_from(f"action {i}", row, version) for i, row in rows)
-    return Schedule(
-        name=data["name"],
-        num_units=data["num_units"],
-        num_microbatches=data["num_microbatches"],
-        num_ranks=data["num_ranks"],
-        replicas=data.get("replicas", 1),
-        settings=data["settings"],
-        budgets=data["budgets"],
-        buffers=buffers,
-        actions=tuple(actions),
-    )
-
-
-def _check_fields(
-    data: Any, types: dict[str, type], where: str, required: Iterable[str] = ()
-) -> None:
-    if not isinstance(data, dict):
-        raise ValueError(f"{where} is {data!r}; it must be an object")
-    for key, value in data.items():
-        if key not in types:
-            raise ValueError(f"{where} has the unknown field {key!r}; known are {', '.join(types)}")
-        wanted = types[key]
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            raise ValueError(f"{where}: {key} is {value!r}; it must be of type {wanted.__name__}")
-        if wanted is list and key in LISTS and not all(isinstance(item, str) for item in value):
-            raise ValueError(f"{where}: {key} is {value!r}; it must be a list of names")
-    for key in required:
-        if key not in data:
-            raise ValueError(f"{where} has no {key}")
-
-
-def made(where: str, make: type, **fields: Any) -> Any:
-    """``make(**fields)``, whose errors begin with `where`."""
-    try:
-        return make(**fields)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    file = read_as(_File, parse_json(text, "not a schedule: it"), "the schedule")
+    fields = {key: value for key, value in vars(file).items() if key not in ("format", "version")}
+    rows = enumerate(file.actions)
+    actions = [action_from(row, file.version, f"the schedule: actions[{i}]") for i, row in rows]
+    return Schedule(**fields | {"actions": tuple(actions)})
 
 
 def _of_today(name: str, version: int) -> str:
@@ -191,34 +143,29 @@ def _of_today(name: str, version: int) -> str:
     return format_name(kind, was.unit, was.microbatch, rank=was.rank, step=was.step)
 
 
-def action_from(where: str, fields: Any, version: int = VERSION) -> Action:
-    """An action from its fields as a version writes them; errors begin with `where`."""
-    _check_fields(fields, ACTION_FIELDS, where, required=("name", "lane"))
+def action_from(row: Row, version: int, where: str) -> Action:
+    """An action from its row as a version writes it; errors begin with `where`."""
     try:
-        name = _of_today(fields["name"], version)
-        parsed = parse_name(name)
-        lists = {key: tuple(fields.get(key, ())) for key in LISTS}
-        lists["after"] = tuple([_of_today(text, version) for text in lists["after"]])
+        name = _of_today(row.name, version)
+        named = parse_name(name)
+        if named.step:
+            raise ValueError(f"{name!r} names a step; only references to actions do")
+        action = Action(
+            kind=named.kind,
+            unit=named.unit,
+            microbatch=named.microbatch,
+            turn=named.turn,
+            rank=named.rank,
+            lane=row.lane,
+            after=tuple([_of_today(text, version) for text in row.after]),
+            nbytes=row.nbytes,
+            takes=row.takes,
+            uses=row.uses,
+            frees=row.frees,
+            samples=row.samples,
+        )
+        if action.name != name:
+            raise ValueError(f"{name!r} must be written {action.name}")
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    samples = fields.get("samples")
-    if samples is not None and not (len(samples) == 2 and all(type(n) is int for n in samples)):
-        raise ValueError(f"{where}: samples is {samples!r}; it must be the first and the end")
-    if parsed.step:
-        raise ValueError(f"{where}: {name!r} names a step; only references to actions do")
-    action = made(
-        where,
-        Action,
-        kind=parsed.kind,
-        unit=parsed.unit,
-        microbatch=parsed.microbatch,
-        turn=parsed.turn,
-        rank=parsed.rank,
-        lane=fields["lane"],
-        nbytes=fields.get("nbytes", 0),
-        samples=None if samples is None else tuple(samples),
-        **lists,
-    )
-    if action.name != name:
-        raise ValueError(f"{where}: {name!r} must be written {action.name}")
     return action
