@@ -67,26 +67,28 @@ def test_a_pack_counts_inner_inputs_once():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"w_bytes": None}, "`w_bytes` is missing"),
-        ({"layers": 0}, "`layers` must be a whole number from 1 on, not 0"),
-        ({"model": 7}, "`model` must be a name"),
-        ({"w_bytes": [1, 2]}, "`w_bytes` must hold 3 numbers, found 2"),
-        ({"k_bytes": {}}, "`k_bytes` must hold 3 numbers, found no list"),
-        ({"x_bytes_per_sample": [1, -2, 3]}, "`x_bytes_per_sample` holds -2"),
-        ({"cpu_update_time": [1, "2", 3]}, "`cpu_update_time` holds '2'"),
-        ({"fwd_microbatch": [1, 4, 2]}, "`fwd_microbatch` must list whole sizes"),
-        ({"bwd_microbatch": []}, "`bwd_microbatch` must list whole sizes"),
-        ({"fwd_time": [1]}, "`fwd_time` must be an object with `class` and `values`"),
-        ({"fwd_time": TABLE | {"class": [0, 1, 2]}}, "`fwd_time.class` names row 2 of 2"),
-        ({"bwd_memory": TABLE | {"class": [0, 1]}}, "`bwd_memory.class` must hold 3 numbers"),
+        ({"w_bytes": None}, "the field 'w_bytes' is missing"),
+        ({"layers": 0}, "layers is 0; it must be 1 or more"),
+        ({"model": 7}, "model is 7; it must be text"),
+        ({"w_bytes": [1, 2]}, "w_bytes must hold 3 numbers, found 2"),
+        ({"k_bytes": {}}, "k_bytes is {}; it must be a list"),
+        ({"x_bytes_per_sample": [1, -2, 3]}, "x_bytes_per_sample holds -2"),
+        ({"target_bytes_per_sample": -1}, "target_bytes_per_sample holds -1"),
+        ({"cpu_update_time": [1, "2", 3]}, r"cpu_update_time\[1\] is '2'; it must be a number"),
+        ({"fwd_microbatch": [1, 4, 2]}, "fwd_microbatch must list whole sizes"),
+        ({"bwd_microbatch": []}, "bwd_microbatch must list whole sizes"),
+        ({"fwd_time": [1]}, r"fwd_time is \[1\]; it must be an object"),
+        ({"fwd_time": {"values": []}}, "fwd_time: the field 'class' is missing"),
+        ({"fwd_time": TABLE | {"class": [0, 1, 2]}}, "fwd_time.class names a row that is not"),
+        ({"bwd_memory": TABLE | {"class": [0, 1]}}, "bwd_memory.class must hold 3 numbers"),
         (
             {"bwd_time": TABLE | {"values": [[1, 2, 3], [1, 2]]}},
-            r"`bwd_time.values\[1\]` must hold 3 numbers, found 2",
+            r"bwd_time.values\[1\] must hold 3 numbers, found 2",
         ),
     ],
 )
 def test_a_malformed_file_is_refused_in_one_sentence(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"^tiny.json is not a model profile: {message}"):
+    with pytest.raises(ValueError, match=f"^tiny.json: {message}"):
         load(written(tmp_path, **changes))
 
 

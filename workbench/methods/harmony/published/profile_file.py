@@ -4,106 +4,97 @@ One object: `model`, `layers` (their number, loss included), per-layer arrays in
 `b_bytes`, `k_bytes`, `x_bytes_per_sample`), `cpu_update_time` in microseconds, the profiled sizes
 `fwd_microbatch` and `bwd_microbatch`, and four tables: `fwd_time`, `bwd_time` in microseconds,
 `fwd_memory`, `bwd_memory` in bytes. A table is `{"class": [...], "values": [...]}`: layer l has the
-row `values[class[l]]`, with one entry per size, so that equal layers are written once.
+row `values[class[l]]`, with one entry per size, so that equal layers are written once. A file may
+hold more; only these are read.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from workbench.core.jsonfile import read_object
+from workbench.core.schema import read_as
 from workbench.methods.harmony.published.profiles import Measured, ModelProfile
+
+Micros = TypedDict("Micros", {"class": list[int], "values": list[list[float]]})
+Bytes = TypedDict("Bytes", {"class": list[int], "values": list[list[int]]})
 
 
 def load(path: str | Path) -> ModelProfile:
     """A profile; ValueError that names the file and what is wrong with it."""
     path = Path(path)
     data = read_object(path, path.name)
-    return _Reader(path.name, data).profile()
+    known = {each.name: data[each.name] for each in fields(_File) if each.name in data}
+    return read_as(_File, known, path.name).profile()
 
 
-class _Reader:
-    """Takes fields out of a file's object, and says what is wrong in terms of the file."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _File:
+    """The fields of a file; ValueError for numbers below 0 and for lists of the wrong length."""
 
-    def __init__(self, name: str, data: dict[str, Any]) -> None:
-        self.name, self.data = name, data
-        self.layers = self._count("layers")
+    model: str
+    layers: int
+    w_bytes: list[int]
+    b_bytes: list[int]
+    k_bytes: list[int]
+    x_bytes_per_sample: list[int]
+    target_bytes_per_sample: int = 0
+    cpu_update_time: list[float]
+    fwd_microbatch: list[int]
+    bwd_microbatch: list[int]
+    fwd_time: Micros
+    bwd_time: Micros
+    fwd_memory: Bytes
+    bwd_memory: Bytes
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"layers is {self.layers}; it must be 1 or more")
+        _check("target_bytes_per_sample", [self.target_bytes_per_sample], 1)
+        for name in ("w_bytes", "b_bytes", "k_bytes", "x_bytes_per_sample", "cpu_update_time"):
+            _check(name, getattr(self, name), self.layers)
+        for way in ("fwd", "bwd"):
+            sizes = getattr(self, f"{way}_microbatch")
+            if not sizes or sizes[0] < 1 or sorted(set(sizes)) != sizes:
+                raise ValueError(f"{way}_microbatch must list whole sizes from 1 on, ascending")
+            for name in (f"{way}_time", f"{way}_memory"):
+                table = getattr(self, name)
+                for index, row in enumerate(table["values"]):
+                    _check(f"{name}.values[{index}]", row, len(sizes))
+                _check(f"{name}.class", table["class"], self.layers)
+                if max(table["class"]) >= len(table["values"]):
+                    raise ValueError(f"{name}.class names a row that is not in {name}.values")
 
     def profile(self) -> ModelProfile:
-        model = self._get("model")
-        if not isinstance(model, str):
-            raise self._wrong(f"`model` must be a name, not {model!r}")
-        target = self.data.get("target_bytes_per_sample", 0)
         return ModelProfile(
-            model=model,
-            forward=self._measured("fwd"),
-            backward=self._measured("bwd"),
-            weight_bytes=self._per_layer("w_bytes"),
-            buffer_bytes=self._per_layer("b_bytes"),
-            state_bytes=self._per_layer("k_bytes"),
-            input_bytes=self._per_layer("x_bytes_per_sample"),
-            update_seconds=tuple(us * 1e-6 for us in self._per_layer("cpu_update_time")),
-            target_bytes=self._numbers("target_bytes_per_sample", [target], 1)[0],
+            model=self.model,
+            forward=_measured(self.fwd_microbatch, self.fwd_time, self.fwd_memory),
+            backward=_measured(self.bwd_microbatch, self.bwd_time, self.bwd_memory),
+            weight_bytes=tuple(self.w_bytes),
+            buffer_bytes=tuple(self.b_bytes),
+            state_bytes=tuple(self.k_bytes),
+            input_bytes=tuple(self.x_bytes_per_sample),
+            update_seconds=tuple(us * 1e-6 for us in self.cpu_update_time),
+            target_bytes=self.target_bytes_per_sample,
         )
 
-    def _measured(self, prefix: str) -> Measured:
-        sizes = self._sizes(f"{prefix}_microbatch")
-        micros = self._table(f"{prefix}_time", len(sizes))
-        seconds = {id(row): tuple(us * 1e-6 for us in row) for row in micros}
-        return Measured(
-            microbatches=sizes,
-            seconds=tuple(seconds[id(row)] for row in micros),
-            peak_bytes=tuple(self._table(f"{prefix}_memory", len(sizes))),
-        )
 
-    def _sizes(self, key: str) -> tuple[int, ...]:
-        sizes = self._get(key)
-        whole = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
-        if not whole or not sizes or sorted(set(sizes)) != sizes:
-            raise self._wrong(f"`{key}` must list whole sizes from 1 on, ascending")
-        return tuple(sizes)
+def _check(name: str, numbers: Sequence[float], length: int) -> None:
+    if len(numbers) != length:
+        raise ValueError(f"{name} must hold {length} numbers, found {len(numbers)}")
+    if min(numbers) < 0:
+        raise ValueError(f"{name} holds {min(numbers)}, which is below 0")
 
-    def _table(self, key: str, columns: int) -> list[tuple]:
-        """One row per layer; equal layers share the row."""
-        table = self._get(key)
-        if not isinstance(table, dict) or not {"class", "values"} <= table.keys():
-            raise self._wrong(f"`{key}` must be an object with `class` and `values`")
-        classes, values = table["class"], table["values"]
-        if not isinstance(values, list):
-            raise self._wrong(f"`{key}.values` must be a list of rows")
-        rows = [
-            self._numbers(f"{key}.values[{index}]", row, columns)
-            for index, row in enumerate(values)
-        ]
-        for index in self._numbers(f"{key}.class", classes, self.layers):
-            if type(index) is not int or index >= len(rows):
-                raise self._wrong(f"`{key}.class` names row {index} of {len(rows)}")
-        return [rows[index] for index in classes]
 
-    def _per_layer(self, key: str) -> tuple:
-        return self._numbers(key, self._get(key), self.layers)
-
-    def _numbers(self, key: str, values: Any, length: int) -> tuple:
-        if not isinstance(values, list) or len(values) != length:
-            found = len(values) if isinstance(values, list) else "no list"
-            raise self._wrong(f"`{key}` must hold {length} numbers, found {found}")
-        for value in values:
-            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-                raise self._wrong(f"`{key}` holds {value!r}, which is no finite number from 0 on")
-        return tuple(values)
-
-    def _count(self, key: str) -> int:
-        value = self._get(key)
-        if type(value) is not int or value < 1:
-            raise self._wrong(f"`{key}` must be a whole number from 1 on, not {value!r}")
-        return value
-
-    def _get(self, key: str) -> Any:
-        if key not in self.data:
-            raise self._wrong(f"`{key}` is missing")
-        return self.data[key]
-
-    def _wrong(self, what: str) -> ValueError:
-        return ValueError(f"{self.name} is not a model profile: {what}")
+def _measured(sizes: list[int], micros: Micros, memory: Bytes) -> Measured:
+    """Equal layers share a row."""
+    seconds = [tuple(us * 1e-6 for us in row) for row in micros["values"]]
+    peaks = [tuple(row) for row in memory["values"]]
+    return Measured(
+        microbatches=tuple(sizes),
+        seconds=tuple(seconds[row] for row in micros["class"]),
+        peak_bytes=tuple(peaks[row] for row in memory["class"]),
+    )
