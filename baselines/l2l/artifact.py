@@ -12,13 +12,13 @@ of nothing that was trained. The schedule is simulated to explain the published 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workbench.core.spec import RunSpec
-from workbench.methods.outside import plan_of
+from workbench.methods.outside import OneBatch, plan_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
-from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Action, Kind
+from workbench.schedule.action import D2H, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
@@ -66,7 +66,7 @@ def plan(spec: RunSpec, profile: Profile, artifact: Artifact) -> Plan:
 
 def schedule(profile: Profile, artifact: Artifact) -> Schedule:
     """One step of the artifact: nothing overlaps."""
-    builder = _Builder(profile)
+    builder = _Chain(profile)
     units = range(1, builder.head)
     builder.compute(F, 0)
     for unit in units:
@@ -110,41 +110,9 @@ def _memory(profile: Profile) -> dict[str, Buffer]:
     return {k: Buffer(tier=t, nbytes=n, permanent=True) for k, (t, n) in sizes.items()}
 
 
-class _Builder:
-    """A chain of actions, each waiting for the one before."""
+class _Chain(OneBatch):
+    """Actions that each wait for the one before."""
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile, self.head = profile, len(profile.units) - 1
-        self.actions: list[Action] = []
-        self.buffers: dict[str, Buffer] = {}
-
-    def compute(self, kind: Kind, unit: int) -> None:
-        cost = self.profile.units[unit]
-        scratch = {
-            F: cost.forward_scratch_bytes,
-            R: cost.recompute_scratch_bytes,
-            B: max(0, cost.backward_scratch_bytes),
-        }[kind]
-        takes = {name.scratch(act(kind, unit, 0)): scratch}
-        frees = list(takes)
-        if kind is F and unit < self.head:
-            takes[name.activation(unit + 1, 0)] = cost.output_bytes
-        if kind is R or (kind is F and unit == self.head):
-            takes[name.kept(unit, 0)] = cost.kept_bytes
-        if kind is B:
-            if unit:
-                takes[name.output_gradient(unit - 1, 0)] = cost.input_bytes
-                frees += [name.activation(unit, 0), name.kept(unit, 0)]
-            if unit < self.head:
-                frees.append(name.output_gradient(unit, 0))
-        for label, nbytes in takes.items():
-            self.buffers[label] = Buffer(tier=DEVICE, nbytes=nbytes)
-        self.add(kind, unit, COMPUTE, microbatch=0, takes=tuple(takes), frees=tuple(frees))
-
-    def copy(self, kind: Kind, unit: int, lane: str, *, turn: int = 0, times: int = 1) -> None:
-        nbytes = times * self.profile.units[unit].parameters * self.profile.weight_bytes
-        self.add(kind, unit, lane, turn=turn, nbytes=nbytes)
-
-    def add(self, kind: Kind, unit: int, lane: str, **fields) -> None:
-        after = (self.actions[-1].name,) if self.actions else (act(U, self.head, step=-1),)
-        self.actions.append(Action(kind=kind, unit=unit, lane=lane, after=after, **fields))
+    def add(self, kind: Kind, unit: int, lane: str, *args: Any, **fields: Any) -> str:
+        before = self.actions[-1].name if self.actions else act(U, self.head, step=-1)
+        return super().add(kind, unit, lane, *args, **{**fields, "after": [before]})

@@ -25,13 +25,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.outside import plan_of
+from workbench.methods.outside import OneBatch, plan_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
-from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Buffer, Schedule
 
@@ -124,16 +122,15 @@ def _memory(profile: Profile, window: int, artifact: Artifact) -> dict[str, Buff
     }
 
 
-class _Builder(ScheduleBuilder):
+class _Builder(OneBatch):
     """Collects one step's actions. Layers are counted from 0 here, as in the artifact."""
 
     def __init__(self, profile: Profile, layers: int, window: int) -> None:
-        super().__init__()
-        self.profile, self.layers, self.window = profile, layers, window
-        self.head = layers + 1
+        super().__init__(profile)
+        self.layers, self.window = layers, window
 
     def forward(self) -> None:
-        self._compute(F, 0)
+        self.compute(F, 0)
         for layer in range(self.layers):
             unit = layer + 1
             after = [act(F, unit - 1, 0)]
@@ -142,12 +139,12 @@ class _Builder(ScheduleBuilder):
             ahead = layer + self.window
             if ahead < self.layers:
                 ready = [act(F, unit - 1, 0), act(U, ahead + 1, step=-1)]
-                self._copy(L, ahead + 1, H2D, after=ready)
-            self._compute(F, unit, after)
+                self.copy(L, ahead + 1, H2D, after=ready)
+            self.compute(F, unit, after)
             if ahead < self.layers:
-                self._copy(E, unit, D2H, after=[act(F, unit, 0)])
-        self._compute(F, self.head, [act(F, self.head - 1, 0)])
-        self._compute(B, self.head, [act(F, self.head, 0)])
+                self.copy(E, unit, D2H, after=[act(F, unit, 0)])
+        self.compute(F, self.head, [act(F, self.head - 1, 0)])
+        self.compute(B, self.head, [act(F, self.head, 0)])
 
     def backward(self) -> None:
         for layer in reversed(range(self.layers)):
@@ -155,14 +152,14 @@ class _Builder(ScheduleBuilder):
             after = [act(B, unit + 1, 0)]
             if layer < self.layers - self.window:
                 after.append(act(L, unit, turn=1))
-            self._compute(R, unit, after + self._awaited(layer + 1))
-            self._compute(B, unit, [act(R, unit, 0)])
+            self.compute(R, unit, after + self._awaited(layer + 1))
+            self.compute(B, unit, [act(R, unit, 0)])
             # The hook of this layer: it first waits for its futures, then acts.
             hook = [act(B, unit, 0), *self._awaited(layer)]
             if layer >= self.window:
-                self._copy(L, unit - self.window, H2D, turn=1, after=hook)
+                self.copy(L, unit - self.window, H2D, turn=1, after=hook)
             self._leave(layer + 1, hook)
-        self._compute(B, 0, [act(B, 1, 0)])
+        self.compute(B, 0, [act(B, 1, 0)])
         for unit in (0, 1, self.head):  # the artifact's "default" optimizer, at the end of the step
             self.add(U, unit, COMPUTE, after=[act(B, 0, 0), *self._awaited(0)])
 
@@ -176,37 +173,11 @@ class _Builder(ScheduleBuilder):
             return
         if layer + 1 < self.layers:
             hook = [*hook, act(U, unit + 1)]  # one task at a time
-        self._copy(E, unit, D2H, turn=1, after=hook)
-        self._copy(G, unit, D2H, after=[act(E, unit, turn=1)])
+        self.copy(E, unit, D2H, turn=1, after=hook)
+        self.copy(G, unit, D2H, after=[act(E, unit, turn=1)])
         self.add(U, unit, HOST, after=[act(G, unit)])
 
     def _awaited(self, layer: int) -> list[str]:
         """What the backward hook of a layer waits for: the eviction from W layers above."""
         above = layer + self.window
         return [act(U, above + 1)] if self.window <= above < self.layers else []
-
-    def _compute(self, kind: Kind, unit: int, after: list[str] | None = None) -> None:
-        cost = self.profile.units[unit]
-        scratch = {
-            F: cost.forward_scratch_bytes,
-            R: cost.recompute_scratch_bytes,
-            B: cost.backward_scratch_bytes,
-        }[kind]
-        takes = [self.scratch(act(kind, unit, 0), scratch)]
-        frees: list[str] = []
-        if kind is F and unit < self.head:
-            takes.append(self.buffer(name.activation(unit + 1, 0), DEVICE, cost.output_bytes))
-        if kind is R or (kind is F and unit == self.head):
-            takes.append(self.buffer(name.kept(unit, 0), DEVICE, cost.kept_bytes))
-        if kind is B:
-            if unit:
-                gradient = name.output_gradient(unit - 1, 0)
-                takes.append(self.buffer(gradient, DEVICE, cost.input_bytes))
-                frees += [name.activation(unit, 0), name.kept(unit, 0)]
-            if unit < self.head:
-                frees.append(name.output_gradient(unit, 0))
-        self.add(kind, unit, COMPUTE, micro=0, after=after or [], takes=takes, frees=frees)
-
-    def _copy(self, kind: Kind, unit: int, lane: str, *, after: list[str], turn: int = 0) -> None:
-        nbytes = self.profile.units[unit].parameters * self.profile.weight_bytes
-        self.add(kind, unit, lane, after=after, turn=turn, nbytes=nbytes)
