@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -88,13 +88,6 @@ def measure(
         library_bytes=library_bytes,
         note=note,
     )
-
-
-def measure_batches(
-    model: LayeredModel, microbatches: Sequence[int], **settings
-) -> dict[int, Profile]:
-    """`measure` for several micro-batch sizes: what a method that chooses among them needs."""
-    return {size: measure(model, microbatch=size, **settings) for size in microbatches}
 
 
 def unit_costs(

@@ -76,13 +76,8 @@ def measured_steps(roots: Iterable[Path]) -> list[Lanes]:
 
     Empty where there is no such file. Raises ValueError as `read_lanes` does.
     """
-    files = {file.resolve(): None for root in roots for file in _files(root)}
-    steps = [read_lanes(file) for file in files]
+    steps = map(read_lanes, sheet.files(roots, f"{FOLDER}/*.csv"))
     return list({(step.device, step.case, step.method): step for step in steps}.values())
-
-
-def _files(root: Path) -> list[Path]:
-    return sorted((root / "published-here").glob(f"*/{FOLDER}/*.csv"))
 
 
 def read_lanes(path: Path) -> Lanes:

@@ -105,6 +105,12 @@ def latest(runs: Iterable[AnyRun], settings: tuple[str, ...]) -> list[AnyRun]:
     return [replace(run, runs=times[same]) for same, run in kept.items()]
 
 
+def days(dates: Iterable[date]) -> str:
+    """``2026-11-20 to 2026-11-22``, or the one day of all; of at least one date."""
+    ordered = sorted(dates)
+    return " to ".join(dict.fromkeys(map(str, (ordered[0], ordered[-1]))))
+
+
 def read(
     path: Path,
     columns: tuple[str, ...],

@@ -9,7 +9,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
 from workbench.profile import footprint
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import measure, measure_batches, model_units
+from workbench.profile.measure import measure, model_units
 from workbench.profile.profile import Hardware
 
 B, S, H, HEADS, VOCAB, LAYERS = 2, 24, 32, 4, 80, 5
@@ -71,16 +71,7 @@ def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: torch.dt
 def test_every_time_is_measured_and_none_of_the_sizes_depends_on_the_others(
     hardware: Hardware,
 ) -> None:
-    profiles = measure_batches(
-        make_model(spec()),
-        [1, 4],
-        seq=S,
-        dtype="fp32",
-        device="cpu",
-        hardware=hardware,
-        seconds=0.0,
-    )
-    one, four = profiles[1], profiles[4]
+    one, four = (profiled(hardware, microbatch=size) for size in (1, 4))
     assert (one.microbatch, four.microbatch) == (1, 4)
     for small, large in zip(one.units, four.units, strict=True):
         for name in ("forward_s", "recompute_s", "backward_s", "gradient_s"):

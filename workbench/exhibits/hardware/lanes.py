@@ -31,6 +31,7 @@ from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps
+from workbench.published.sheet import days
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, lane_kind
 from workbench.schedule.looks import LOOKS, Look
 
@@ -198,12 +199,11 @@ def _verdict(row: Any) -> str:
 
 def notes(rows: pd.DataFrame) -> list[str]:
     """The small print: where the numbers are from, what is drawn, what is missing."""
-    first, last = rows["date"].min(), rows["date"].max()
-    days = f"{first}" if first == last else f"{first} to {last}"
+    when = days(rows["date"])
     caps = ", ".join(f"{cap:g} GiB" for cap in sorted(set(rows["device_cap_gib"].dropna())))
     clips = ", ".join(f"a norm of {clip:g}" for clip in sorted(set(rows["clip"].dropna())))
     out = [
-        f"All of it is measured, on {rows['hardware'].iloc[0]}, {days}: {rows['label'].iloc[0]}"
+        f"All of it is measured, on {rows['hardware'].iloc[0]}, {when}: {rows['label'].iloc[0]}"
         f"{', capped at ' + caps if caps else ''}{', clipped at ' + clips if clips else ''}; of "
         "the run's last steps the one nearest to its median. What reaches past the step's end is "
         "drawn at its beginning, where that of the step before ran. Busy: of the step's time.",

@@ -21,6 +21,7 @@ from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, prefer
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import LABELS, offload_runs
+from workbench.published.sheet import days
 
 BATCHES = (4, 16)
 MODEL = (2048, 1024, "bf16")
@@ -148,11 +149,10 @@ def missing_cases(rows: pd.DataFrame) -> list[str]:
 
 def notes(rows: pd.DataFrame) -> list[str]:
     """The small print: where the numbers are from, what a bar and a point is, what is missing."""
-    first, last = rows["date"].min(), rows["date"].max()
-    days = f"{first}" if first == last else f"{first} to {last}"
+    when = days(rows["date"])
     hidden, seq, dtype = MODEL
     out = [
-        f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {days}: hidden size "
+        f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {when}: hidden size "
         f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
         "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
         "of the same sitting where it has one. "

@@ -23,6 +23,7 @@ from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.published.servers import LABELS, server_runs
+from workbench.published.sheet import days
 
 LINE_IN, LOW_IN = 1.75, 1.55
 """Heights of a line of bars and of a line of other panels, with the words around them."""
@@ -153,12 +154,11 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
 
 def notes(rows: pd.DataFrame) -> list[str]:
     """The small print: where the numbers are from, what a mark is, what is missing."""
-    first, last = rows["date"].min(), rows["date"].max()
-    days = f"{first}" if first == last else f"{first} to {last}"
+    when = days(rows["date"])
     bars = panels.shown(rows)
     moved, series = panels.moving(bars), panels.series_of(bars)
     out = [
-        f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {days}: bf16 and "
+        f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {when}: bf16 and "
         "sequence 1024, unless a model is named otherwise. GPT-2 XL: 48 layers of hidden size "
         "1600. B: billion parameters. Caps are of the "
         "memory of each GPU. At a bar: samples/s, and its share of data parallelism without a cap "

@@ -19,7 +19,7 @@ from workbench.core.methods import METHODS
 from workbench.figures import rows as tidy
 from workbench.published.here import FILE, OffloadRun, latest
 from workbench.published.predict import WINDOW
-from workbench.published.sheet import Run
+from workbench.published.sheet import Run, days
 
 NAMES = {
     "megatron-core": "megatron-lm",
@@ -56,17 +56,13 @@ def rows(figure: str, runs: Iterable[OffloadRun]) -> pd.DataFrame:
     for dtype in dict.fromkeys(run.dtype for run in fit):
         part = [run for run in fit if (run.device, run.dtype) == (machine[0][0], dtype)]
         for row in _FIGURES[figure](part) if part else ():
-            out.append({**row, "variant": dtype, "hardware": f"{row['hardware']}, {_dates(part)}"})
+            when = days(run.date for run in part)
+            out.append({**row, "variant": dtype, "hardware": f"{row['hardware']}, {when}"})
     return tidy.table(out, figure=figure, size="paper")
 
 
 def _is_published_model(run: OffloadRun) -> bool:
     return all(getattr(run, name) == value for name, value in MODEL.items())
-
-
-def _dates(runs: list[OffloadRun]) -> str:
-    first, last = min(run.date for run in runs), max(run.date for run in runs)
-    return f"{first}" if first == last else f"{first} to {last}"
 
 
 # -- which runs a figure shows --------------------------------------------------------------------
