@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from typing import Any
 
 from workbench.core.schema import read_as
 from workbench.schedule.schedule import Buffer, Schedule
@@ -39,30 +40,21 @@ def to_csv(schedule: Schedule) -> tuple[str, str]:
         if buffer.slot is not None and (not buffer.slot or buffer.slot.strip() != buffer.slot):
             raise ValueError(f"buffer {name!r}: CSV cannot hold its slot {buffer.slot!r}")
     actions = [
-        [
-            a.name,
-            a.lane,
-            " ".join(a.after),
-            a.nbytes or "",
-            *(" ".join(n) for n in (a.takes, a.uses, a.frees)),
-            " ".join(map(str, a.samples or ())),
-            VERSION,
-        ]
-        for a in schedule.actions
+        [*(_cell(getattr(action, column)) for column in ACTION_COLUMNS[:-1]), VERSION]
+        for action in schedule.actions
     ]
     buffers = [
-        [
-            name,
-            b.tier,
-            b.nbytes,
-            b.rank or "",
-            b.slot or "",
-            b.offset or "",
-            "yes" if b.permanent else "",
-        ]
+        [name, b.tier, b.nbytes, *(_cell(getattr(b, column)) for column in BUFFER_COLUMNS[3:])]
         for name, b in schedule.buffers.items()
     ]
     return _table(ACTION_COLUMNS, actions), _table(BUFFER_COLUMNS, buffers)
+
+
+def _cell(value: Any) -> Any:
+    """A value; nothing for none, 0 and False."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "yes" if value is True else value or ""
 
 
 def _table(columns: tuple[str, ...], rows: list[list]) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from workbench.core.jsonfile import parse_json
@@ -31,6 +31,8 @@ OLD = 1
 """Version in which a message of turn 1 was one of gradients."""
 OLD_GRADIENTS = {Kind.SEND: Kind.SEND_GRAD, Kind.RECV: Kind.RECV_GRAD}
 LISTS = ("after", "takes", "uses", "frees")
+PLACE = ("kind", "unit", "microbatch", "turn", "rank")
+"""Fields of an action that its name holds."""
 Setting = int | float | str | bool | None
 
 
@@ -59,10 +61,15 @@ class _File:
     num_microbatches: int
     num_ranks: int
     replicas: int = 1
-    settings: dict[str, Setting]
+    settings: dict[str, Any]
     budgets: dict[str, int]
     buffers: dict[str, Buffer]
     actions: list[Row]
+
+    def __post_init__(self) -> None:
+        for name, value in self.settings.items():  # whole numbers of any size
+            if not isinstance(value, Setting):
+                raise ValueError(f"settings.{name} is {value!r}; it must be one value")
 
 
 def to_json(schedule: Schedule) -> str:
@@ -85,9 +92,10 @@ def to_json(schedule: Schedule) -> str:
         "budgets": schedule.budgets,
     }
     buffers = [
-        f"{json.dumps(k)}: {json.dumps(_buffer_data(b))}" for k, b in schedule.buffers.items()
+        f"{json.dumps(name)}: {json.dumps(_stated(Buffer, buffer))}"
+        for name, buffer in schedule.buffers.items()
     ]
-    actions = [json.dumps(_action_data(action)) for action in schedule.actions]
+    actions = [json.dumps(_stated(Row, action)) for action in schedule.actions]
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     lines.append(_block("buffers", "{}", buffers) + ",")
     lines.append(_block("actions", "[]", actions))
@@ -103,35 +111,19 @@ def _block(key: str, brackets: str, lines: list[str]) -> str:
     return f'"{key}": {brackets[0]}{inside}{brackets[1]}'
 
 
-def _action_data(action: Action) -> dict[str, Any]:
-    data: dict[str, Any] = {"name": action.name, "lane": action.lane}
-    if action.nbytes:
-        data["nbytes"] = action.nbytes
-    if action.samples is not None:
-        data["samples"] = list(action.samples)
-    return data | {key: list(getattr(action, key)) for key in LISTS if getattr(action, key)}
-
-
-def _buffer_data(buffer: Buffer) -> dict[str, Any]:
-    data: dict[str, Any] = {"tier": buffer.tier, "nbytes": buffer.nbytes}
-    if buffer.rank:
-        data["rank"] = buffer.rank
-    if buffer.slot is not None:
-        data["slot"] = buffer.slot
-    if buffer.offset:
-        data["offset"] = buffer.offset
-    if buffer.permanent:
-        data["permanent"] = True
-    return data
+def _stated(kind: type, made: Action | Buffer) -> dict[str, Any]:
+    """The fields of a row of this kind that differ from their defaults."""
+    named = ((field, getattr(made, field.name)) for field in fields(kind))
+    return {field.name: value for field, value in named if value != field.default}
 
 
 def from_json(text: str) -> Schedule:
     """Inverse of `to_json`; raises ValueError when the text is no schedule of a known version."""
     file = read_as(_File, parse_json(text, "not a schedule: it"), "the schedule")
-    fields = {key: value for key, value in vars(file).items() if key not in ("format", "version")}
+    told = {key: value for key, value in vars(file).items() if key not in ("format", "version")}
     rows = enumerate(file.actions)
     actions = [action_from(row, file.version, f"the schedule: actions[{i}]") for i, row in rows]
-    return Schedule(**fields | {"actions": tuple(actions)})
+    return Schedule(**told | {"actions": tuple(actions)})
 
 
 def _of_today(name: str, version: int) -> str:
@@ -150,20 +142,10 @@ def action_from(row: Row, version: int, where: str) -> Action:
         named = parse_name(name)
         if named.step:
             raise ValueError(f"{name!r} names a step; only references to actions do")
-        action = Action(
-            kind=named.kind,
-            unit=named.unit,
-            microbatch=named.microbatch,
-            turn=named.turn,
-            rank=named.rank,
-            lane=row.lane,
-            after=tuple([_of_today(text, version) for text in row.after]),
-            nbytes=row.nbytes,
-            takes=row.takes,
-            uses=row.uses,
-            frees=row.frees,
-            samples=row.samples,
-        )
+        after = tuple([_of_today(text, version) for text in row.after])
+        told = {key: value for key, value in vars(row).items() if key != "name"} | {"after": after}
+        place = {key: getattr(named, key) for key in PLACE}
+        action = Action(**place, **told)
         if action.name != name:
             raise ValueError(f"{name!r} must be written {action.name}")
     except ValueError as error:
