@@ -33,8 +33,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workbench.core import native
 from workbench.core.host import available_cores
-from workbench.runtime import host_adam, native
+from workbench.runtime import host_adam
 from workbench.runtime.split import split
 from workbench.runtime.tiers import Tier, slab
 
