@@ -49,12 +49,15 @@ def sizes_for(spec):
     ("division", "clip"),
     [
         (replace(PP, mode="dp", size=1, stages=(range(UNITS),) * 2, own=(0, 2)), 0.5),
-        (replace(PP, mode="dp", stages=(range(UNITS),), own=(0,), shared=3), None),
-        (PP, 0.5),
+        pytest.param(
+            replace(PP, mode="dp", stages=(range(UNITS),), own=(0,), shared=3), None,
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(PP, 0.5, marks=pytest.mark.thorough),
         (replace(PP, size=1, stages=packs_of([1, 4, 1]), own=(0, 0, 0), shared=1), None),
     ],
     ids=["dp, uneven", "one rank", "pp, uneven", "three stages, one place"],
-)
+)  # fmt: skip
 def test_ranks_train_as_plain_training_does(division, clip, tmp_path):
     """With random delays around every action."""
     spec = spec_for(clip=clip, ranks=division.ranks)
