@@ -73,4 +73,5 @@ class Answers:
 if __name__ == "__main__":
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     asking = [str(path) for path in tests if "answered" in path.read_text()]
-    sys.exit(pytest.main(["-o", "timeout=900", *sys.argv[1:], *asking], plugins=[Answers()]))
+    options = ["--thorough", "-o", "timeout=900"]
+    sys.exit(pytest.main([*options, *sys.argv[1:], *asking], plugins=[Answers()]))

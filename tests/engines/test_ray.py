@@ -44,22 +44,13 @@ def executor(cluster: None, store: Store) -> RayExecutor:
     return executor_of("ray", store, "a test")
 
 
-def test_a_sweep_runs_on_the_cluster(executor: RayExecutor, store: Store) -> None:
-    specs = expand(TINY | {"steps": 5}, grid={"seed": [1, 2]})
-    sweep = Sweep(specs, store, executor=executor)
-    events = []
-    records = sweep.run(events.append)
-    assert [record.status for record in records] == ["ok", "ok"]
-    assert {record.key for record in store.records()} == {point.key for point in sweep.points}
-    steps = [(event["index"], event["step"]) for event in events if event["event"] == "step"]
-    assert sorted(steps) == [(index, step) for index in (0, 1) for step in range(5)]
-    assert {e["where"] for e in events if e["event"] == "point"} == {"Ray on this machine"}
-    assert Sweep(specs, store, executor=executor).ended, "nothing is run twice"
-
-
 def test_cancel_ends_the_run_on_its_machine(executor: RayExecutor, store: Store, answered) -> None:
     sweep = Sweep(expand(TINY | {"steps": 100_000}), store, executor=executor)
     wait_for(lambda: sweep.poll() or sweep.points[0].step_seconds)
+    events = list(sweep.new_events())
+    assert {e["where"] for e in events if e["event"] == "point"} == {"Ray on this machine"}
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [*range(len(steps))] != []
     waits = Sweep(expand(TINY | {"steps": 7}), store, executor=executor)
     waits.poll()
     assert waits.waits_for == "the cores of a machine of the Ray cluster on this machine"
@@ -83,15 +74,17 @@ def test_ray_listens_to_this_machine_only(executor: RayExecutor) -> None:
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_a_named_sweep_may_name_the_cluster(executor: RayExecutor, store: Store) -> None:
+def test_a_sweep_runs_on_the_cluster_that_it_names(executor: RayExecutor, store: Store) -> None:
     """By its address; its process starts none of its own."""
     at = executor._ray.get_runtime_context().gcs_address
-    data = {"name": "on-ray", "base": TINY | {"steps": 5}, "executor": f"ray:{at}"}
+    base, grid = TINY | {"steps": 5}, {"seed": [1, 2]}
+    data = {"name": "on-ray", "base": base, "grid": grid, "executor": f"ray:{at}"}
     campaign = Campaign.create(store, data)
     campaign.start()
     wait_for(lambda: campaign.status().state not in ("new", *LIVE))
     assert campaign.status().state == "done", (campaign.folder / "log.txt").read_text()
-    assert [record.status for record in store.records()] == ["ok"]
+    assert [record.status for record in store.records()] == ["ok", "ok"]
+    assert Sweep(expand(base, grid=grid), store, executor=executor).ended, "nothing is run twice"
     told = (campaign.folder / "events.jsonl").read_text().splitlines()
     assert json.loads(told[0])["where"] == f"Ray at {at}"
 

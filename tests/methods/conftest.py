@@ -8,7 +8,7 @@ import pytest
 
 from tests.methods import plain
 
-STEPS = 8
+STEPS = 6
 """Steps of a training that is compared with plain training: the learning rate has risen and falls,
 some steps are clipped, and every ring has come round. With --thorough there are more."""
 

@@ -2,8 +2,8 @@
 
 `process(what)` is the command of a rank as `rank_driver` describes them: a small client that asks
 the server for a rank, and ends as the rank does, by its exit status or by the signal that ended it.
-Whoever kills it kills the rank. One that a test kills or stops, or that does not start or end, is
-started as a run starts it, once for each of these (test_rank_failures.py).
+Whoever kills it kills the rank. One that is killed (test_rank_failures.py) and one that is stopped
+(test_parallel_baselines.py) are started as a run starts them, once each.
 
 ``python -m tests.methods.rank_server SOCKET`` is the server; it ends when its standard input is
 closed. ``python -I -S rank_server.py SOCKET WHAT FOLDER RANK`` is the client, which imports little.
@@ -23,10 +23,19 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 DIED = 1
 ROOT = Path(__file__).resolve().parents[2]
+LATE = (
+    "torch._dynamo", "torch.distributed.pipelining", "torch.nn.parallel",
+    "torch.utils.flop_counter", "torch.utils.module_tracker", "baselines.torch_pipelines",
+    "workbench.methods.harmony", "workbench.methods.stronghold", "workbench.methods.updates",
+    "workbench.model.bert", "workbench.model.custom_model", "workbench.model.pairs",
+    "workbench.model.pictures", "workbench.model.vision", "workbench.model.written",
+)  # fmt: skip
+"""Modules that ranks would import late, each for a second."""
 
 
 def process(what: str) -> tuple[str, ...]:
@@ -59,10 +68,8 @@ def ask(path: str, *words: str) -> int:
 
 def serve(path: Path) -> None:
     """Fork a rank for each that asks. The server is nobody's child: tests count their children."""
-    import torch._dynamo
-    import torch.distributed.pipelining
-    import torch.nn.parallel  # noqa: F401  with what ranks would import late, each for a second
-
+    for name in LATE:
+        import_module(name)
     from tests.methods import rank_driver
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who asked hears of a rank's end otherwise

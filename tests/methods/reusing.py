@@ -1,4 +1,5 @@
-"""Modules of somebody's own that use a module more than once, and layers without weights."""
+"""Modules of somebody's own that use a module or its weights more than once, and layers without
+weights."""
 
 from __future__ import annotations
 
@@ -66,6 +67,31 @@ def listed(spec: ModelSpec):
     width = spec.hidden
     blocks = [part for _ in range(spec.layers) for part in (nn.Linear(width, width), nn.Tanh())]
     return [nn.Linear(4, width), *blocks, nn.Linear(width, 3)], TensorDataset(*_points())
+
+
+class Words(nn.Module):
+    """Its head owns nothing: it has the weights of the embedding."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(spec.vocab, spec.hidden)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(spec.hidden, spec.hidden), nn.GELU())
+            for _ in range(spec.layers)
+        )
+        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def tied(spec: ModelSpec):
+    """Trained on text."""
+    return Words(spec)
 
 
 def _points(*between: Tensor) -> tuple[Tensor, ...]:

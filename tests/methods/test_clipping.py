@@ -24,6 +24,8 @@ from workbench.schedule.action import GUESS, VERDICT, Kind
 
 NEVER, ALWAYS = 1e6, 1e-4
 """Limits far above and far below every gradient norm of these runs."""
+VISITS = ((NEVER, 3), (ALWAYS, 5), ("between", 1), ("between", 5))
+"""Limits, and how many layers have states that visit the device."""
 STEPS = 20
 """In so many, guesses under a limit in between stand, are taken back, and are not made."""
 
@@ -97,8 +99,14 @@ def run_counting(spec, folder):
         training.close()
 
 
-@pytest.mark.parametrize("pulled", [1, 3, 5])
-@pytest.mark.parametrize("clip", [NEVER, ALWAYS, "between"])
+@pytest.mark.parametrize(
+    ("clip", "pulled"),
+    [
+        pytest.param(clip, pulled, marks=[] if (clip, pulled) in VISITS else [pytest.mark.thorough])
+        for clip in (NEVER, ALWAYS, "between")
+        for pulled in (1, 3, 5)
+    ],
+)
 def test_states_that_visit_for_a_guess_and_a_verdict(spec_for, tmp_path, clip, pulled):
     """Where nothing is clipped states move once, before the norm; where everything is, once, after
     it; and plain training it is also where a guess was wrong."""
@@ -176,8 +184,17 @@ def test_eager_updates_overlap_the_backward_pass(spec_for, tmp_path):
     assert overlapped == [True, True]
 
 
-@pytest.mark.parametrize("pulled", [0, 2, 5])
-@pytest.mark.parametrize("unit", [1, 4])
+@pytest.mark.parametrize(
+    ("unit", "pulled"),
+    [
+        (1, 2),
+        (4, 0),
+        (4, 5),
+        pytest.param(1, 0, marks=pytest.mark.thorough),
+        pytest.param(1, 5, marks=pytest.mark.thorough),
+        pytest.param(4, 2, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit, pulled):
     """A gradient that is not finite, seen before and after others were guessed with."""
     spec = spec_for(window=2, resident=0, pulled=pulled, steps=4, clip=NEVER)

@@ -33,7 +33,7 @@ def settled(crew) -> Counter:
     return total
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["pp", pytest.param("dp", marks=pytest.mark.thorough)])
 def test_where_nothing_is_clipped_all_guesses_stand(mode, tmp_path):
     """But those of the first step, which nothing came before."""
     spec = spec_for(clip=1e6)
@@ -65,8 +65,15 @@ def test_who_is_told_to_wait_guesses_nothing(tmp_path):
     assert Kind.UPDATE in kinds
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("unit", [1, 4], ids=["seen last", "seen first"])
+@pytest.mark.parametrize(
+    ("mode", "unit"),
+    [
+        pytest.param("pp", 1, id="pp, seen last"),
+        pytest.param("dp", 4, id="dp, seen first"),
+        pytest.param("pp", 4, id="pp, seen first", marks=pytest.mark.thorough),
+        pytest.param("dp", 1, id="dp, seen last", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_gradient_that_is_no_number_skips_the_step_everywhere(mode, unit, tmp_path):
     """Parameters are those of the step before, guesses or not, and the run says so."""
     spec = spec_for(clip=1e6)
@@ -80,7 +87,7 @@ def test_a_gradient_that_is_no_number_skips_the_step_everywhere(mode, unit, tmp_
     assert settled(crew)["redone"] > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["pp", pytest.param("dp", marks=pytest.mark.thorough)])
 def test_without_clipping_it_ends_the_run(mode, tmp_path):
     """All ranks, after the step in which it was seen."""
     spec = spec_for(clip=None)

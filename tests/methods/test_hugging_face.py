@@ -57,13 +57,19 @@ def model(tmp_path_factory):
     return described
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+SETTINGS = (
+    (2, "recompute", {"resident": 0, "microbatches": 2}),
+    (2, "host", {"resident": 1, "optimizer_tier": "disk"}),
+    (3, "keep", {"resident": 0, "host_workers": 2, "clip": None}),
+)
+
+
 @pytest.mark.parametrize(
-    ("window", "policy", "changes"),
+    ("name", "window", "policy", "changes"),
     [
-        (2, "recompute", {"resident": 0, "microbatches": 2}),
-        (2, "host", {"resident": 1, "optimizer_tier": "disk"}),
-        (3, "keep", {"resident": 0, "host_workers": 2, "clip": None}),
+        pytest.param(name, *setting, marks=[] if at == place else [pytest.mark.thorough])
+        for at, name in enumerate(("gemma2", "llama", "gpt2"))
+        for place, setting in enumerate(SETTINGS)
     ],
 )
 def test_stronghold(spec_for, model, tmp_path, name, window, policy, changes):
@@ -80,8 +86,15 @@ def test_routers_have_a_loss_of_every_micro_batch(spec_for, model, tmp_path):
     assert training.model.couples == "the router's loss is of a micro-batch"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("method", [l2l, resident])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("gpt2", l2l),
+        ("llama", resident),
+        pytest.param("gpt2", resident, marks=pytest.mark.thorough),
+        pytest.param("llama", l2l, marks=pytest.mark.thorough),
+    ],
+)
 def test_others(spec_for, model, tmp_path, name, method):
     spec = spec_for(model=model(name), microbatches=2, eps=EPS)
     assert_equals_plain(spec, *run(method, spec, tmp_path))

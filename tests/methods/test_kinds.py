@@ -32,6 +32,7 @@ TRAIN = (
     "normed_weights", "relative", "time_first",
 )  # fmt: skip
 MODES = ("pp", "dp")
+PACKED = ((2, "together", "pp"), (2, "time_first", "dp"), (2, "siamese", "pp"))
 DRAW = ("together", "counted_twice", "numbered", "time_first")
 
 
@@ -103,7 +104,11 @@ def assert_trains(run: Training, trained) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "name", "mode"), half(product([2, 1], ["together", "time_first", "siamese"], MODES))
+    ("ranks", "name", "mode"),
+    [
+        pytest.param(*one, marks=[] if one in PACKED else [pytest.mark.thorough])
+        for one in product([2, 1], ["together", "time_first", "siamese"], MODES)
+    ],
 )
 def test_packs_of_its_layers_are_torchs_own_loop(name, mode, ranks, tmp_path):
     """Forward passes are repeated, and parts of a batch are on two ranks."""

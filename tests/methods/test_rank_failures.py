@@ -1,7 +1,7 @@
 """A rank that fails or hangs, wherever, is named, ends the run, and leaves nothing behind.
 
-One that is killed, that hangs, that never starts and that does not end is started as a run starts
-it. Others are forked (rank_server.py): how they were started makes no difference to the question.
+One that is killed is started as a run starts it. Others are forked (rank_server.py): how they were
+started makes no difference to the question.
 """
 
 from __future__ import annotations
@@ -132,10 +132,13 @@ def test_a_replica_that_is_killed_is_named_and_the_run_goes_on(tmp_path):
         (PACKS, "1:FORWARD:2:hang", r"rank 1 hangs: it began 1:F\d\.\d of step 2, and nobody"),
         (PACKS, "0:FORWARD:2:hang", r"rank 0 hangs: it began F\d\.\d of step 2, and nobody"),
         (REPLICAS, "1:FORWARD:2:hang", r"rank 1 hangs: it began 1:F\d\.\d of step 2, and nobody"),
-        (ALONE, "0:UPDATE:2:hang", r"rank 0 hangs: it began U\d(\+1)? of step 2, and nobody"),
+        pytest.param(
+            ALONE, "0:UPDATE:2:hang", r"rank 0 hangs: it began U\d(\+1)? of step 2, and nobody",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["the last stage", "the first stage", "a replica", "the only one"],
-)
+)  # fmt: skip
 def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monkeypatch):
     """Not one that waits for it, in a message or a sum. Time flies while only it is at work."""
     rank, kind, step, _ = what.split(":")
@@ -149,7 +152,7 @@ def test_a_rank_that_hangs_is_named(packs, what, message, tmp_path, clock, monke
             clock.ahead_s += watching.LOOK_S / 2  # a leap would be this process standing still
 
     monkeypatch.setattr(Watchdog, "_look", looked)
-    assert_fails(message, packs, tmp_path, what, forked=packs is not PACKS or rank == "0")
+    assert_fails(message, packs, tmp_path, what)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_a_rank_that_does_not_start_is_named(packs, where, stages, message, tmp_
 
     monkeypatch.setattr(Watchdog, "_look", looked)
     message = message.replace(".*", "not started after 600 s")
-    assert_fails(message, packs, tmp_path, f"1:hangs:{where}", forked=where != "import")
+    assert_fails(message, packs, tmp_path, f"1:hangs:{where}")
 
 
 def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
@@ -185,7 +188,7 @@ def test_a_rank_that_does_not_end_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Watchdog, "still_there", asked)
     message = "rank 1 does not end, 60 s after the last action"
-    assert_fails(message, PACKS, tmp_path, "1:hangs:end", forked=False, steps=2)
+    assert_fails(message, PACKS, tmp_path, "1:hangs:end", steps=2)
 
 
 def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, clock, monkeypatch):
@@ -212,7 +215,7 @@ def test_a_checkpoint_may_take_longer_than_any_action(tmp_path, clock, monkeypat
     assert max(crew.history.step_seconds) < LIMITS.hang_s, "to save is no step"
 
 
-@pytest.mark.parametrize("clip", [1.0, None])
+@pytest.mark.parametrize("clip", [1.0, pytest.param(None, marks=pytest.mark.thorough)])
 def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
     """Longer than an action may take, and for more steps than the board keeps."""
 

@@ -31,7 +31,7 @@ STATE_BYTES = 16
 """Of a parameter in fp32, which is its own master: weight, both moments, gradient."""
 STAGING = 0.01
 """Stashes and statistics, as a share of that."""
-LOOK_S = 0.01
+LOOK_S = 0.03
 
 pytestmark = [
     pytest.mark.slow,
@@ -124,7 +124,7 @@ def trained(mode: str, layers: int, folder: Path) -> Measured:
     return Measured(weights=4 * parameters, own=own, ranks=list(seen.private.values()))
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("mode", ["pp", pytest.param("dp", marks=pytest.mark.thorough)])
 def test_ranks_share_one_copy_and_keep_nothing_of_their_own_that_grows(mode, tmp_path):
     """Not the eighth part of one copy of the weights that a deeper model has more. The run's own
     process makes the first weights, a few layers at a time."""

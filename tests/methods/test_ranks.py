@@ -114,7 +114,9 @@ def whole(tmp_path_factory):
             backward=packs_of([1, 2, 2, 1]),
         ),
         UNEVEN,
-        replace(PACKS, mirrored=True, resident=frozenset({1, 2, 4})),
+        pytest.param(
+            replace(PACKS, mirrored=True, resident=frozenset({1, 2, 4})), marks=pytest.mark.thorough
+        ),
         replace(
             PACKS, ranks=3, forward=packs_of([1] * 4), backward=packs_of([1, 1, 1, 1, 2]),
             mirrored=True, resident=frozenset({1, 2, 3, 4}),
@@ -136,12 +138,17 @@ def test_ranks_train_as_plain_training_does(packs, tmp_path):
 @pytest.mark.parametrize(
     "packs",
     [
-        replace(
-            PACKS, ranks=1, forward_size=5, backward_size=2, forward=packs_of([1, 4]),
-            backward=packs_of([1, 2, 2, 1]),
+        pytest.param(
+            replace(
+                PACKS, ranks=1, forward_size=5, backward_size=2, forward=packs_of([1, 4]),
+                backward=packs_of([1, 2, 2, 1]),
+            ),
+            marks=pytest.mark.thorough,
         ),
         UNEVEN,
-        replace(PACKS, forward_size=1, backward_size=1),
+        pytest.param(
+            replace(PACKS, forward_size=1, backward_size=1), marks=pytest.mark.thorough
+        ),
         replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3])),
     ],
     ids=["one rank", "three ranks, uneven", "many messages", "replicas"],
@@ -170,7 +177,7 @@ def test_a_replica_alone_moves_what_is_planned(tmp_path):
     assert_moved(crew, spec.steps)
 
 
-@pytest.mark.parametrize("clip", [0.5, None])
+@pytest.mark.parametrize("clip", [0.5, pytest.param(None, marks=pytest.mark.thorough)])
 def test_layers_that_share_weights_stay_together(clip, tmp_path):
     """The embedding and the head on one rank: no weights and no gradients cross the link. What they
     saved goes on without layers that stay."""
@@ -213,7 +220,7 @@ def test_a_killed_rank_is_named_nothing_is_left_and_the_run_goes_on(whole, tmp_p
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),
-        crew_of(PACKS, spec, tmp_path, "1:RECOMPUTE:4:kill") as crew,
+        crew_of(PACKS, spec, tmp_path, "1:RECOMPUTE:4:kill", forked=True) as crew,
     ):
         crew.run(Silent())
     after = {child.pid for child in psutil.Process().children(recursive=True)}

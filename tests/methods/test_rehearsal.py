@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import pytest
 
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile
+from tests.methods.rank_server import process
 from tests.methods.test_ranks import spec_for
 from tests.runs.helpers import living
+from workbench.methods import train_ranks
 from workbench.methods.harmony import planner
+from workbench.methods.rank_training import RankTraining
 from workbench.methods.train_ranks import profiles_for
 from workbench.profile import measure, rehearsal
 from workbench.profile.profile import Wires
@@ -42,6 +46,8 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     monkeypatch.setattr(rehearsal, "brief", lambda: False)
     if not answered.asked:  # nobody wants to know how good the answer is
         monkeypatch.setattr(rehearsal, "STEPS", 14)
+        forked = partial(RankTraining, process=process(""))
+        monkeypatch.setattr(train_ranks, "RankTraining", forked)
     before_it = set(living(psutil.Process().children()))
     first, second = Silent(), Silent()
     profiles = profiles_for(planner, spec, tmp_path, first)

@@ -51,12 +51,15 @@ def sizes_for(spec):
     ("changes", "clip"),
     [
         ({"mode": "dp", "size": 1, "stages": EACH * 2, "own": (0, 2)}, 0.5),
-        ({"mode": "dp", "stages": EACH, "own": (0,), "shared": 3}, None),
-        ({}, 0.5),
+        pytest.param(
+            {"mode": "dp", "stages": EACH, "own": (0,), "shared": 3}, None,
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param({}, 0.5, marks=pytest.mark.thorough),
         ({"size": 1, "stages": packs_of([1, 4, 1]), "own": (0, 0, 0), "shared": 1}, None),
     ],
     ids=["dp, uneven", "one rank", "pp, uneven", "three stages, one place"],
-)
+)  # fmt: skip
 def test_ranks_train_as_plain_training_does(changes, clip, tmp_path):
     """With random delays around every action."""
     assert_trains(divided(**PP | changes, clipped=clip is not None), clip, tmp_path)

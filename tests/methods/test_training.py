@@ -113,8 +113,17 @@ def test_updates_overlap_the_next_forward_pass(spec_for, tmp_path):
     assert overlapped == [True, True]
 
 
-@pytest.mark.parametrize("method", [stronghold, l2l, resident])
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(
+    ("tier", "method"),
+    [
+        ("disk", stronghold),
+        ("host", l2l),
+        ("host", resident),
+        pytest.param("host", stronghold, marks=pytest.mark.thorough),
+        pytest.param("disk", l2l, marks=pytest.mark.thorough),
+        pytest.param("disk", resident, marks=pytest.mark.thorough),
+    ],
+)
 def test_resuming_continues_identically(spec_for, tmp_path, method, tier):
     spec = spec_for(window=2, optimizer_tier=tier, save_every=2, steps=6)
     whole, expected = run(method, spec, tmp_path / "whole")

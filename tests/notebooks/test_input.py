@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from workbench import cli
 from workbench.reproduce import check_parameters, read_notebook, reproduce
 
 GOOD = {"size": "paper", "results": "somewhere"}
 
 
-def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workbench.cli", *words],
-        cwd=root, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+@pytest.fixture
+def complaint(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The sentence that the command line says to some words."""
+
+    def complain(*words: str) -> str:
+        assert cli.main([*words]) == 2
+        said = capfd.readouterr()
+        assert (said.out, len(said.err.splitlines())) == ("", 1), said.err
+        return said.err
+
+    return complain
 
 
-def test_an_unknown_parameter_ends_the_command_with_2(root: Path, tmp_path: Path) -> None:
-    answer = command(root, "reproduce", "-p", "frce=true", "--results", str(tmp_path / "new"))
-    assert answer.returncode == 2
-    assert "unknown parameter 'frce'" in answer.stderr
-    assert "size, results, force" in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+def test_an_unknown_parameter_ends_the_command_with_2(complaint, tmp_path: Path) -> None:
+    said = complaint("reproduce", "-p", "frce=true", "--results", str(tmp_path / "new"))
+    assert "unknown parameter 'frce'" in said
+    assert "size, results, force" in said
     assert not (tmp_path / "new").exists()
 
 
-def test_an_unknown_exhibit_ends_the_command_with_2(root: Path) -> None:
-    answer = command(root, "figure", "fig10")
-    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
-    assert "fig6a, fig7a, fig8a, fig8b, fig9" in answer.stderr
+def test_an_unknown_exhibit_ends_the_command_with_2(complaint) -> None:
+    assert "fig6a, fig7a, fig8a, fig8b, fig9" in complaint("figure", "fig10")
 
 
 @pytest.mark.parametrize(
@@ -61,10 +63,8 @@ def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
         reproduce("paper", file, only=["fig9"], echo=print)
 
 
-def test_a_report_of_nothing_is_refused(root: Path, tmp_path: Path) -> None:
-    answer = command(root, "report", "--results", str(tmp_path))
-    assert answer.returncode == 2
-    assert "nothing has been reproduced" in answer.stderr
+def test_a_report_of_nothing_is_refused(complaint, tmp_path: Path) -> None:
+    assert "nothing has been reproduced" in complaint("report", "--results", str(tmp_path))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")

@@ -4,22 +4,36 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.runs.helpers import HERE, ROOT, start_driver, workbench
+from workbench import cli
 
 SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", "256")
 
 
-def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """The sentence, after seeing that it is all there is."""
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("workbench: ")
-    return done.stderr
+@pytest.fixture
+def complaint(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """What the command line says to some words, after seeing that it is one sentence."""
+
+    def complain(*words: str | Path) -> str:
+        monkeypatch.chdir(ROOT)
+        try:
+            ended = cli.main([*map(str, words)])
+        except SystemExit as end:
+            ended = end.code
+        said = capfd.readouterr()
+        assert (ended, said.out) == (2, ""), said.err
+        assert said.err.count("\n") == 1, said.err
+        assert said.err.startswith("workbench: ")
+        return said.err
+
+    return complain
 
 
 @pytest.mark.parametrize(
@@ -46,11 +60,11 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         ([], "the following arguments are required: VERB"),
     ],
 )
-def test_bad_flags(words: list[str], sentence: str, tmp_path: Path) -> None:
+def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -> None:
     if words and words[0] in ("run", "sweep"):
         words = [*words, "--results", str(tmp_path / "results")]
 
-    assert sentence in complaint(workbench(*words))
+    assert sentence in complaint(*words)
     assert not (tmp_path / "results").exists()
 
 
@@ -66,13 +80,11 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path) -> None:
         ('{"method": "l2l", "clip": -1}', "clip is -1.0; it must be positive, or none"),
     ],
 )
-def test_malformed_specs(text: str, sentence: str, tmp_path: Path) -> None:
+def test_malformed_specs(text: str, sentence: str, tmp_path: Path, complaint) -> None:
     file = tmp_path / "spec.json"
     file.write_text(text)
 
-    done = workbench("run", "--spec", file, "--results", tmp_path / "results")
-
-    assert sentence in complaint(done)
+    assert sentence in complaint("run", "--spec", file, "--results", tmp_path / "results")
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -87,12 +99,12 @@ def test_malformed_specs(text: str, sentence: str, tmp_path: Path) -> None:
         ({"base": {"method": "l2l"}, "timeout": 0}, "timeout is 0"),
     ],
 )
-def test_malformed_sweeps(sweep: dict, sentence: str, tmp_path: Path) -> None:
+def test_malformed_sweeps(sweep: dict, sentence: str, tmp_path: Path, complaint) -> None:
     """The last bad point of a grid stops the sweep before its first good one."""
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({**sweep, "results": "results"}))
 
-    assert sentence in complaint(workbench("sweep", file))
+    assert sentence in complaint("sweep", file)
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -13,11 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from baselines import plain
 from tests.methods.harness import Silent
+from tests.methods.plain import spec_for
+from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
+from workbench.methods.harmony import planner
 from workbench.methods.train import load_batches
+from workbench.methods.train_ranks import profiles_for
 from workbench.model import custom, make_model
+from workbench.schedule.plan import DoesNotFit
+from workbench.schedule.schedule import DEVICE
 
 pytestmark = pytest.mark.slow
 
@@ -43,32 +48,6 @@ def net(spec):
         TensorDataset(torch.randn(32, 4), torch.randint(3, (32,))),
     )
 """
-TIED = """
-from torch import nn
-
-
-class Words(nn.Module):
-    def __init__(self, spec):
-        super().__init__()
-        self.embed = nn.Embedding(spec.vocab, spec.hidden)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(spec.hidden, spec.hidden), nn.GELU())
-            for _ in range(spec.layers)
-        )
-        self.head = nn.Linear(spec.hidden, spec.vocab, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)
-
-
-def net(spec):
-    return Words(spec)
-"""
-"""Its head owns nothing."""
 ON_TWO = ("-m", "harmony-pp", "--ranks", "2", "--device", "cpu", "--steps", "4")
 
 
@@ -123,69 +102,32 @@ def test_it_trains_to_plain_torchs_losses(tmp_path, measured, monkeypatch):
     assert expected[0] != expected[-1]
 
 
-def test_what_is_not_there_is_a_sentence_and_bad_input(tmp_path):
-    """Whatever is wrong with it (tests/unit/model/test_custom.py)."""
-    (tmp_path / "own_net.py").write_text(SOURCE)
-    done = run(tmp_path, *ON_TWO, "--set", "family=own_net:no_such", "--set", "heads=1", "-b", "4")
-    assert done.returncode == 2
-    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("workbench: ")]
-    assert "'own_net' has no function no_such" in sentence
-    assert "Traceback" not in done.stderr
-
-
-def test_a_model_that_needs_two_samples_is_planned_and_trained_with_two(tmp_path, measured):
+def spec_of(**changes) -> RunSpec:
     """A picture of 32 pixels is down to one before the last BatchNorm."""
-    shutil.copytree(measured, tmp_path / "results" / "profiles")
-    sizes = ("-l", "4", "--hidden", "4", "--set", "heads=1", "--seq", "32", "--vocab", "10")
-    done = run(tmp_path, *ON_TWO, "--set", "family=resnet", *sizes, "-b", "4")
-    assert done.returncode == 0, done.stderr
-    settings = recorded(tmp_path)["predicted"]["settings"]
+    sizes = {"layers": 4, "hidden": 4, "heads": 1, "seq": 32, "vocab": 10, "tied": False}
+    model = ModelSpec(family="resnet", **sizes)
+    values = {"method": "harmony-pp", "model": model, "text": "stdlib", "ranks": 2, "steps": 4}
+    return spec_for(**{**values, **changes})
+
+
+def test_a_model_that_needs_two_samples_is_planned_with_two(tmp_path, measured):
+    """Trained with two it is in tests/methods/test_modules.py."""
+    shutil.copytree(measured, tmp_path / "profiles")
+    profiles = profiles_for(planner, spec_of(), tmp_path, Silent())
+    settings = planner.plan(spec_of(), profiles, mode="pp").settings
     assert min(settings["forward_size"], settings["backward_size"]) >= 2
-    (limits,) = tmp_path.glob("results/profiles/*/limits-*.json")
+    (limits,) = tmp_path.glob("profiles/*/limits-*.json")
     assert json.loads(limits.read_text())["limits"]["smallest"] == 2
-
-
-def test_a_size_that_the_model_does_not_take_is_bad_input(tmp_path, measured):
-    shutil.copytree(measured, tmp_path / "results" / "profiles")
-    sizes = ("-l", "4", "--hidden", "4", "--set", "heads=1", "--seq", "32", "--vocab", "10")
-    ones = ("--forward-size", "1", "--backward-size", "1")
-    done = run(tmp_path, *ON_TWO, "--set", "family=resnet", *sizes, "-b", "4", *ones)
-    assert done.returncode == 2, done.stderr
-    assert "micro-batches of 1 cannot be run: Expected more than 1 value" in done.stderr
+    with pytest.raises(ValueError, match="micro-batches of 1 cannot be run: Expected more than 1"):
+        profiles_for(planner, spec_of(forward_size=1, backward_size=1), tmp_path, Silent())
 
 
 def test_a_cap_that_no_layer_fits_in_is_told_before_anything_is_timed(tmp_path, measured):
-    shutil.copytree(measured, tmp_path / "results" / "profiles")
-    sizes = ("-l", "4", "--hidden", "64", "--set", "heads=1", "--seq", "64", "--vocab", "256")
-    done = run(tmp_path, *ON_TWO, *sizes, "-b", "4", "--device-memory", "100KiB")
-    assert done.returncode == 2, done.stderr
-    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("workbench: ")]
-    assert sentence.endswith(" in a micro-batch of 1, and the device may hold 100 KiB")
-    assert recorded(tmp_path)["status"] == "oom_device"
-    assert not [*tmp_path.glob("results/profiles/*/units-*.json")]
-
-
-def test_a_layer_that_owns_nothing_is_in_checkpoints_of_every_method(
-    tmp_path, measured, monkeypatch
-):
-    shutil.copytree(measured, tmp_path / "results" / "profiles")
-    (tmp_path / "tied_net.py").write_text(TIED)
-    of = ("--set", "family=tied_net:net", "-l", "3", "--hidden", "16", "--set", "heads=1")
-    of = (*of, "--seq", "8", "--vocab", "256", "-b", "4", "--set", "lr_decay_steps=9")
-    of = (*of, "--device", "cpu")
-    done = run(tmp_path, "-m", "plain", *of, "--steps", "4", "--save-every", "2")
-    assert done.returncode == 0, done.stderr
-    first = recorded(tmp_path)
-    more = ("-m", "harmony-dp", "--ranks", "2", "--steps", "6", "--start-from", first["key"])
-    done = run(tmp_path, *of, *more)
-    assert done.returncode == 0, done.stderr
-    (record,) = [
-        json.loads(path.read_text())
-        for path in tmp_path.glob("results/runs/*/record.json")
-        if first["key"] not in path.parts
-    ]
-    assert record["losses"][:4] == first["losses"]
-    monkeypatch.chdir(tmp_path)
-    spec = RunSpec.from_dict(first["spec"]).with_(steps=6, save_every=0)
-    whole = plain.train(spec, Silent(), tmp_path / "whole")
-    assert record["losses"] == pytest.approx(whole.losses, rel=1e-5)
+    shutil.copytree(measured, tmp_path / "profiles")
+    model = ModelSpec(layers=4, hidden=64, heads=1, seq=64, vocab=256)
+    spec = spec_of(model=model, text=__file__, device_memory=100 << 10)
+    told = " in a micro-batch of 1, and the device may hold 100 KiB$"
+    with pytest.raises(DoesNotFit, match=told) as refused:
+        profiles_for(planner, spec, tmp_path, Silent())
+    assert refused.value.tier == DEVICE
+    assert not [*tmp_path.glob("profiles/*/units-*.json")]

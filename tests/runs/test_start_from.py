@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ from baselines import plain as torch_plain
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
+from tests.methods.rank_server import process
 from tests.methods.torch_named import gpipe, one_f_one_b
 from workbench.core import methods
-from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.methods import stronghold
-from workbench.runs import runner
+from workbench.methods import stronghold, train_ranks
+from workbench.methods.rank_training import RankTraining
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
 
@@ -34,25 +35,24 @@ def spec_for(method: str, **changes) -> RunSpec:
     return plain.spec_for(**{"method": method, "steps": STEPS, "lr_decay_steps": STEPS, **changes})
 
 
-def saved(store: Store, **changes) -> RunRecord:
-    """A run of a few steps that leaves a checkpoint."""
-    spec = spec_for("stronghold", **{"steps": FIRST, "save_every": FIRST, **changes})
-    return runner.run(spec, store)
-
-
 @pytest.mark.slow
-def test_one_training_under_three_methods(store: Store) -> None:
+def test_one_training_under_three_methods(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By key and by folder; the losses are those of one that was never stopped."""
-    first = saved(store)
-    more = {"ranks": 2, "save_every": 2, "steps": 4, "start_from": first.key}
-    second = runner.run(spec_for("harmony-pp", **more), store)
-    assert second.status == "ok", second.message
-    third = runner.run(spec_for("l2l", start_from=str(store.folder(second.key))), store)
-    assert third.status == "ok", third.message
+    first = spec_for("stronghold", steps=FIRST, save_every=FIRST)
+    began, _ = train(stronghold, first, store.folder("first"))
+    more = {"ranks": 2, "save_every": 2, "steps": 4, "start_from": "first"}
+    forked = partial(RankTraining, process=process(""))
+    monkeypatch.setattr(train_ranks, "RankTraining", forked)
+    second = store.folder("second")
+    methods.load("harmony-pp").train(spec_for("harmony-pp", **more), Silent(), second)
+    third = spec_for("l2l", start_from=str(second))
+    ended, _ = train(l2l, third, tmp_path / "third")
     expected, _ = plain.train(spec_for("plain"))
-    assert third.losses == pytest.approx(expected, rel=1e-6)
-    assert third.losses[:FIRST] == first.losses
-    assert len(third.step_seconds) == 2, "those of this method"
+    assert ended.history.losses == pytest.approx(expected, rel=1e-6)
+    assert ended.history.losses[:FIRST] == began.history.losses
+    assert len(ended.history.step_seconds) == 2, "those of this method"
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from benchmarks.offload_cases import CASES
 from tests.runs.helpers import left_behind
 from workbench.published.here import read_offload
 
-CHOSEN = ("--only", "plain", "--only", "fsdp-offload", "--only", "stronghold")
+CHOSEN = ("--only", "plain", "--only", "stronghold")
 
 
 def run_tiny(tmp_path: Path, *words: str) -> int:
@@ -25,7 +25,7 @@ def run_tiny(tmp_path: Path, *words: str) -> int:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> tuple[Path, str]:
-    """A folder with three real runs, and what was printed meanwhile."""
+    """A folder with two real runs, and what was printed meanwhile."""
     folder, printed = tmp_path_factory.mktemp("ran"), io.StringIO()
     shutil.copytree(measured, folder / "results" / "profiles")
     with redirect_stdout(printed):
@@ -35,7 +35,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> tuple[Path,
 
 def test_a_list_runs_nothing(tmp_path, capsys):
     assert run_tiny(tmp_path, *CHOSEN, "--list") == 0
-    assert "fsdp-offload" in capsys.readouterr().out
+    assert "stronghold" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
 
 
@@ -44,16 +44,16 @@ def test_it_runs_end_to_end_on_any_machine(ran, capsys):
     assert "of plain" in printed
     assert "100.0%" in printed
     rows = read_offload(folder / "out" / "offload.csv")
-    assert [row.method for row in rows] == ["plain", "fsdp-offload", "stronghold"]
+    assert [row.method for row in rows] == ["plain", "stronghold"]
     plain, *others = rows
     for row in others:
         assert row.final_loss == pytest.approx(plain.final_loss, rel=1e-6)
         assert row.host_gib > 0
     assert min(row.samples_per_second for row in rows) > 0
     assert left_behind(folder) == []
-    assert_alike(folder, 3)
+    assert_alike(folder, 2)
     assert run_tiny(folder, *CHOSEN) == 0
-    assert capsys.readouterr().out.count("done before") == 3
+    assert capsys.readouterr().out.count("done before") == 2
 
 
 @pytest.mark.slow

@@ -60,7 +60,9 @@ def test_ten_times_what_the_cards_have():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
+    """As test_offload_runs.py asks of one device, with the same runs and sheets."""
     shutil.copytree(measured, tmp_path / "results" / "profiles")
     words = ["--size", "tiny", "--warmup", "1", "--measured", "2", "--out", str(tmp_path / "out")]
     chosen = ["--only", "harmony-pp", "--only", "data-parallel"]

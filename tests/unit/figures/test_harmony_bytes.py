@@ -28,7 +28,7 @@ EACH = (
 ALL = "all bytes that every run counted are what its plan says"
 
 
-@pytest.fixture(params=["smoke", "small", "paper"])
+@pytest.fixture(params=["smoke", pytest.param("small", marks=pytest.mark.thorough), "paper"])
 def dials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sizes.HarmonySize:
     monkeypatch.setattr("workbench.exhibits.harmony.sizes.gpus", lambda: ("gpu",) * 4)
     return sizes.named(request.param)

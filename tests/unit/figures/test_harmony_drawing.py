@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -45,6 +47,19 @@ def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
     return made, store
 
 
+@pytest.fixture(scope="module")
+def paper_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Figure]:
+    """What is printed of an exhibit where all of it ran, or nothing; drawn once, to be read."""
+
+    @cache
+    def made(name: str, ran: bool) -> Figure:
+        folder = tmp_path_factory.mktemp(name)
+        records, store = with_timelines(name, folder) if ran else ([], nowhere(folder))
+        return drawn(name, rows_of(name, records, store))
+
+    return made
+
+
 def test_no_two_sources_share_a_mark() -> None:
     bars = [tuple(sorted(map(str, style.bar_look("red", *each).items()))) for each in SERIES]
     lines = [
@@ -64,9 +79,8 @@ def test_every_method_has_a_look_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", EXHIBITS)
 @pytest.mark.parametrize("ran", [True, False], ids=["ran", "did not run"])
-def test_nothing_leaves_the_paper(name: str, ran: bool, tmp_path: Path) -> None:
-    made, store = with_timelines(name, tmp_path) if ran else ([], nowhere(tmp_path))
-    paper = drawn(name, rows_of(name, made, store))
+def test_nothing_leaves_the_paper(name: str, ran: bool, paper_of) -> None:
+    paper = paper_of(name, ran)
     assert paper.get_figwidth() == PAGE_IN
     assert_nothing_leaves(paper)
 
@@ -74,8 +88,8 @@ def test_nothing_leaves_the_paper(name: str, ran: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in EXHIBITS if name not in ("harmony_13", "harmony_21")]
 )
-def test_estimates_are_said_to_be_no_measurements(name: str, tmp_path: Path) -> None:
-    text = flat(drawn(name, rows_of(name, [], nowhere(tmp_path))))
+def test_estimates_are_said_to_be_no_measurements(name: str, paper_of) -> None:
+    text = flat(paper_of(name, False))
     assert "They are not measurements" in text
     assert tidy.REFERENCE in text
     assert "measured (" not in text
@@ -83,11 +97,10 @@ def test_estimates_are_said_to_be_no_measurements(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [name for name in EXHIBITS if name != "harmony_table1"])
 def test_what_ran_is_told_with_its_machine_and_what_did_not_with_its_reason(
-    name: str, tmp_path: Path
+    name: str, paper_of
 ) -> None:
-    made, store = with_timelines(name, tmp_path)
-    assert "measured (Made-up, 2 cores, no GPU)" in words(drawn(name, rows_of(name, made, store)))
-    absent = words(drawn(name, rows_of(name, [], store)))
+    assert "measured (Made-up, 2 cores, no GPU)" in words(paper_of(name, True))
+    absent = words(paper_of(name, False))
     if name != "harmony_12":  # there the bytes of plans and estimates remain
         assert "not here" in absent
 
@@ -102,20 +115,19 @@ def test_a_bar_is_as_high_as_its_value_and_one_without_says_why(tmp_path: Path) 
     assert "out of device memory" in words(paper)
 
 
-def test_what_a_size_leaves_out_is_named_and_nothing_else_in_the_legend(tmp_path: Path) -> None:
+def test_what_a_size_leaves_out_is_named_and_nothing_else_in_the_legend(paper_of) -> None:
     for name, sentence in (
         ("harmony_10", "PP Swap of BERT, VGG, ResNet"), ("harmony_12", "Harmony-DP on 3 devices"),
         ("harmony_17", "Harmony-DP on 3 devices"), ("harmony_18", "Harmony-DP on 3 devices"),
     ):  # fmt: skip
-        text = flat(drawn(name, rows_of(name, runs(name), nowhere(tmp_path))))
+        text = flat(paper_of(name, True))
         assert f"Not run at {SMOKE.name} size" in text, name
         assert sentence in text
-        nothing = drawn(name, rows_of(name, [], nowhere(tmp_path)))
+        nothing = paper_of(name, False)
         assert "Not run at" not in flat(nothing)
         names = {text.get_text() for legend in nothing.legends for text in legend.get_texts()}
         assert not {each for each in names if each.startswith("measured")}
-    twelve = drawn("harmony_12", rows_of("harmony_12", [], nowhere(tmp_path)))
-    assert "Nothing measured is drawn: not here." in flat(twelve)
+    assert "Nothing measured is drawn: not here." in flat(paper_of("harmony_12", False))
 
 
 def test_a_device_that_never_computes_has_a_zero(tmp_path: Path) -> None:
@@ -134,9 +146,8 @@ def test_losses_that_hardly_fall_are_said_to(tmp_path: Path) -> None:
     assert "Losses hardly fall here" in flat(drawn("harmony_13", flat_ones))
 
 
-def test_parts_of_a_volume_add_up(tmp_path: Path) -> None:
-    rows = rows_of("harmony_12", [], nowhere(tmp_path))
-    paper = drawn("harmony_12", rows)
+def test_parts_of_a_volume_add_up(paper_of) -> None:
+    paper = paper_of("harmony_12", False)
     tops = max(p.get_y() + p.get_height() for p in paper.axes[0].patches)
     assert tops == pytest.approx(12.04 + 6.29 + 23.44 + 23.44 + 35.94, abs=0.01)
     assert "device to device, not over the host's link" in words(paper)
@@ -152,15 +163,15 @@ def test_curves_lie_on_each_other_and_their_difference_beside(tmp_path: Path) ->
     assert right.get_yscale() == "log"
 
 
-def test_table_1_is_a_table(tmp_path: Path) -> None:
-    text = flat(drawn("harmony_table1", rows_of("harmony_table1", [], nowhere(tmp_path))))
+def test_table_1_is_a_table(paper_of) -> None:
+    text = flat(paper_of("harmony_table1", False))
     for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "U_F/U_B, packs"):
         assert told in text
 
 
-def test_table_1_draws_searches_as_measured_and_like_beside_like(tmp_path: Path) -> None:
+def test_table_1_draws_searches_as_measured_and_like_beside_like(paper_of, tmp_path: Path) -> None:
     rows = rows_of("harmony_table1", [], nowhere(tmp_path))
-    paper = drawn("harmony_table1", rows)
+    paper = paper_of("harmony_table1", False)
     assert {"measured: our search", "simulated: our plan"} <= {
         text.get_text() for text in paper.legends[0].get_texts()
     }

@@ -141,6 +141,7 @@ def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
     assert evaluation_work.claim("here_offload", "tiny", str(tmp_path))["runs"] is False
 
 
+@pytest.mark.thorough
 def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     session = with_one_run("harmony_21", tmp_path)
     exhibits = shown_exhibits(HARMONY, "tiny", session.store, {})

@@ -265,8 +265,14 @@ def test_scaling_is_judged_on_gpus_alone(name: str, tmp_path: Path) -> None:
 # -- table 1 ---------------------------------------------------------------------------------------
 
 
-def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None:
-    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+@pytest.fixture(scope="module")
+def table_1(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Rows of table 1 where nothing ran; do not change them."""
+    return rows_of("harmony_table1", [], nowhere(tmp_path_factory.mktemp("table")))
+
+
+def test_table_1_fails_for_a_long_search_and_a_slow_plan(table_1: pd.DataFrame) -> None:
+    rows = table_1
     ours = {"model": "gpt2_xl", "variant": tidy.OUR_PLAN, "method": "harmony-pp", "minibatch": 64}
     search = ours | {"variant": tidy.OUR_SEARCH, "quantity": "search_s"}
     quick = changed(rows, 0.01, **search)
@@ -281,8 +287,8 @@ def test_table_1_fails_for_a_long_search_and_a_slow_plan(tmp_path: Path) -> None
     assert judged("harmony_table1", slow, "in any of").verdict == FAILS
 
 
-def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: Path) -> None:
-    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(table_1: pd.DataFrame) -> None:
+    rows = table_1
     fast = changed(rows, 0.5, variant=tidy.OUR_PLAN, quantity="iteration_s")
     slow = changed(rows, 2.0, variant=tidy.OUR_PLAN, quantity="iteration_s")
     for against in ("packs under our runtime", "as its authors estimate it with overlap"):
@@ -291,8 +297,8 @@ def test_table_1_counts_the_settings_in_which_ours_is_clearly_faster(tmp_path: P
         assert judged("harmony_table1", slow, against).verdict == FAILS
 
 
-def test_table_1_keeps_packs_and_schedules_apart(tmp_path: Path) -> None:
-    rows = rows_of("harmony_table1", [], nowhere(tmp_path))
+def test_table_1_keeps_packs_and_schedules_apart(table_1: pd.DataFrame) -> None:
+    rows = table_1
     quick = changed(rows, 0.1, source=tidy.REFERENCE, quantity="overlapped_estimate_s")
     assert judged("harmony_table1", quick, "packs under our runtime").verdict == HOLDS
     assert judged("harmony_table1", quick, "estimate it with overlap").verdict == FAILS

@@ -33,6 +33,13 @@ def drawn(rows: pd.DataFrame) -> Figure:
     return printed(servers.EXHIBIT.draw, rows)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Figure]:
+    """Rows of the whole benchmark, and what is printed of them: to be read."""
+    rows = rows_of(tmp_path_factory.mktemp("whole"))
+    return rows, drawn(rows)
+
+
 def titles(axes: Any) -> str:
     return axes.get_title(loc="left") or axes.get_title()
 
@@ -87,9 +94,8 @@ def test_every_method_of_the_benchmark_has_a_look() -> None:
     assert len({look.marker for look in looks}) == len(LABELS), "a grey print tells them apart"
 
 
-def test_bars_and_markers_are_the_rows(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    paper = drawn(rows)
+def test_bars_and_markers_are_the_rows(whole) -> None:
+    rows, paper = whole
     ok = rows[rows["status"] == "ok"]
     speeds, links = titled(paper, "throughput, measured"), titled(paper, "over the host links")
     assert sorted(heights(speeds)) == pytest.approx(sorted(ok["samples_per_second"]))
@@ -118,9 +124,9 @@ def test_bars_without_a_cap_stand_on_a_ground_of_their_own(tmp_path: Path) -> No
     assert [t.get_text() for t in axes.get_xticklabels()] == ["no cap", "11 GiB"]
 
 
-def test_scaling_has_the_speeds_and_the_line_of_proportion(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    panels = titled(drawn(rows), "scaling, measured")
+def test_scaling_has_the_speeds_and_the_line_of_proportion(whole) -> None:
+    rows, paper = whole
+    panels = titled(paper, "scaling, measured")
     assert len(panels) == 3, "two minibatches of GPT-2 XL, and the large model"
     large = panels[-1]
     ideal, dp, pp = ([*mark.get_xdata()] for mark in large.lines)
@@ -154,9 +160,9 @@ def test_whiskers_are_the_middle_half_of_the_steps(tmp_path: Path) -> None:
     assert len(whiskers) == 1
 
 
-def test_points_are_predictions_over_measurements(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path)
-    (step,), (peak,) = (titled(drawn(rows), words) for words in ("step time", "device peak"))
+def test_points_are_predictions_over_measurements(whole) -> None:
+    rows, paper = whole
+    (step,), (peak,) = (titled(paper, words) for words in ("step time", "device peak"))
     for axes, column, band in ((step, "step_ratio", 0.10), (peak, "peak_ratio", 0.05)):
         points = [
             y for mark in axes.lines if mark.get_linestyle() == "None" for y in mark.get_ydata()
@@ -176,14 +182,14 @@ def test_every_axis_says_what_it_shows_and_nothing_leaves_the_paper(tmp_path: Pa
     assert_nothing_leaves(paper)
 
 
-def test_the_words_at_bars_end_below_the_titles(tmp_path: Path) -> None:
-    paper = drawn(rows_of(tmp_path))
+def test_the_words_at_bars_end_below_the_titles(whole) -> None:
+    _, paper = whole
     for axes in titled(paper, "throughput") + titled(paper, "over the host links"):
         title = axes._left_title.get_window_extent().y0
         assert all(t.get_window_extent().y1 <= title + 1 for t in axes.texts), titles(axes)
 
 
-def test_what_has_no_rows_is_left_out_and_named(tmp_path: Path) -> None:
+def test_what_has_no_rows_is_left_out_and_named(whole, tmp_path: Path) -> None:
     paper = drawn(rows_of(tmp_path, [line("zero-infinity", speed=15.0)]))
     assert [titles(axes).replace("\u00a0", " ") for axes in paper.axes] == [
         "throughput, measured: GPT-2 XL, 1.6 B"
@@ -194,7 +200,7 @@ def test_what_has_no_rows_is_left_out_and_named(tmp_path: Path) -> None:
     assert "scaling (no model ran in Harmony" in words
     assert "minibatch 64 (Harmony-PP, Harmony-DP, data parallel without a cap)" in words
     assert "minibatch 16 (Harmony-PP, Harmony-DP, ZeRO-Infinity, data parallel" in words
-    assert "Not measured" not in flat(drawn(rows_of(tmp_path)))
+    assert "Not measured" not in flat(whole[1])
 
 
 def test_what_moves_nothing_over_the_host_links_has_no_bar_there(tmp_path: Path) -> None:
@@ -245,7 +251,7 @@ def test_without_the_file_the_exhibit_says_so() -> None:
 # -- as an exhibit --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("size", ["smoke", "paper"])
 def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
     write(tmp_path, benchmark((4,)))
     session = open_exhibit("here_servers", size, tmp_path)

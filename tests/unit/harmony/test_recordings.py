@@ -55,8 +55,17 @@ def test_passes_that_take_longer_are_not_recorded():
     assert Recordings(layers, 9, below_s=0.99 * longest).nbytes(packs, 0) == 0
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
-@pytest.mark.parametrize("device_bytes", [90_000, 130_000, 200_000])
+@pytest.mark.parametrize(
+    ("mode", "device_bytes"),
+    [
+        ("pp", 90_000),
+        ("dp", 130_000),
+        pytest.param("dp", 90_000, marks=pytest.mark.thorough),
+        pytest.param("pp", 130_000, marks=pytest.mark.thorough),
+        pytest.param("pp", 200_000, marks=pytest.mark.thorough),
+        pytest.param("dp", 200_000, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_search_with_recordings_keeps_the_budget_at_once(mode, device_bytes):
     """Foreseen, not found out by one proof after the other."""
     setting = replace(SETTING, mode=mode, device_bytes=device_bytes, recorded_below_s=1.0)

@@ -29,6 +29,7 @@ from workbench.schedule.validate import validate
 
 LAYERS = Layers([4000, *[1000] * 10, 4000])
 UNITS = 12
+MODES = ("pp", pytest.param("dp", marks=pytest.mark.thorough))
 SERVER = Server(
     name="made up",
     ranks=3,
@@ -81,7 +82,7 @@ def packs_of_size(units, *, mode="pp", samples=1):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_the_plan_keeps_its_budget(mode):
     setting = replace(SETTING, mode=mode)
     found = known(setting, LAYERS, UNITS, SERVER)
@@ -90,7 +91,7 @@ def test_the_plan_keeps_its_budget(mode):
     assert (found.packs.num_units, found.packs.minibatch) == (UNITS, 12)
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_nobody_draws_a_faster_plan(mode):
     setting = replace(SETTING, mode=mode)
     found = known(setting, LAYERS, UNITS, SERVER)
@@ -124,7 +125,7 @@ def _stretched(packs):
     return tuple(range(a, b) for a, b in pairwise(ends))
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_the_estimate_is_near_the_simulator(mode):
     setting = replace(SETTING, mode=mode)
     estimate = StepTimeEstimate(LAYERS, SERVER, UNITS)
@@ -193,7 +194,7 @@ def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps
     assert hedged.seconds < fmean([stands, clips])
 
 
-@pytest.mark.parametrize("mode", ["pp", "dp"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_search_of_much_looks_at_a_part_and_still_finds_a_plan(mode, monkeypatch):
     looked_at = []
     estimate = StepTimeEstimate.step_seconds
@@ -232,7 +233,7 @@ def test_a_step_of_too_many_passes_is_refused_with_a_batch_that_is_not():
 @pytest.mark.parametrize(("mode", "ranks", "least"), [("pp", 1, 82_500), ("dp", 3, 65_000)])
 def test_what_fits_on_a_small_device_fits_on_a_larger_one(mode, ranks, least):
     """Where what is foreseen to fit does not, other packs are tried, until some do."""
-    for device in range(least, least + 8000, 2500):
+    for device in (least, least + 5000):
         setting = replace(SETTING, mode=mode, ranks=ranks, device_bytes=device)
         found = search(setting, LAYERS, UNITS, replace(SERVER, ranks=ranks))
         assert all(peaks[DEVICE] <= device for peaks in found.proved.peak_bytes.values())
@@ -259,6 +260,4 @@ def test_more_memory_never_plans_a_slower_step(monkeypatch):
         return search(setting, layers, UNITS, server, **limits).seconds
 
     rung = 15 << 13
-    least = seconds(rung, most_work=inf)
-    for device in (130_000, random.Random(3).randrange(rung + 1, 16 << 13)):
-        assert seconds(device) <= least
+    assert seconds(130_000) <= seconds(rung, most_work=inf)

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from workbench import cli
 from workbench.core.methods import METHODS
 
 
-def doctor(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workbench.cli", "doctor", *map(str, words)]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def doctor(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The exit code of `workbench doctor` with some words, and what it says on either stream."""
+
+    def examine(*words: object) -> tuple[int, str, str]:
+        return cli.main(["doctor", *map(str, words)]), *capfd.readouterr()
+
+    return examine
 
 
 def test_json_holds_ceilings_software_methods_and_sizes(examined: SimpleNamespace) -> None:
@@ -26,22 +31,22 @@ def test_json_holds_ceilings_software_methods_and_sizes(examined: SimpleNamespac
     assert all(finding["detail"] for finding in told["software"])
 
 
-def test_what_was_measured_is_stored_and_said_to_be(examined: SimpleNamespace, root: Path) -> None:
+def test_what_was_measured_is_stored_and_said_to_be(examined: SimpleNamespace, doctor) -> None:
     where = ("--device", "cpu", "--results", examined.results)
-    again = json.loads(doctor(root, "--json", "--stored", *where).stdout)
+    again = json.loads(doctor("--json", "--stored", *where)[1])
     assert not again["measured_now"]
     assert again["ceilings"] == examined.told["ceilings"]
-    text = doctor(root, "--stored", *where).stdout
+    text = doctor("--stored", *where)[1]
     assert f"measured on {again['ceilings']['measured']}" in text
     assert "host to device" in text
 
 
-def test_a_device_that_is_not_there_is_one_sentence(root: Path, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_one_sentence(doctor, tmp_path: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = doctor(root, "--device", "cuda", "--results", tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "cuda" in done.stderr
+    ended, _, complaint = doctor("--device", "cuda", "--results", tmp_path)
+    assert ended == 2
+    assert len(complaint.strip().splitlines()) == 1
+    assert "cuda" in complaint

@@ -48,16 +48,22 @@ def test_bytes_equal_the_formulas_of_a_gpt(hardware: Hardware, dtype: str) -> No
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "dtype"),
     [
-        {},
-        {"dropout": 0.1},
-        {"tied": False},
-        pytest.param({"vocab": 701_000}, id="logits in chunks"),
+        ({}, torch.float32),
+        ({"dropout": 0.1}, torch.bfloat16),
+        ({"tied": False}, torch.bfloat16),
+        pytest.param({"vocab": 701_000}, torch.float32, id="logits in chunks"),
+        pytest.param({}, torch.bfloat16, marks=pytest.mark.thorough),
+        pytest.param({"dropout": 0.1}, torch.float32, marks=pytest.mark.thorough),
+        pytest.param({"tied": False}, torch.float32, marks=pytest.mark.thorough),
+        pytest.param(
+            {"vocab": 701_000}, torch.bfloat16, id="logits in chunks, bf16",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=str,
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+)  # fmt: skip
 def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: torch.dtype) -> None:
     model, device = make_model(spec(**changes)), torch.device("cpu")
     units = model_units(model, 1)

@@ -34,7 +34,7 @@ class Fragile(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, x):
-        if len(x) > 4 and type(x.data) is torch.Tensor:
+        if len(x) == 5 and type(x.data) is torch.Tensor:
             os._exit(9)
         return self.inner(x)
 
@@ -158,25 +158,23 @@ def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     model = ModelSpec(family="fragile_module:model", heads=1)
     spec = RunSpec(method="harmony-pp", model=model, batch=8, device="cpu")
-    with probe.Processes(spec, "cpu", 1 << 20) as processes:
+    layers = probe.Layers(spec, "cpu", 1 << 20)
+    assert layers.attempt(True, 2) is layers.attempt(True, 4) is None
+    (_, two), (_, four) = layers.heaviest(2), layers.heaviest(4)
+    budget = four + (four - two)  # room for six samples, of which five end the process
+    with probe.Processes(spec, "cpu", budget) as processes:
         wrong = processes.attempt(True, 5)
         assert isinstance(wrong, probe.CannotRun)
         assert "exit status 9" in str(wrong)
         assert processes.attempt(True, 2) is None
         first = processes._process.pid
         assert processes.attempt(False, 4) is None
-        assert processes._process.pid == first, "while all is well, one process goes on"
-    layers = probe.Layers(spec, "cpu", 1 << 20)
-    assert layers.attempt(True, 1) is None
-    _, budget = layers.heaviest(1)
-    with probe.Processes(spec, "cpu", budget) as processes:
-        wrong = processes.attempt(True, 4)
+        wrong = processes.attempt(True, 8)
         assert isinstance(wrong, OutOfMemory)
         assert wrong.budget == budget
-        first = processes._process.pid
         assert processes.attempt(True, 1) is None
-        assert isinstance(processes.attempt(True, 4), OutOfMemory)
-        assert processes._process.pid == first
+        assert isinstance(processes.attempt(True, 8), OutOfMemory)
+        assert processes._process.pid == first, "while all is well, one process goes on"
 
 
 @pytest.mark.parametrize("left", [0, 1])

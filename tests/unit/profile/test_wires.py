@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import psutil
 import pytest
 import torch
 
+from tests.methods.rank_server import process
 from workbench.profile import wires
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.server import server_of
+from workbench.ranks.launcher import RankLauncher
 from workbench.runs.overrides import make_spec
 
 HARDWARE = Hardware(
@@ -26,10 +30,17 @@ HARDWARE = Hardware(
 )
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """It is asked what ranks measure, and not how they start."""
+    monkeypatch.setattr(wires, "RankLauncher", partial(RankLauncher, process=process("")))
+
+
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_ranks_measure_what_they_move(answered) -> None:
     before = children()
     found = wires.measure(2, "cpu")
@@ -54,6 +65,7 @@ def test_ranks_with_gpus_measure_their_updates_and_what_is_in_their_way() -> Non
     assert min(found.slowdowns.values()) >= 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_rank_that_cannot_measure_says_why_and_nobody_stays() -> None:
     before = children()
     with pytest.raises(

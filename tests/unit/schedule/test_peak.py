@@ -30,7 +30,7 @@ def lags(graph, order):
     return not all(order.before(i, 2 * n + j) for i in frees for j in takes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_it_is_the_heaviest_of_all_moments(rng, num_actions):
     schedule = random_schedule(rng, num_actions)
@@ -68,7 +68,7 @@ def test_it_equals_a_maximum_flow():
     assert compared > 100
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 10))
 def test_no_timing_exceeds_it(rng, num_actions):
     schedule = random_schedule(rng, num_actions, num_buffers=8)

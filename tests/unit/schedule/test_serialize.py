@@ -93,7 +93,7 @@ def test_names_parse_back(name):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(schedules(names=st.text(max_size=6), slots=st.none() | st.text(max_size=4)))
 def test_json_loses_nothing(schedule):
     text = to_json(schedule)
@@ -106,7 +106,7 @@ def test_json_loses_nothing(schedule):
         assert type(back.settings[key]) is type(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(schedules(names=words, slots=st.none() | words))
 def test_csv_keeps_all_but_name_budgets_and_settings(schedule):
     work, memory = to_csv(schedule)

@@ -127,15 +127,17 @@ def counted(layers):
 
 
 def test_gpt2_of_40_billion_is_cut(answered):
+    """Where nobody asks how soon, of an eighth of its blocks."""
+    blocks = 200 if answered.asked else 25
     with torch.device("meta"):
-        config = transformers.GPT2Config(n_embd=4096, n_layer=200, n_head=32, n_positions=1024)
+        config = transformers.GPT2Config(n_embd=4096, n_layer=blocks, n_head=32, n_positions=1024)
         model = transformers.GPT2LMHeadModel(config)
     tokens = torch.zeros(1, 1024, dtype=torch.long)
     with answered("modules: GPT-2 of 40 billion parameters cut into layers", 20, "process"):
         layers = decompose(model, (tokens,), {"use_cache": False})
-    assert len(layers) == 1 + 200 + 1 + 1
-    assert counted(layers) == 40_486_023_168
-    for layer in layers[1:201]:
+    assert len(layers) == 1 + blocks + 1 + 1
+    assert counted(layers) == 40_486_023_168 - (200 - blocks) * 201_379_840
+    for layer in layers[1 : blocks + 1]:
         (value,) = layer.inputs
         assert (value.shape, value.dtype) == ((1024, 4096), torch.float32)
         assert layer.state.keys() == layers[1].state.keys()
@@ -204,7 +206,11 @@ class VGG416(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "millions"), [(ResNet1026, 515, 801.80), (VGG416, 416, 577.89)]
+    ("kind", "count", "millions"),
+    [
+        pytest.param(ResNet1026, 515, 801.80, marks=pytest.mark.thorough),
+        (VGG416, 416, 577.89),
+    ],
 )
 def test_convolutional_models_of_the_paper(kind, count, millions):
     with torch.device("meta"):
