@@ -4,8 +4,8 @@ A thread walks each lane in order. Before an action it waits for what the action
 on the host by a `Token` that is set when the other lane has issued its work, on CUDA by an event,
 so that copies, compute and host updates overlap exactly as far as the dependencies allow:
 
-* the compute lane runs in the caller's thread, on its own stream; on a device of several ranks that
-  thread walks what else is only issued, too (walks.py);
+* the compute lane runs in the caller's thread, on its own stream. On a device of several ranks that
+  thread walks what else is only issued (walks.py), or takes turns with another (device_turns.py);
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
@@ -35,6 +35,7 @@ from contextlib import nullcontext, suppress
 import torch
 
 from workbench.runtime.board import Board, Failed
+from workbench.runtime.device_turns import device_turns
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
 from workbench.runtime.tokens import Tokens
@@ -43,6 +44,7 @@ from workbench.schedule.action import (
     COMPUTE,
     D2H,
     H2D,
+    LATER,
     NET_IN,
     NET_OUT,
     VISIT,
@@ -124,10 +126,13 @@ class Executor:
             }
             if compute_stream is not None:
                 self._streams[COMPUTE] = compute_stream
+            if LATER in self._streams:
+                self._streams[LATER] = self._streams[COMPUTE]
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
         self._tokens = Tokens(i for i, a in enumerate(schedule.actions) if a.rank == rank)
+        self._turns = device_turns(schedule, rank, self._tokens)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -143,6 +148,8 @@ class Executor:
         self._tokens.begin(steps[:2])
         self._progress = dict.fromkeys(self._walks, first_step)
         self._failure, self._stop = None, False
+        if self._turns is not None:
+            self._turns.begin(first_step)
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
         self._timings.begin(self._streams.get(COMPUTE))
@@ -215,7 +222,7 @@ class Executor:
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
         try:
-            use_lane_thread(self._device.type)
+            use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
             self._walk(lane, steps)
         except BaseException as error:
             self._fail(error)
@@ -257,6 +264,9 @@ class Executor:
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
+        turns = self._turns if lane in (COMPUTE, LATER) else None
+        if turns is not None:
+            turns.take(lane)
         for back, other in self._waits[index] if lane not in self._telling else ((0, index),):
             tokens = self._tokens.of(step + back)
             if tokens is None:  # before this segment
@@ -302,8 +312,12 @@ class Executor:
             self._board.publish(index, step)
         if recorded:
             self._timings.add(action, step, start, end)
+        if turns is not None:
+            turns.give(token.cuda)
 
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
+        if self._turns is not None:  # the other lane's passes are of the step, too
+            self._turns.end_step(step)
         if self._on_step_end is not None:
             if stream is not None:
                 now(stream).synchronize()
@@ -319,6 +333,8 @@ class Executor:
                 self._failure = error
             self._stop = True
             tokens = self._tokens.all()
+            if self._turns is not None:
+                self._turns.stop()
         for token in tokens:
             token.set()
         if self._on_failure is not None:

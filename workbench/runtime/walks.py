@@ -5,7 +5,7 @@ and is better off without: threads of one interpreter pass its lock around, and 
 took 0.4 ms an action, longer than the passes of a small GPU. So where a device works the lanes off,
 one thread walks the compute lane and all that wait for nothing but it and each other, in the order
 of schedule/issue.py. Lanes that wait on the host, for updates or for other ranks' host memory, keep
-theirs.
+theirs. So do all lanes of a rank whose passes have no fixed order (schedule/turns.py).
 
 Two things that lanes do beside their actions are lanes too. That there is room for a message is
 announced when it is so, and not when it is its turn; and an action that other ranks wait for is
@@ -17,7 +17,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, MEETING, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    H2D,
+    LATER,
+    MEETING,
+    NET_IN,
+    NET_OUT,
+    Kind,
+    lane_kind,
+)
 from workbench.schedule.graph import unroll
 from workbench.schedule.issue import ANNOUNCED, Issue
 from workbench.schedule.schedule import Schedule
@@ -67,6 +77,7 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
+    together = together and LATER not in lanes  # the order of whose passes is open
     joined = _joined(schedule, lanes, own, remote) if together else {COMPUTE}
     told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined if together}
     told = {lane: those for lane, those in told.items() if those}

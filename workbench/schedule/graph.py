@@ -46,6 +46,7 @@ class Graph:
     references: list[tuple[tuple[int, int], ...]]
     """Action -> what it waits for, as (step relative to its own, action); no lane predecessor.
     Those that meet wait for what each of them waits for."""
+
     @property
     def num_actions(self) -> int:
         """Nodes of a step."""
@@ -60,7 +61,7 @@ class Graph:
 
     @cached_property
     def turns(self) -> Turns | None:
-        """Lanes that share devices, where some do. Raises ScheduleError when the graph deadlocks."""
+        """Lanes that share devices, where some do. Raises ScheduleError for a deadlock."""
         if not any(lane == LATER for _, lane in self.lane_keys):
             return None
         order = [node for node in topological(self) if node < self.num_actions]

@@ -142,9 +142,7 @@ def _yields(actions: Sequence[Action]) -> list[int]:
     ]
 
 
-def next_lane(
-    turns: Turns, device: int, begun: Sequence[int], ended: Callable[[int], bool]
-) -> int:
+def next_lane(turns: Turns, device: int, begun: Sequence[int], ended: Callable[[int], bool]) -> int:
     """The lane, counted among those of the device, that begins its next action; NEVER where all
     that is left of the step is held back. `begun`: lane -> its actions of this step that have
     begun; `ended` tells of an action of this step whether it has."""
