@@ -66,10 +66,10 @@ class Recomputing(Options):
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        if spec.activations == "keep":
+        if spec.activations not in ("auto", "recompute"):
             raise ValueError(
-                f"activations is 'keep'; {spec.method} computes them again, but for those of the "
-                "last stage: give recompute or auto"
+                f"activations is {spec.activations!r}; {spec.method} computes them again, "
+                "but for those of the last stage: give recompute or auto"
             )
 
 
