@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import pytest
@@ -13,6 +12,7 @@ from tests.methods.pipelines import schedule_for, spec_for, trained
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.ranks.failures import RankFailed
 from workbench.schedule.action import COMPUTE, lane_kind
+from workbench.schedule.simulate import Event
 
 GRID = [
     (order, ranks, replicas, micros, activations)
@@ -72,9 +72,9 @@ def test_a_gradient_that_is_late_lets_a_forward_pass_go_first(tmp_path):
     schedule = schedule_for("varuna", spec, 3, 4)
     listed = [a.name for a in schedule.actions if a.rank == 1 and lane_kind(a.lane) == COMPUTE]
     training, parameters = trained(schedule, spec, tmp_path, "2:SEND_GRAD:1:wait")
-    events = json.loads((tmp_path / "timeline.json").read_text())["events"]
-    ran = [e for e in events if (e["step"], e["rank"]) == (1, 1) and e["name"] in listed]
-    names = [e["name"] for e in sorted(ran, key=lambda e: e["start_s"])]
+    events = [Event(*row) for row in training.results()[1]["events"]]
+    ran = [event for event in events if event.step == 1 and event.name in listed]
+    names = [event.name for event in sorted(ran, key=lambda event: event.start_s)]
     late, last = "1:R3.1", "1:F3.3"
     assert listed.index(late) < listed.index(last)
     assert names.index(late) > names.index(last)
