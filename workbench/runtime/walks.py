@@ -5,7 +5,7 @@ and is better off without: threads of one interpreter pass its lock around, and 
 took 0.4 ms an action, longer than the passes of a small GPU. So where a device works the lanes off,
 one thread walks the compute lane and all that wait for nothing but it and each other, in the order
 of schedule/issue.py. Lanes that wait on the host, for updates or for other ranks' host memory, keep
-theirs. So do all lanes of a rank whose passes have no fixed order (schedule/turns.py).
+theirs. So do all lanes where passes of any rank have no fixed order (schedule/turns.py).
 
 Two things that lanes do beside their actions are lanes too. That there is room for a message is
 announced when it is so, and not when it is its turn; and an action that other ranks wait for is
@@ -77,7 +77,7 @@ def walks(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> 
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
-    together = together and LATER not in lanes  # the order of whose passes is open
+    together = together and all(action.lane != LATER for action in actions)
     joined = _joined(schedule, lanes, own, remote) if together else {COMPUTE}
     told = {lane + TOLD: [i for i in lanes[lane] if i in published] for lane in joined if together}
     told = {lane: those for lane, those in told.items() if those}
