@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from workbench.methods.pipeline import ideal, quick
+from workbench.methods.pipeline import ideal, orders, quick
 from workbench.methods.pipeline.orders import (
     B,
     F,
@@ -23,7 +23,6 @@ from workbench.methods.pipeline.orders import (
     R,
     W,
     gpipe_as_varuna_has_it,
-    known,
     lists,
 )  # fmt: skip
 from workbench.schedule.action import COMPUTE, Kind
@@ -38,7 +37,7 @@ STRICT, PUBLISHED = "list", "published"
 def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the verb."""
     add = parser.add_argument
-    add("order", metavar="ORDER", help=f"one of {', '.join(known())}")
+    add("order", metavar="ORDER", help=f"one of {', '.join(orders.ORDERS)}")
     add("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")
     add("-N", "--microbatches", type=int, default=8, metavar="N", help="micro-batches (default 8)")
     add("--chunks", type=int, metavar="V", help="stages of each rank, interleaved")
@@ -66,13 +65,13 @@ def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
 def show_schedule(arguments: argparse.Namespace) -> None:
     """Print, and draw and export where asked. Raises ValueError for what cannot be."""
     name, ranks, micros = arguments.order, arguments.ranks, arguments.microbatches
-    if name not in known():
-        raise ValueError(f"unknown order {name!r}; known: {', '.join(known())}")
+    if name not in orders.ORDERS:
+        raise ValueError(f"unknown order {name!r}; known: {', '.join(orders.ORDERS)}")
     counts = {"ranks": ranks, "microbatches": micros, "per-host": arguments.per_host}
     for what, number in counts.items():
         if not 1 <= number <= MOST:
             raise ValueError(f"{what} is {number}; it must be 1 to {MOST}")
-    order = known()[name]
+    order = orders.ORDERS[name]
     chunks = arguments.chunks or (2 if order.chunked else 1)
     rule = _rule(arguments, order)
     passes = _passes(arguments, order, chunks)

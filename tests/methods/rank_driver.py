@@ -1,10 +1,10 @@
 """A rank as the tests want it: with delays, or failing at an action.
 
-``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays``, ``fp64``
-(everything in it), ``UNIT:nan:STEP`` (a gradient of that unit is no number), ``RANK:hangs:WHERE``
-with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``, HOW being fill (a tier is full), hang,
-kill, raise or wait; or ``fp64`` and one of the others; or ``together``, with one thread for all
-that a device would work off, and one of the others.
+``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays`` (of a seed,
+where ``delays SEED`` names one), ``fp64`` (everything in it), ``UNIT:nan:STEP`` (a gradient of that
+unit is no number), ``RANK:hangs:WHERE`` with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``,
+HOW being fill (a tier is full), hang, kill, raise or wait; or ``fp64`` and one of the others; or
+``together``, with one thread for all that a device would work off, and one of the others.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def main(what: str, folder: Path, number: int) -> int:
     if what.startswith("together"):
         together(pytest.MonkeyPatch())
         what = what.removeprefix("together").strip()
-    if what == "delays":
-        perturb = delays(number)
+    if what.startswith("delays"):
+        perturb = delays(number + 100 * int(what.removeprefix("delays") or 0))
     elif ":nan:" in what:
         unit, _, step = what.split(":")
         poisons(int(unit), int(step))

@@ -129,6 +129,7 @@ def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
         ("1f1b", 2, 2, 3, "keep", 0.5),
         ("zb-h1", 3, 1, 3, "recompute", 0.5),
         ("interleaved", 2, 1, 6, "checkpoint", None),
+        ("varuna", 3, 1, 6, "recompute", 0.5),
         pytest.param("zb-h1", 2, 2, 6, "keep", None, marks=pytest.mark.thorough),
         pytest.param("interleaved", 3, 1, 3, "keep", 0.5, marks=pytest.mark.thorough),
     ],

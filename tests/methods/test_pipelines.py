@@ -10,6 +10,9 @@ from tests.methods import plain
 from tests.methods.harness import assert_equals_plain
 from tests.methods.pipelines import schedule_for, spec_for, trained
 from workbench.methods.pipeline.orders import ORDERS
+from workbench.ranks.failures import RankFailed
+from workbench.schedule.action import COMPUTE, lane_kind
+from workbench.schedule.simulate import Event
 
 GRID = [
     (order, ranks, replicas, micros, activations)
@@ -18,6 +21,7 @@ GRID = [
     )
     if not (ORDERS[order].chunked and micros % ranks)
     if not (ORDERS[order].halved and activations == "checkpoint")
+    if not (ORDERS[order].recomputes and activations != "recompute")
 ]
 EACH_PAIR = {
     ("gpipe", 4, 1, 2, "recompute"),
@@ -25,6 +29,8 @@ EACH_PAIR = {
     ("zb-h1", 4, 1, 6, "keep"),
     ("zb-h1", 2, 2, 2, "recompute"),
     ("interleaved", 2, 2, 6, "keep"),
+    ("varuna", 2, 2, 3, "recompute"),
+    ("varuna", 4, 1, 6, "recompute"),
 }
 """Every value, beside the runs of test_double.py; `make thorough` runs the whole grid."""
 
@@ -53,3 +59,37 @@ def test_a_pipeline_goes_on_from_its_checkpoint_under_another_shape(tmp_path):
     training, parameters = trained(schedule, longer, tmp_path / "second")
     assert len(training.history.step_seconds) == 2
     assert_equals_plain(longer.with_(start_from=""), training, parameters)
+
+
+def test_a_gradient_that_is_late_lets_a_forward_pass_go_first(tmp_path):
+    """Rank 2 sends its gradients of the last step late: rank 1 then does not wait for the second
+    with its last forward pass still to do, and trains alike."""
+    spec = spec_for(ranks=3, steps=2)
+    schedule = schedule_for("varuna", spec, 3, 4)
+    listed = [a.name for a in schedule.actions if a.rank == 1 and lane_kind(a.lane) == COMPUTE]
+    training, parameters = trained(schedule, spec, tmp_path, "2:SEND_GRAD:1:wait")
+    events = [Event(*row) for row in training.results()[1]["events"]]
+    ran = [event for event in events if event.step == 1 and event.name in listed]
+    names = [event.name for event in sorted(ran, key=lambda event: event.start_s)]
+    late, last = "1:R3.1", "1:F3.3"
+    assert listed.index(late) < listed.index(last)
+    assert names.index(late) > names.index(last)
+    assert_equals_plain(spec, training, parameters)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=[pytest.mark.thorough] if s > 2 else []) for s in range(1, 11)]
+)
+def test_no_rank_waits_for_ever_whatever_is_late(seed, tmp_path):
+    spec = spec_for(ranks=3, steps=3)
+    training, parameters = trained(
+        schedule_for("varuna", spec, 3, 6), spec, tmp_path, f"delays {seed}"
+    )
+    assert_equals_plain(spec, training, parameters)
+
+
+def test_a_rank_that_fails_in_a_backward_pass_ends_the_run(tmp_path):
+    """Whichever of its lanes has the device."""
+    spec = spec_for(ranks=2, steps=3)
+    with pytest.raises(RankFailed, match="rank 0: a made-up failure"):
+        trained(schedule_for("varuna", spec, 2, 3), spec, tmp_path, "0:BACKWARD:1:raise")

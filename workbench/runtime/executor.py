@@ -5,8 +5,9 @@ A thread walks each lane in order. Before an action it waits for the actions tha
 by an event, so that copies, compute and host updates overlap exactly as far as the dependencies
 allow:
 
-* the compute lane runs in the caller's thread, on its own stream; on a device of several ranks that
-  thread walks all other lanes that are only issued, too (lane_threads.py);
+* the compute lane runs in the caller's thread, on its own stream. On a device of several ranks that
+  thread walks all other lanes that are only issued, too (lane_threads.py), or takes turns with
+  another lane's (device_turns.py);
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
@@ -37,6 +38,7 @@ import torch
 
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.completions import Completions
+from workbench.runtime.device_turns import device_turns
 from workbench.runtime.lane_threads import lane_threads
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
@@ -44,6 +46,7 @@ from workbench.schedule.action import (
     COMPUTE,
     D2H,
     H2D,
+    LATER,
     NET_IN,
     NET_OUT,
     VISIT,
@@ -127,10 +130,13 @@ class Executor:
             }
             if compute_stream is not None:
                 self._streams[COMPUTE] = compute_stream
+            if LATER in self._streams:
+                self._streams[LATER] = self._streams[COMPUTE]
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
         self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
+        self._turns = device_turns(schedule, rank, self._completions)
         self._threads: list[tuple[threading.Thread, threading.Event]] = []
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
@@ -146,6 +152,8 @@ class Executor:
         self._completions.begin(steps[:2])
         self._progress = dict.fromkeys(self._lane_items, first_step)
         self._failure, self._stop = None, False
+        if self._turns is not None:
+            self._turns.begin(first_step)
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
         self._timings.begin(self._streams.get(COMPUTE))
@@ -218,7 +226,7 @@ class Executor:
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
         try:
-            use_lane_thread(self._device.type)
+            use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
             self._walk(lane, steps)
         except BaseException as error:
             self._fail(error)
@@ -260,6 +268,9 @@ class Executor:
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         action = self.schedule.actions[index]
+        turns = self._turns if lane in (COMPUTE, LATER) else None
+        if turns is not None:
+            turns.take(lane)
         for back, other in self._waits[index] if lane not in self._publishing else ((0, index),):
             completions = self._completions.of(step + back)
             if completions is None:  # before this segment
@@ -305,8 +316,12 @@ class Executor:
             self._board.publish(index, step)
         if recorded:
             self._timings.add(action, step, start, end)
+        if turns is not None:
+            turns.give(completion.cuda)
 
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
+        if self._turns is not None:  # the other lane's passes are of the step, too
+            self._turns.end_step(step)
         if self._on_step_end is not None:
             if stream is not None:
                 now(stream).synchronize()
@@ -322,6 +337,8 @@ class Executor:
                 self._failure = error
             self._stop = True
             completions = self._completions.all()
+            if self._turns is not None:
+                self._turns.stop()
         for completion in completions:
             completion.set()
         if self._on_failure is not None:

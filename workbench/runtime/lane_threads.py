@@ -5,7 +5,7 @@ and is better off without: threads of one interpreter pass its lock around, and 
 took 0.4 ms an action, longer than the passes of a small GPU. So where a device works the lanes off,
 one thread walks the compute lane and all lanes that wait for nothing but each other, in the order
 of schedule/issue.py. Lanes that wait on the host, for updates or for other ranks' host memory, keep
-a thread each.
+a thread each. So do all lanes where passes of any rank have no fixed order (schedule/turns.py).
 
 Two things that lanes do beside their actions are lanes too. Room for a message is announced as soon
 as it is there, whatever messages are received before it. An action that other ranks wait for is
@@ -18,7 +18,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from workbench.schedule.action import COMPUTE, D2H, H2D, MEETING, NET_IN, NET_OUT, Kind, lane_kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    H2D,
+    LATER,
+    MEETING,
+    NET_IN,
+    NET_OUT,
+    Kind,
+    lane_kind,
+)
 from workbench.schedule.graph import unroll
 from workbench.schedule.issue import ANNOUNCED, Issue
 from workbench.schedule.schedule import Schedule
@@ -70,9 +80,12 @@ def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bo
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
-    joined = _joined(schedule, lanes, local, remote) if together else {COMPUTE}
+    fixed = all(action.lane != LATER for action in actions)
+    joined = _joined(schedule, lanes, local, remote) if together and fixed else {COMPUTE}
     publishing = {
-        lane + PUBLISH: [i for i in lanes[lane] if i in published] for lane in joined if together
+        lane + PUBLISH: [i for i in lanes[lane] if i in published]
+        for lane in lanes
+        if together and lane in {*joined, LATER}
     }
     publishing = {lane: those for lane, those in publishing.items() if those}
     receiving = [lane for lane in lanes if announces and lane_kind(lane) == NET_IN]

@@ -75,8 +75,9 @@ POLITENESS = 10
 kernel launch that waits for a core leaves the GPU idle."""
 
 
-def use_lane_thread(device: str = "cpu") -> None:
+def use_lane_thread(device: str = "cpu", cores: int = 1) -> None:
     """Make torch work in the calling thread alone: for a lane that runs beside the compute lane.
+    One that takes turns with it has as many cores.
 
     Every thread that calls torch gets a pool of its own, as large as the device's share. A copy
     lane that used one would take the cores from the compute lane, and hold them while its pool
@@ -85,4 +86,4 @@ def use_lane_thread(device: str = "cpu") -> None:
     import torch
 
     if device == "cpu":
-        torch.set_num_threads(1)
+        torch.set_num_threads(cores)

@@ -78,6 +78,9 @@ MEETING = {
 """Kinds that several ranks do together -> what they meet for. All who take part begin at once."""
 
 COMPUTE, H2D, D2H, HOST = "compute", "h2d", "d2h", "host"
+LATER = COMPUTE + ".1"
+"""Lane of recomputations and backward passes where it takes turns with that of forward passes
+(turns.py)."""
 VISIT = "visit"
 """Device updates of states that visit it, beside the compute lane: they wait for the link."""
 GUESS, VERDICT = 1, 2

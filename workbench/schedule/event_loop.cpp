@@ -39,12 +39,14 @@ constexpr std::int64_t never = -1;
 class Devices {
   public:
     // Of each lane its device, or -1, and where its actions begin among `order`, for lanes of
-    // devices; of each action whom it yields to, and where those begin that hold it back.
+    // devices; of each action whether it goes on with the pass before it, whom it yields to, and
+    // where those begin that hold it back.
     Devices(std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t devices,
             const std::int32_t* device_of, const std::int64_t* first, const std::int64_t* order,
-            const std::int64_t* yields_to, const std::int64_t* held_first, const std::int64_t* held)
+            const std::int64_t* goes_on, const std::int64_t* yields_to,
+            const std::int64_t* held_first, const std::int64_t* held)
         : actions_(actions), nodes_(nodes), device_of_(device_of), first_(first), order_(order),
-          yields_to_(yields_to), held_first_(held_first), held_(held),
+          goes_on_(goes_on), yields_to_(yields_to), held_first_(held_first), held_(held),
           lanes_(static_cast<std::size_t>(devices)), started_(static_cast<std::size_t>(lanes), 0),
           chosen_(static_cast<std::size_t>(devices), never),
           busy_(static_cast<std::size_t>(devices), 0) {
@@ -78,31 +80,36 @@ class Devices {
 
   private:
     std::int64_t choose(std::int32_t device, const std::vector<char>& ended) {
-        std::vector<std::pair<std::int64_t, std::int32_t>> heads; // (node, lane)
+        const auto count = [&](std::int32_t lane) { return first_[lane + 1] - first_[lane]; };
+        std::int64_t begin = nodes_; // of the step
+        for (const std::int32_t lane : lanes_[device])
+            begin = std::min(begin, started_[lane] / count(lane) * actions_);
+        if (begin >= nodes_) return never;
+        std::vector<std::pair<std::int64_t, std::int32_t>> heads; // (action, lane)
         for (const std::int32_t lane : lanes_[device]) {
-            const std::int64_t count = first_[lane + 1] - first_[lane];
-            const std::int64_t begin = started_[lane] / count * actions_;
-            const std::int64_t action = order_[first_[lane] + started_[lane] % count];
-            bool held = begin + action >= nodes_;
+            if (started_[lane] / count(lane) * actions_ != begin) continue;
+            const std::int64_t action = order_[first_[lane] + started_[lane] % count(lane)];
+            if (goes_on_[action]) {
+                ++started_[lane];
+                return begin + action;
+            }
+            bool held = false;
             for (std::int64_t at = held_first_[action]; !held && at < held_first_[action + 1]; ++at)
                 held = !ended[begin + held_[at]];
-            if (!held) heads.emplace_back(begin + action, lane);
+            if (!held) heads.emplace_back(action, lane);
         }
         if (heads.empty()) return never;
         std::sort(heads.begin(), heads.end());
-        auto [node, lane] = heads.front();
-        const std::int64_t begin = node / actions_ * actions_; // of the step
-        const std::int64_t wanted = yields_to_[node - begin];
-        if (wanted != never && !ended[begin + wanted] && heads.size() > 1 &&
-            heads[1].first < begin + actions_)
-            std::tie(node, lane) = heads[1];
+        const std::int64_t wanted = yields_to_[heads[0].first];
+        const bool yields = heads.size() > 1 && wanted != never && !ended[begin + wanted];
+        const auto [action, lane] = heads[yields];
         ++started_[lane];
-        return node;
+        return begin + action;
     }
 
     std::int64_t actions_, nodes_;
     const std::int32_t* device_of_;
-    const std::int64_t *first_, *order_, *yields_to_, *held_first_, *held_;
+    const std::int64_t *first_, *order_, *goes_on_, *yields_to_, *held_first_, *held_;
     std::vector<std::vector<std::int32_t>> lanes_;
     std::vector<std::int64_t> started_, chosen_;
     std::vector<char> busy_;
@@ -123,8 +130,8 @@ extern "C" std::int64_t workbench_times(
     const std::int32_t* lane_of, const double* alone, const std::int64_t* first,
     const std::int64_t* distances, const std::int32_t* rank_of, const std::int32_t* bit_of,
     std::int32_t* missing, std::int64_t devices, const std::int32_t* device_of,
-    const std::int64_t* lane_first, const std::int64_t* lane_actions, const std::int64_t* yields_to,
-    const std::int64_t* held_first, const std::int64_t* held,
+    const std::int64_t* lane_first, const std::int64_t* lane_actions, const std::int64_t* goes_on,
+    const std::int64_t* yields_to, const std::int64_t* held_first, const std::int64_t* held,
     double (*ask)(std::int32_t, std::uint64_t), double* start, double* end) {
     std::vector<Lane> lane(static_cast<std::size_t>(lanes));
     std::vector<std::vector<std::int32_t>> lanes_of(static_cast<std::size_t>(ranks));
@@ -138,7 +145,7 @@ extern "C" std::int64_t workbench_times(
     for (std::int64_t node = 0; node < std::min(actions, nodes); ++node)
         if (missing[node] == 0 && (!devices || device_of[lane_of[node]] < 0)) ready.push_back(node);
     Devices turns(actions, nodes, devices ? lanes : 0, devices, device_of, lane_first, lane_actions,
-                  yields_to, held_first, held);
+                  goes_on, yields_to, held_first, held);
     std::vector<char> has_ended(static_cast<std::size_t>(devices ? nodes : 0), 0);
     const auto note = [&](std::int32_t rank) {
         if (!has_changed[rank]) changed.push_back(rank);

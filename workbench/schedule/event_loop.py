@@ -157,14 +157,14 @@ def _taking_turns(graph: Graph | ArrayGraph) -> list[array]:
     """The graph's turns as the compiled loop takes them."""
     turns = graph.turns
     if turns is None:
-        return [array("i"), *(array("q") for _ in range(5))]
+        return [array("i"), *(array("q") for _ in range(6))]
     of_device = {d: iter(lanes) for d, lanes in enumerate(turns.queues)}
     lanes = [next(of_device[d]) if d >= 0 else () for d in turns.device_of]
     flat = [array("i", turns.device_of)]
     for rows in (lanes, turns.held_by):
         flat.append(array("q", accumulate(map(len, rows), initial=0)))
         flat.append(array("q", chain.from_iterable(rows)))
-    flat.insert(3, array("q", turns.yields_to))
+    flat[3:3] = array("q", turns.goes_on), array("q", turns.yields_to)
     return flat
 
 
@@ -197,5 +197,5 @@ class Slowdowns:
 @functools.cache
 def _loop() -> Callable[..., int] | None:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    takes = (*[number] * 4, *[pointer] * 7, number, *[pointer] * 6, ASK, pointer, pointer)
+    takes = (*[number] * 4, *[pointer] * 7, number, *[pointer] * 7, ASK, pointer, pointer)
     return native.function(SOURCE, "workbench_times", takes, number)

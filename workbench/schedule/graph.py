@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
-from workbench.schedule.action import MEETING, RECEIVES, SENDS, Action, format_name, parse_name
+from workbench.schedule.action import (
+    LATER,
+    MEETING,
+    RECEIVES,
+    SENDS,
+    Action,
+    format_name,
+    parse_name,
+)
 from workbench.schedule.schedule import Schedule
+from workbench.schedule.turns import Turns, turns_of
 
 
 class ScheduleError(ValueError):
@@ -37,8 +46,6 @@ class Graph:
     references: list[tuple[tuple[int, int], ...]]
     """Action -> what it waits for, as (step relative to its own, action); no lane predecessor.
     Those that meet wait for what each of them waits for."""
-    turns: None = None
-    """Every lane of a schedule has its device to itself; arrays may have others (arrays.py)."""
 
     @property
     def num_actions(self) -> int:
@@ -51,6 +58,15 @@ class Graph:
 
     def action(self, node: int) -> Action:
         return self.schedule.actions[node % len(self.schedule.actions)]
+
+    @cached_property
+    def turns(self) -> Turns | None:
+        """Lanes that share devices, where some do. Raises ScheduleError for a deadlock."""
+        if not any(lane == LATER for _, lane in self.lane_keys):
+            return None
+        order = [node for node in topological(self) if node < self.num_actions]
+        actions, lanes = self.schedule.actions, (self.lane_keys, self.lane_actions)
+        return turns_of(actions, *lanes, self.references, order)
 
     @cached_property
     def waits(self) -> list[tuple[int, ...]]:

@@ -9,7 +9,16 @@ they say that one step of the schedule computes what plain training computes.
 
 from __future__ import annotations
 
-from workbench.schedule.action import COMPUTE, GUESS, HOST, VERDICT, VISIT, Kind, lane_kind
+from workbench.schedule.action import (
+    COMPUTE,
+    GUESS,
+    HOST,
+    LATER,
+    VERDICT,
+    VISIT,
+    Kind,
+    lane_kind,
+)
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.passes import COMPUTING, B, Passes, R, W
 from workbench.schedule.proof import Proof
@@ -45,6 +54,30 @@ def _check_recomputed(proof: Proof, passes: Passes, unit: int, again: int) -> No
         elif unit and not (repeated and all(proof.before(i, again) for i in repeated)):
             for previous in passes.forward(unit - 1, again):
                 proof.require(previous, again, "there is nothing to recompute yet")
+
+
+def check_turns(proof: Proof) -> None:
+    """Where two lanes take turns on a rank's device (turns.py), one has the forward passes and the
+    other recomputations, each before its backward pass, and backward passes."""
+    actions = proof.schedule.actions
+    shared = {action.rank for action in actions if action.lane == LATER}
+    for action in actions:
+        forward = action.kind is Kind.FORWARD
+        if action.lane == LATER and forward:
+            raise ScheduleError(
+                f"{action.name} queues on lane {LATER}, which takes turns with that of forward "
+                f"passes: it belongs on lane {COMPUTE}"
+            )
+        if action.lane == COMPUTE and action.rank in shared and not forward:
+            raise ScheduleError(
+                f"{action.name} queues on lane {COMPUTE} of rank {action.rank}, which takes turns "
+                f"with lane {LATER} and has forward passes only"
+            )
+        if action.lane == LATER and action.kind not in COMPUTING:
+            raise ScheduleError(
+                f"{action.name} queues on lane {LATER}, which has recomputations and backward "
+                "passes only"
+            )
 
 
 def check_stashes(proof: Proof, passes: Passes) -> None:

@@ -11,6 +11,9 @@ every execution, whatever the durations. With it the following is exact, not a m
   one slot never overlap (occupancy.py);
 * the bytes that can be occupied at one time stay within the budgets (peak.py).
 
+Lanes that take turns on a device (turns.py) are as free of each other here as any two lanes, so all
+this holds for every choice that the device may make.
+
     >>> from workbench.schedule import Action, Kind, Schedule
     >>> F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
     >>> hasty = Schedule(name="hasty", num_units=1, num_microbatches=1, actions=(
@@ -88,6 +91,7 @@ def validate(schedule: Schedule) -> Validation:
     proof = Proof(schedule, order)
     passes = Passes(proof)
     sources.check_transport(proof)
+    rules.check_turns(proof)
     rules.check_passes(proof, passes)
     rules.check_stashes(proof, passes)
     sources.check_sources(proof)

@@ -17,7 +17,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.methods.pipeline import ideal, orders
 from workbench.methods.pipeline.orders import in_flight
-from workbench.methods.pipeline.quick import step_seconds
+from workbench.methods.pipeline.quick import STRICT, Rule, step_seconds
 from workbench.partition.stages import min_max_stages
 from workbench.schedule import Kind, validate
 from workbench.schedule.action import MEETING
@@ -150,13 +150,15 @@ def test_a_message_waits_for_the_pass_that_frees_its_place():
 def test_arrays_say_what_the_simulator_says():
     """Drawn orders, sizes and seconds; messages meet, and places for them are few."""
     rng = random.Random(5)
-    for _ in range(30):
-        order, chunks = rng.choice([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])
+    for _ in range(40):
+        order, chunks = rng.choice([*((name, 1 + o.chunked) for name, o in orders.ORDERS.items())])
         ranks = rng.choice([2, 3, 4])
         micros = ranks * rng.choice([1, 2, 3])
-        seconds = [{kind: rng.random() for kind in "FBIW"} for _ in range(ranks * chunks)]
+        seconds = [{kind: rng.random() for kind in "FRBIW"} for _ in range(ranks * chunks)]
         message = rng.choice([0.0, 0.05, 0.4])
-        quick = step_seconds(orders.lists(order, ranks, micros, chunks), seconds, message)
+        rule = Rule(turns=True, early=True) if orders.ORDERS[order].recomputes else STRICT
+        passes = orders.lists(order, ranks, micros, chunks)
+        quick = step_seconds(passes, seconds, message, rule)
         schedule = ideal.schedule_of(order, ranks, micros, chunks=chunks)
         events = simulate(schedule, Drawn(seconds, message), steps=1).events
         assert quick == pytest.approx(max(event.end_s for event in events), rel=1e-12)

@@ -48,6 +48,17 @@ def test_given_stages_are_taken():
     assert plan_of(spec_for("interleaved", stages="1 2 2 3")).settings["stages"] == "1 2 2 3"
 
 
+def test_the_last_stage_of_varuna_has_more_units():
+    """All units take as long, and 4 parts of time in the first stage, but 3 in the last."""
+    assert plan_of(spec_for("1f1b")).settings["stages"] == "4 4"
+    plan = plan_of(spec_for("varuna"))
+    assert plan.settings["stages"] == "3 5"
+    again = {action.unit for action in plan.schedule.actions if action.kind is Kind.RECOMPUTE}
+    assert again == {0, 1, 2}
+    alone = plan_of(spec_for("varuna", ranks=2, replicas=2, microbatches=2))
+    assert alone.settings["activations"] == "keep"
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -62,6 +73,7 @@ def test_given_stages_are_taken():
         ({"activations": "host"}, "a pipeline keeps or recomputes them"),
         ({"method": "interleaved", "ranks": 3, "batch": 12}, "it must be a multiple of 3"),
         ({"method": "interleaved", "chunks": 1}, "an interleaved rank has two stages or more"),
+        ({"method": "varuna", "activations": "keep"}, "but for those of the last stage"),
         ({"method": "zb-h1", "compile": "on"}, "a compiled layer has no halves"),
         ({"window": 4}, "window is 4; with 1f1b it has no meaning"),
     ],

@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import random
+from dataclasses import replace
+from itertools import groupby, pairwise
 
 import pytest
 
+from tests.methods.pipelines import schedule_for, spec_for
+from tests.unit.schedule.mutate import swap
 from workbench import cli
-from workbench.methods.pipeline import ideal, orders
+from workbench.methods.pipeline import ideal, orders, quick
 from workbench.methods.pipeline.orders import B, F, I, R, W, in_flight
 from workbench.methods.pipeline.quick import Links, Rule, step_seconds, timeline
-from workbench.schedule import event_loop
+from workbench.schedule import event_loop, validate
+from workbench.schedule.action import COMPUTE, LATER, MEETING, lane_kind
+from workbench.schedule.graph import ScheduleError, unroll
 
 COLUMNS = {
     "varuna_us": ["varuna"],
@@ -152,6 +158,66 @@ def test_turns_keep_what_they_must():
             listed = [(each.kind, each.micro) for each in passes[rank]]
             overtaken += rule.turns and [(t.each.kind, t.each.micro) for t in own] != listed
     assert overtaken > 20
+
+
+def test_schedules_take_turns_over_steps_in_both_loops_alike():
+    """With units that pass one after the other, and seconds of no pattern."""
+    rng = random.Random(13)
+    for ranks, micros in ((2, 3), (3, 6), (4, 6)):
+        schedule = schedule_for("varuna", spec_for(ranks=ranks), ranks, micros)
+        graph = unroll(schedule, 3)
+        slowdowns = event_loop.Slowdowns(graph, quick.Undisturbed())
+        for _ in range(10):
+            late = rng.choice([0.1, 1.0, 20.0])
+            alone = [
+                rng.random() * (late if action.kind in MEETING else 1.0)
+                for action in schedule.actions
+            ]
+            ran = event_loop.in_python(graph, alone, slowdowns)
+            assert event_loop.compiled(graph, alone, slowdowns) in (ran, None)
+            assert ran[2] == graph.num_nodes
+            for rank in range(ranks):
+                assert_in_turn(graph, ran[0], ran[1], rank)
+
+
+def assert_in_turn(graph, starts, ends, rank):
+    """Nothing comes between the units of a pass, nor between the passes of a step."""
+    nodes = [
+        node
+        for node in range(graph.num_nodes)
+        if (a := graph.action(node)).rank == rank and lane_kind(a.lane) == COMPUTE
+    ]
+    nodes.sort(key=lambda node: starts[node])
+    assert all(starts[b] >= ends[a] for a, b in pairwise(nodes))
+    assert [node // graph.num_actions for node in nodes] == sorted(
+        node // graph.num_actions for node in nodes
+    )
+    passes = [(graph.action(node).kind, graph.action(node).microbatch) for node in nodes]
+    blocks = [key for key, _ in groupby(passes)]
+    assert len(blocks) == len(set(blocks)) * graph.steps
+
+
+@pytest.mark.parametrize(
+    ("name", "lane", "sentence"),
+    [
+        ("F0.0", LATER, r"F0.0 queues on lane compute.1, .* it belongs on lane compute"),
+        ("B0.0", COMPUTE, "B0.0 queues on lane compute of rank 0, .* has forward passes only"),
+        ("R0.1", COMPUTE, "R0.1 queues on lane compute of rank 0, .* has forward passes only"),
+        ("U0", LATER, "U0 queues on lane compute.1, which has recomputations and backward"),
+    ],
+)
+def test_lanes_that_take_turns_have_passes_of_their_own(name, lane, sentence):
+    right = ideal.schedule_of("varuna", 3, 4)
+    validate(right)
+    wrong = [replace(a, lane=lane) if a.name == name else a for a in right.actions]
+    with pytest.raises(ScheduleError, match=sentence):
+        validate(replace(right, actions=tuple(wrong)))
+
+
+def test_a_recomputation_comes_before_its_backward_pass():
+    wrong = swap(ideal.schedule_of("varuna", 2, 2), "R1.0", "B1.0")
+    with pytest.raises(ScheduleError, match="its recomputed activations may be missing"):
+        validate(wrong)
 
 
 def test_a_late_gradient_lets_a_forward_pass_go_first():

@@ -31,13 +31,15 @@ TORCH = {
     "zb-h1": "torch-zero-bubble",
 }
 """Order -> torch's schedule that is compared with it."""
+DRAWN = [name for name, order in ORDERS.items() if not order.recomputes]
+"""Orders whose steps are as much work: Varuna's computes activations again."""
 SHOWN = (F, B, I, W)
 """Kinds of passes, as the legend names them."""
 GANTT_IN, BARS_IN = 0.95, 1.9
 
 
 class Pipelines(GoalsExhibit):
-    """Gantt charts of every order, bubbles, and measured speeds beside torch's."""
+    """Gantt charts of the orders, bubbles, and measured speeds beside torch's."""
 
     figure = "pipelines"
     title = "Pipelines and their bubbles"
@@ -71,11 +73,11 @@ class Pipelines(GoalsExhibit):
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A chart for each order, and bars for each number of GPUs."""
         settings = pairs(rows)
-        figure.set_size_inches(PAGE_IN, GANTT_IN * len(ORDERS) + BARS_IN)
-        heights = [GANTT_IN] * len(ORDERS) + [BARS_IN]
+        figure.set_size_inches(PAGE_IN, GANTT_IN * len(DRAWN) + BARS_IN)
+        heights = [GANTT_IN] * len(DRAWN) + [BARS_IN]
         *charts, below = figure.subplots(len(heights), 1, gridspec_kw={"height_ratios": heights})
-        for axes, name in zip(charts, ORDERS, strict=True):
-            _draw_order(axes, name, last=name == [*ORDERS][-1])
+        for axes, name in zip(charts, DRAWN, strict=True):
+            _draw_order(axes, name, last=name == DRAWN[-1])
         _draw_pairs(below, settings) if settings else drawing.empty(below, self.absent)
         drawing.small_print(
             figure,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from workbench.methods.pipeline.orders import Pass
+from workbench.methods.pipeline.orders import Pass, R
 from workbench.methods.pipeline.places import Places
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
@@ -43,7 +43,8 @@ class Pipeline:
     activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
     """What becomes of those of blocks: kept for the backward pass; computed again before it; or in
     it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on the host
-    (`stash`). The head's are kept always, the embedding's too but with `stash`."""
+    (`stash`). The head's are kept always, the embedding's too but with `stash`. Where lists have
+    recomputations, those of their stages are computed again, and all others kept."""
     places: Sequence[Places] = ()
     """Where the units of each rank lie while they visit its device from the host, which updates
     them; none where they stay there with their states."""
@@ -96,10 +97,27 @@ class Pipeline:
         first += micro * self.micro
         return first, min(first + self.micro, end)
 
+    @cached_property
+    def listed(self) -> frozenset[int]:
+        """Units of the stages whose recomputations are in the lists of passes."""
+        stages = {
+            each.chunk * self.ranks + rank
+            for rank, own in enumerate(self.passes)
+            for each in own
+            if each.kind is R
+        }
+        return frozenset(unit for stage in stages for unit in self.stages[stage])
+
     def recomputes(self, unit: int) -> bool:
         """Whether a unit's forward pass is repeated by a pass of its own."""
+        if self.listed:
+            return unit in self.listed
         again = self.activations == "recompute" and unit > 0 or self.activations == "stash"
         return again and unit < self.head
+
+    def repeats(self, unit: int) -> bool:
+        """Whether a recomputation of a stage makes a unit's input again."""
+        return unit in self.listed and unit not in self.boundaries
 
     def stashes(self, unit: int) -> bool:
         """Whether a unit's inputs wait on the host for its backward passes."""

@@ -15,7 +15,7 @@ from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.profile import UnitCost
-from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.action import COMPUTE, Action, lane_kind
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Simulation, simulate
 
@@ -81,7 +81,7 @@ def simulated(schedule: Schedule, chunks: int = 1) -> Simulation:
     events = [
         replace(event, unit=event.unit - 1, name=f"{event.kind}{event.microbatch}")
         for event in found.events
-        if event.lane == COMPUTE and event.unit
+        if lane_kind(event.lane) == COMPUTE and event.unit
     ]
     return replace(found, events=events)
 

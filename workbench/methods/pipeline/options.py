@@ -59,6 +59,21 @@ class Interleaved(Chunks, Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recomputing(Options):
+    """Options of orders whose lists say when activations are computed again."""
+
+    checkpointed: ClassVar[bool] = False
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if spec.activations not in ("auto", "recompute"):
+            raise ValueError(
+                f"activations is {spec.activations!r}; {spec.method} computes them again, "
+                "but for those of the last stage: give recompute or auto"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Halved(Options):
     """Options of orders with halved backward passes."""
 

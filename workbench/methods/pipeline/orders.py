@@ -168,6 +168,8 @@ class Order:
     @property
     def options(self) -> str:
         """Name of the class of its options (options.py)."""
+        if self.recomputes:
+            return "Recomputing"
         return "Interleaved" if self.chunked else "Halved" if self.halved else "Options"
 
 
@@ -180,24 +182,16 @@ ORDERS = {
     "zb-h1": Order(
         passes=zb_h1, label="ZB-H1", summary="halved backward passes fill the wait", halved=True
     ),
-}
-"""By the name of the method, which each of them is (core/methods.py)."""
-LISTED = {
     "varuna": Order(
         passes=varuna, label="Varuna", summary="recomputations wait for gradients", recomputes=True
     ),
 }
-"""Orders that are drawn and timed, and no methods yet."""
-
-
-def known() -> dict[str, Order]:
-    """All orders."""
-    return ORDERS | LISTED
+"""By the name of the method, which each of them is (core/methods.py)."""
 
 
 def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
     """The passes of each rank. Raises ValueError for what the order cannot divide."""
-    order = known()[name]
+    order = ORDERS[name]
     if not order.chunked and chunks != 1:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:

@@ -64,8 +64,12 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     device = server.device_bytes - Budgets.launched(spec, profile)
     budgets = Budgets(device=device, host=server.host_bytes)
     lacking: list[tuple[str, int]] = []
-    again = "recompute" if ORDERS[mode].halved else "checkpoint"
-    for recompute in RECOMPUTE[spec.activations]:
+    apart = ORDERS[mode].halved or ORDERS[mode].recomputes
+    again = "recompute" if apart else "checkpoint"
+    tries = RECOMPUTE[spec.activations]
+    if ORDERS[mode].recomputes:  # its last stage keeps them, which may be the only one
+        tries = (spec.ranks > spec.options.replicas,)
+    for recompute in tries:
         activations = again if recompute else "keep"
         schedule = _schedule(spec, sizes, mode, device, activations)
         proved = validate(schedule).peak_bytes
@@ -132,13 +136,16 @@ def _balanced(
     """Stages by the seconds of all passes over a unit; where one has a device to itself, within its
     memory, by what it keeps for each micro-batch in flight. The proof has the last word."""
     units, micro, chunks = units_of(spec.model), pipeline.micro, spec.options.chunks
-    inner, halved = range(1, units - 1), ORDERS[pipeline.method].halved
+    inner, order = range(1, units - 1), ORDERS[pipeline.method]
+    halved, listed = order.halved, order.recomputes and pipeline.ranks > 1
     costs = [sizes.cost(unit, micro) for unit in range(units)]
     if pipeline.activations == "checkpoint":
         costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
-    again = [pipeline.activations == "recompute" and unit in inner for unit in range(units)]
+    recomputes = pipeline.activations == "recompute" and not order.recomputes
+    again = [recomputes and unit in inner for unit in range(units)]
+    in_last = [c.recompute_s + c.backward_s for c in costs] if listed else None
     seconds = [
-        (c.forward_s if repeated else 0.0)
+        (c.forward_s if listed or repeated else 0.0)
         + c.recompute_s
         + (sum(c.halves) if halved else c.backward_s)
         for c, repeated in zip(costs, again, strict=True)
@@ -151,9 +158,12 @@ def _balanced(
         return always + flight * (each + (cost.half_bytes if halved else 0))
 
     def fits(stage: int, stretch: range) -> bool:
-        rank = stage % pipeline.ranks
-        return chunks > 1 or sum(nbytes(u, flights[rank]) for u in stretch) <= device_bytes
+        flight, waiting = flights[stage % pipeline.ranks], 0
+        if listed:  # micro-batches wait as the stage's input, and activations are those of one
+            waiting, flight = flight * sizes.input_bytes(stretch.start, micro), 1
+        needed = waiting + sum(nbytes(u, flight) for u in stretch)
+        return chunks > 1 or needed <= device_bytes
 
     count = pipeline.ranks * chunks
-    found = min_max_stages(seconds, count, fits)
-    return found or min_max_stages(seconds, count, lambda stage, stretch: True)
+    found = min_max_stages(seconds, count, fits, in_last)
+    return found or min_max_stages(seconds, count, lambda stage, stretch: True, in_last)

@@ -18,7 +18,7 @@ from workbench.methods.pipeline.sheet import Sheet
 from workbench.methods.pipeline.swaps import Swaps, stash
 from workbench.profile.cuda_graphs import replay_bytes
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, Kind
+from workbench.schedule.action import COMPUTE, LATER, Kind, lane_kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.build.inbox import INBOX, PLACES, taken_from
 from workbench.schedule.build.ring import aligned
@@ -85,15 +85,20 @@ class Program(Sheet):
         for number, each in enumerate(line.passes[rank]):
             begun = len(drafts)
             units = line.stages[each.chunk * line.ranks + rank]
-            for unit in units if each.kind is F else reversed(units):
-                if each.kind in (B, I) and line.recomputes(unit):
+            forward = each.kind in (F, R)
+            for unit in units if forward else reversed(units):
+                if each.kind in (B, I) and line.recomputes(unit) and not line.listed:
                     drafts.append(self._forward(R, unit, each.micro, rank))
-                if each.kind is F:
-                    drafts.append(self._forward(F, unit, each.micro, rank))
+                if forward:
+                    drafts.append(self._forward(each.kind, unit, each.micro, rank))
                 elif each.kind is not I or unit:  # the embedding's input has no gradient
                     drafts.append(self._backward(each.kind, unit, each.micro, rank))
+            if each.kind is R:
+                drafts[begun].after.append(act(F, units[-1], each.micro, rank=rank))
             for draft in drafts[begun:]:
                 draft.number = number
+                if draft.unit in line.listed and each.kind is not F:
+                    draft.lane = LATER
         return drafts
 
     def _forward(self, kind: Kind, unit: int, micro: int, rank: int) -> Draft:
@@ -105,9 +110,10 @@ class Program(Sheet):
         if keeps:
             kept = 0 if line.replays(unit) else cost.kept_bytes
             self.make(draft, self._kept(unit, micro), kept)
-        if kind is F and unit < line.head:
+        if unit < line.head and (kind is F or line.repeats(unit + 1)):
             nbytes = self.input_bytes(unit + 1, rank, micro)
-            self.make(draft, self._output(unit, micro), nbytes)
+            again = name.activation(unit + 1, micro, 1)
+            self.make(draft, self._output(unit, micro) if kind is F else again, nbytes)
         return draft
 
     def _backward(self, kind: Kind, unit: int, micro: int, rank: int) -> Draft:
@@ -147,8 +153,9 @@ class Program(Sheet):
 
     def _input(self, draft: Draft) -> list[str]:
         """Where a pass reads its input; nowhere for tokens."""
-        unit, came_back = draft.unit, draft.kind is not F and self.line.stashes(draft.unit)
-        return [name.activation(unit, draft.micro, int(came_back))] if unit else []
+        unit, line = draft.unit, self.line
+        again = draft.kind is not F and (line.stashes(unit) or line.repeats(unit))
+        return [name.activation(unit, draft.micro, int(again))] if unit else []
 
     def _kept(self, unit: int, micro: int) -> str:
         """What autograd keeps of a unit until its backward pass."""
@@ -219,7 +226,7 @@ class Program(Sheet):
     def _inbox(self, rank: int, drafts: list[Draft]) -> None:
         """Give every message a place in the rank's inbox: one whose reader is done some passes
         before the message is needed, else a new one; the receiver waits for that reader."""
-        passes = [draft for draft in drafts if draft.lane == COMPUTE]
+        passes = [draft for draft in drafts if lane_kind(draft.lane) == COMPUTE]
         needed = {other: draft for draft in reversed(passes) for other in draft.after}
         freed = {label: draft for draft in drafts for label in draft.frees}
         start, most = 0, PLACES // 2 if self.line.places else None  # memory is what swaps lack

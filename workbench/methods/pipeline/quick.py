@@ -16,14 +16,12 @@ import numpy as np
 
 from workbench.methods.pipeline.draft import AHEAD, LANES
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W
-from workbench.schedule.action import COMPUTE, Kind
+from workbench.schedule.action import COMPUTE, LATER, Kind
 from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.build.inbox import taken_from
 from workbench.schedule.event_loop import times
 from workbench.schedule.turns import NEVER, Turns
 
-LATER = COMPUTE + ".1"
-"""Lane of recomputations and backward passes where it takes turns with that of forward passes."""
 IN_FLIGHT = 4
 """Messages that a stage may have on their way in one direction; Varuna's simulator has as many."""
 
@@ -262,6 +260,7 @@ class _Step:
         return Turns(
             device_of=[*range(ranks), *range(ranks), *[NEVER] * apart],
             queues=[(of_lane[rank], of_lane[ranks + rank]) for rank in range(ranks)],
+            goes_on=[False] * count,
             yields_to=yields.tolist(),
             held_by=[self.held.get(node, ()) for node in range(count)],
         )

@@ -1,0 +1,113 @@
+"""Who has the device next, with made-up events instead of a GPU's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from workbench.methods.pipeline import ideal
+from workbench.runtime.board import Failed
+from workbench.runtime.completions import Completions
+from workbench.runtime.device_turns import LANES, DeviceTurns, device_turns
+from workbench.runtime.lane_threads import lane_threads
+from workbench.schedule import Kind
+from workbench.schedule.action import COMPUTE, LATER
+
+SCHEDULE = ideal.schedule_of("varuna", 3, 4)
+QUEUES = {
+    lane: [i for i, a in enumerate(SCHEDULE.actions) if (a.rank, a.lane) == (1, lane)]
+    for lane in LANES
+}
+
+
+class Event:
+    """A device's end of an action."""
+
+    def __init__(self, log: list[str], name: str, happened: bool) -> None:
+        self._log, self._name, self._happened = log, name, happened
+
+    def query(self) -> bool:
+        return self._happened
+
+    def synchronize(self) -> None:
+        self._log.append(f"wait for {self._name}")
+
+
+def walk(
+    turns: DeviceTurns, lane: str, completions: Completions, log: list[str], cuda: bool
+) -> None:
+    """A lane's thread."""
+    for i in QUEUES[lane]:
+        turns.take(lane)
+        name, completion = SCHEDULE.actions[i].name.removeprefix("1:"), completions.of(0)[i]
+        log.append(name)
+        completion.cuda = Event(log, name, True) if cuda else None
+        completion.set()
+        turns.give(completion.cuda)
+
+
+def run_step(late: str, *, cuda: bool) -> list[str]:
+    """What rank 1 does in a step in which the gradient `late` is not there."""
+    completions, log = Completions(range(len(SCHEDULE.actions))), []
+    completions.begin([0])
+    for i, action in enumerate(SCHEDULE.actions):
+        completion, there = completions.of(0)[i], action.name != late
+        if action.kind is Kind.RECV_GRAD and (there or cuda):
+            completion.cuda = Event(log, action.name, there) if cuda else None
+            completion.set()
+    turns = device_turns(SCHEDULE, 1, completions)
+    threads = [
+        threading.Thread(target=walk, args=(turns, lane, completions, log, cuda)) for lane in LANES
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return log
+
+
+def test_a_gradient_that_is_not_there_lets_the_next_forward_pass_go_first():
+    listed = "F2.0 F2.1 F2.2 R2.0 B2.0 R2.1 B2.1 R2.2 B2.2 F2.3 R2.3 B2.3"
+    assert " ".join(run_step("none", cuda=False)) == listed
+    overtaken = "F2.0 F2.1 F2.2 R2.0 B2.0 F2.3 R2.1 B2.1 R2.2 B2.2 R2.3 B2.3"
+    assert " ".join(run_step("1:RECV_GRAD3.1", cuda=False)) == overtaken
+    there = [word for word in run_step("1:RECV_GRAD3.1", cuda=True) if "wait" not in word]
+    assert " ".join(there) == overtaken
+
+
+def test_on_a_gpu_a_pass_is_chosen_when_the_one_before_the_running_one_has_ended():
+    log = run_step("none", cuda=True)
+    passes = [word for word in log if "wait" not in word]
+    for before, running, chosen in zip(passes, passes[1:], passes[2:], strict=False):
+        assert log.index(running) < log.index(f"wait for {before}") < log.index(chosen)
+
+
+def test_who_stops_wakes_whoever_waits_for_the_device():
+    turns = device_turns(SCHEDULE, 1, Completions(range(len(SCHEDULE.actions))))
+    found = []
+
+    def wait() -> None:
+        with pytest.raises(Failed):
+            turns.take(LATER)
+        found.append(LATER)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    turns.stop()
+    waiting.join(10)
+    assert found == [LATER]
+    with pytest.raises(Failed):
+        turns.take(COMPUTE)
+
+
+def test_one_thread_walks_no_lanes_where_an_order_is_open():
+    several = ideal.schedule_of("1f1b", 3, 4)
+    for schedule, most in ((SCHEDULE, 1), (several, 3)):
+        for rank in range(3):
+            found = lane_threads(schedule, rank, announces=True, together=True).threads
+            lanes = max(len({lane for lane, _ in walk}) for walk in found.values())
+            assert lanes >= most
+            assert most > 1 or lanes == 1
+    assert device_turns(SCHEDULE, 2, Completions([])) is None
+    assert device_turns(several, 0, Completions([])) is None
