@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from tests.methods.pipelines import schedule_for, spec_for
+from tests.unit.schedule.made_up import Table
 from tests.unit.schedule.mutate import swap
 from workbench import cli
 from workbench.methods.pipeline import ideal, orders, quick
@@ -19,6 +20,7 @@ from workbench.methods.pipeline.quick import Links, Rule, step_seconds, timeline
 from workbench.schedule import event_loop, validate
 from workbench.schedule.action import COMPUTE, LATER, MEETING, lane_kind
 from workbench.schedule.graph import ScheduleError, unroll
+from workbench.schedule.simulate import simulate
 
 COLUMNS = {
     "varuna_us": ["varuna"],
@@ -178,6 +180,16 @@ def test_schedules_take_turns_over_steps_in_both_loops_alike():
             assert ran[2] == graph.num_nodes
             for rank in range(ranks):
                 assert_in_turn(graph, ran[0], ran[1], rank)
+
+
+def test_no_choice_of_a_device_holds_more_than_was_proved():
+    rng = random.Random(14)
+    schedule = schedule_for("varuna", spec_for(ranks=3), 3, 6)
+    proved = validate(schedule).peak_bytes
+    for _ in range(10):
+        seconds = {a.name: rng.random() * rng.choice([1, 10]) for a in schedule.actions}
+        for rank, peaks in simulate(schedule, Table(seconds), steps=2).peak_bytes.items():
+            assert all(peaks[tier] <= proved[rank][tier] for tier in peaks)
 
 
 def assert_in_turn(graph, starts, ends, rank):
