@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def beside(monkeypatch: pytest.MonkeyPatch, answered) -> None:
     """It is not asked what the process beside the page does, which this one plays."""
     if not answered.asked:
-        monkeypatch.setattr(evaluation, "Aside", InProcess)
+        monkeypatch.setattr(evaluation, "HelperProcess", InProcess)
         monkeypatch.setattr("workbench.report.EXHIBITS", ("7a", "8a", "8b", "9"))
 
 
