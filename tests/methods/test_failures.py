@@ -441,7 +441,7 @@ def test_four_hundred_steps_hold_no_more_than_a_hundred(tmp_path):
         assert not engine._inputs
         assert not engine._graphs
         assert not engine._output_grads
-        assert not executor._tokens
+        assert not executor._completions
         assert len(executor.events) == 3 * len(training.plan.schedule.actions)
     finally:
         training.close()
@@ -450,13 +450,13 @@ def test_four_hundred_steps_hold_no_more_than_a_hundred(tmp_path):
     assert growth / 290 < 6, growth
 
 
-def test_tokens_of_few_steps_are_kept(spec_for, tmp_path):
+def test_completions_of_few_steps_are_kept(spec_for, tmp_path):
     """However far ahead a lane runs, which is at most what dependencies allow."""
     most = 0
 
     def look(action, step):
         nonlocal most
-        most = max(most, len(training.executor._tokens))
+        most = max(most, len(training.executor._completions))
         if action.kind is Kind.UPDATE:
             time.sleep(2e-3)
 

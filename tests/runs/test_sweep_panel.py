@@ -417,10 +417,10 @@ def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) ->
 
 
 def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> None:
-    import jupytext  # takes seconds, as papermill does, which every worker would spend
+    import nbformat  # takes seconds, as papermill does, which every worker would spend
     from papermill.inspection import inspect_notebook
 
-    notebook = jupytext.read(root / "notebooks" / "sweep.py")
+    notebook = nbformat.read(root / "notebooks" / "sweep.ipynb", as_version=4)
     parameters, *rest = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     known = inspect_notebook(notebook)
     assert {name: p["default"] for name, p in known.items()} == {

@@ -328,8 +328,12 @@ class Executor:
             self._on_step_end(step, self._timings.elapsed_s())
 
     def _fail(self, error: BaseException) -> None:
-        if self._board is not None:
-            self._board.fail()
+        try:
+            if self._on_failure is not None:  # other ranks end then, and are missed: no cause
+                self._on_failure(error)
+        finally:
+            if self._board is not None:
+                self._board.fail()
         with self._lock:
             if self._failure is None or (
                 isinstance(self._failure, Failed) and not isinstance(error, Failed)
@@ -341,8 +345,6 @@ class Executor:
                 self._turns.stop()
         for completion in completions:
             completion.set()
-        if self._on_failure is not None:
-            self._on_failure(error)
 
 
 def _keep_what_is_there() -> None:

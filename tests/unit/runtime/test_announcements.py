@@ -76,3 +76,26 @@ def test_without_messages_there_is_nobody_to_announce_them(tmp_path):
     executor = Executor(schedule, lambda *_: None, torch.device("cpu"), announce=pytest.fail)
     assert not executor._announcing
     executor.run(0, 2)
+
+
+def test_other_ranks_hear_of_a_failure_when_its_cause_is_told(tmp_path):
+    """They end then, and a lane that misses one of them must not be the first to tell why."""
+    schedule, told = schedule_for(replace(PACKS, ranks=1), spec_for()), []
+    sizes = Board.sizes(schedule)
+    Board.make(tmp_path / "board", **sizes)
+    board, other = (Board(tmp_path / "board", rank=0, **sizes) for _ in range(2))
+
+    def tell(error: BaseException) -> None:
+        if not isinstance(error, Failed):  # as lanes end that were stopped
+            other.check()  # raises Failed where it has been told already
+            told.append(error)
+
+    def work(action, step):
+        raise ValueError("what went wrong")
+
+    executor = Executor(schedule, work, torch.device("cpu"), board=board, on_failure=tell)
+    with pytest.raises(ValueError, match="what went wrong"):
+        executor.run(0, 1)
+    assert told
+    with pytest.raises(Failed):
+        other.check()

@@ -63,7 +63,7 @@ def run_step(late: str, *, cuda: bool) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     return log
 
 
@@ -95,7 +95,7 @@ def test_who_stops_wakes_whoever_waits_for_the_device():
     waiting = threading.Thread(target=wait)
     waiting.start()
     turns.stop()
-    waiting.join(10)
+    waiting.join()
     assert found == [LATER]
     with pytest.raises(Failed):
         turns.take(COMPUTE)
