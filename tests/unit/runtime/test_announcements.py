@@ -80,10 +80,10 @@ def test_without_messages_there_is_nobody_to_announce_them(tmp_path):
 
 def test_other_ranks_hear_of_a_failure_when_its_cause_is_told(tmp_path):
     """They end then, and a lane that misses one of them must not be the first to tell why."""
-    schedule, told = schedule_for(replace(PACKS, ranks=1), spec_for()), []
+    schedule, told = schedule_for(PACKS, spec_for()), []
     sizes = Board.sizes(schedule)
     Board.make(tmp_path / "board", **sizes)
-    board, other = (Board(tmp_path / "board", rank=0, **sizes) for _ in range(2))
+    board, other = (Board(tmp_path / "board", rank=rank, **sizes) for rank in (0, 1))
 
     def tell(error: BaseException) -> None:
         if not isinstance(error, Failed):  # as lanes end that were stopped
