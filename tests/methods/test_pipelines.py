@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
@@ -24,15 +24,34 @@ GRID = [
     if not (ORDERS[order].recomputes and activations != "recompute")
 ]
 EACH_PAIR = {
-    ("gpipe", 4, 1, 2, "recompute"),
-    ("1f1b", 3, 2, 6, "checkpoint"),
+    ("gpipe", 2, 1, 1, "keep"),
+    ("gpipe", 2, 1, 6, "recompute"),
+    ("gpipe", 3, 1, 2, "checkpoint"),
+    ("gpipe", 4, 2, 3, "checkpoint"),
+    ("1f1b", 2, 1, 3, "recompute"),
+    ("1f1b", 2, 2, 2, "keep"),
+    ("1f1b", 3, 1, 6, "recompute"),
+    ("1f1b", 4, 1, 1, "checkpoint"),
+    ("interleaved", 2, 1, 2, "recompute"),
+    ("interleaved", 2, 2, 6, "checkpoint"),
+    ("interleaved", 3, 1, 3, "keep"),
+    ("zb-h1", 2, 1, 2, "keep"),
+    ("zb-h1", 2, 1, 3, "keep"),
+    ("zb-h1", 3, 2, 1, "recompute"),
     ("zb-h1", 4, 1, 6, "keep"),
-    ("zb-h1", 2, 2, 2, "recompute"),
-    ("interleaved", 2, 2, 6, "keep"),
+    ("varuna", 2, 1, 6, "recompute"),
     ("varuna", 2, 2, 3, "recompute"),
-    ("varuna", 4, 1, 6, "recompute"),
+    ("varuna", 3, 1, 1, "recompute"),
+    ("varuna", 4, 1, 2, "recompute"),
 }
-"""Every value, beside the runs of test_double.py; `make thorough` runs the whole grid."""
+"""Every pair of values that the grid has, once or more; `make thorough` runs the whole grid."""
+
+
+def test_each_pair_of_values_is_asked():
+    def pairs(runs):
+        return {pair for one in runs for pair in combinations(enumerate(one), 2)}
+
+    assert pairs(EACH_PAIR) == pairs(GRID)
 
 
 @pytest.mark.parametrize(
