@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 
 from workbench.methods.pipeline import ideal, orders, quick
@@ -30,6 +29,8 @@ from workbench.schedule.action import COMPUTE, Kind
 MOST = 512
 """Micro-batches of a step that can still be read."""
 US = 1e-6
+LONGEST_S = 1e6
+"""Longest pass or message that can be timed."""
 PARTS = ("FWD", "BWD", "SEND", "LONG")
 STRICT, PUBLISHED = "list", "published"
 
@@ -109,7 +110,7 @@ def _rule(arguments: argparse.Namespace, order: Order) -> quick.Rule:
 
 
 def _passes(arguments: argparse.Namespace, order: Order, chunks: int) -> list[list[Pass]]:
-    """Of each rank."""
+    """Passes of each rank, as the flags ask for them."""
     ranks, micros = arguments.ranks, arguments.microbatches
     if arguments.rule == PUBLISHED:
         return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
@@ -132,7 +133,8 @@ class _Times:
 
     @classmethod
     def read(cls, text: str | None, stages: int, ranks: int, per_host: int) -> _Times:
-        """Of as many stages; without a text in quanta. Raises ValueError for another text."""
+        """Read the text of --us for so many stages; without one times are quanta. Raises ValueError
+        for a text of another form."""
         hosts = [stage % ranks // per_host for stage in range(stages)]
         if text is None:
             share = {kind: quanta * ranks / stages for kind, quanta in ideal.QUANTA.items()}
@@ -141,10 +143,10 @@ class _Times:
         words = text.split(",")
         if len(words) != len(PARTS):
             raise ValueError(f"--us is {text!r}; it must be four numbers: {','.join(PARTS)}")
-        forward, backward = (
-            _numbers(*pair, stages) for pair in zip(PARTS, words[:2], strict=False)
-        )
-        near, far = (_numbers(*pair, 1)[0] for pair in zip(PARTS[2:], words[2:], strict=True))
+        counts = (stages, stages, 1, 1)
+        forward, backward, (near,), (far,) = map(_numbers, PARTS, words, counts)
+        if not all([*forward, *backward]):
+            raise ValueError(f"--us is {text!r}; passes must take longer than 0 microseconds")
         return cls(
             passes=[
                 {F: f, R: f, B: b, I: b / 2, W: b / 2}
@@ -162,14 +164,17 @@ class _Times:
 
 
 def _numbers(part: str, text: str, count: int) -> list[float]:
-    """Seconds, of one for all or one each."""
+    """Read one number for all of `count` stages, or one each; returns seconds for each."""
     try:
         found = [float(word) * US for word in text.split("/")]
     except ValueError:
         found = []
-    if len(found) not in {1, count} or not all(0 <= each < inf for each in found):
+    if len(found) not in {1, count} or not all(0 <= each <= LONGEST_S for each in found):
         each = f", or {count} with / between them" if count > 1 else ""
-        raise ValueError(f"{part} of --us is {text!r}; it must be one number of microseconds{each}")
+        raise ValueError(
+            f"{part} of --us is {text!r}; it must be one number of microseconds{each}, at most "
+            f"{LONGEST_S / US:g}"
+        )
     return found * count if len(found) == 1 else found
 
 
