@@ -141,11 +141,11 @@ def styled() -> Iterator[None]:
         yield
 
 
-def lighter(color: str) -> tuple[float, float, float]:
-    """A colour half way to white."""
+def lighter(color: str, share: float = 0.5) -> tuple[float, float, float]:
+    """Mix a colour with white; `share` of it is left."""
     from matplotlib.colors import to_rgb
 
-    red, green, blue = ((1 + part) / 2 for part in to_rgb(color))
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(color))
     return red, green, blue
 
 

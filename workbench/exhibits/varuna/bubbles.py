@@ -12,7 +12,7 @@ from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.stronghold import sizes
 from workbench.figures import draw as drawing
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
-from workbench.figures.style import LOOKS
+from workbench.figures.style import LOOKS, lighter
 from workbench.figures.verdict import Verdict, as_table, at_least
 from workbench.methods.pipeline.orders import varuna_quanta
 from workbench.model.corpus import STDLIB
@@ -55,8 +55,8 @@ class Bubbles(Exhibit):
     runs = False
     introduction = (
         "Varuna (EuroSys'22): pipelines on machines that come and go",
-        "The first exhibit of the third system, whose method is not built yet. The paper's tables "
-        "were not available to this project; this figure was published with the code.",
+        "The first exhibit of the third system, of which the schedule is built. The tables of its "
+        "paper were not available to this project; this figure was published with the code.",
     )
     words_form, place_form = "exhibit {figure}", "{section}"
     about = "Published values beside what the lists give: nothing runs for them"
@@ -94,7 +94,7 @@ class Bubbles(Exhibit):
         axes = figure.subplots()
         depths = sorted(set(rows["layers"]))
         for number, depth in enumerate(depths):
-            tone = _tone(LOOKS["varuna"].color, 0.35 + 0.65 * number / max(1, len(depths) - 1))
+            tone = lighter(LOOKS["varuna"].color, 0.35 + 0.65 * number / max(1, len(depths) - 1))
             ours, theirs = (
                 pick(rows, source=source)[lambda part, depth=depth: part["layers"] == depth]
                 for source in (SIMULATED, PUBLISHED)
@@ -137,13 +137,6 @@ class Bubbles(Exhibit):
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return rows.reindex(columns=list(LISTED)).rename(columns=LISTED)
-
-
-def _tone(color: str, share: float) -> tuple[float, ...]:
-    """A colour mixed with white; `share` of it is left."""
-    from matplotlib.colors import to_rgb
-
-    return tuple(1 - share * (1 - part) for part in to_rgb(color))
 
 
 EXHIBIT = Bubbles()
