@@ -98,3 +98,15 @@ def check_visits(spec: RunSpec) -> None:
         if value not in (only, "auto"):
             word = "none" if only is None else repr(only)
             raise ValueError(f"{name} is {value!r}; with {spec.method} {why}, leave it at {word}")
+
+
+def numbers_of_units(name: str, text: str, example: str) -> list[int]:
+    """Read an option such as ``4 4 3``; empty for ``auto``. Raises ValueError for another text."""
+    words = text.split()
+    if words == ["auto"]:
+        return []
+    if not words or not all(word.isdecimal() and int(word) for word in words):
+        raise ValueError(
+            f"{name} is {text!r}; it must be numbers of units such as {example!r}, or auto"
+        )
+    return [int(word) for word in words]

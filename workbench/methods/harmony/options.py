@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.methods.options import Clipping, Visits
+from workbench.methods.options import Clipping, Visits, numbers_of_units
 
 NO_PACKS = "none"
 """Word of a user for no forward packs."""
@@ -27,14 +27,11 @@ class Options(Visits, Clipping):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("forward_packs", "backward_packs"):
-            words = getattr(self, name).split()
-            if name == "forward_packs" and words in ([], [NO_PACKS]):
+            text = getattr(self, name)
+            if name == "forward_packs" and text.split() in ([], [NO_PACKS]):
                 object.__setattr__(self, name, "")
-            elif words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; it must be numbers of units such as "
-                    "'4 4 3', or auto"
-                )
+            else:
+                numbers_of_units(name, text, "4 4 3")
         if not self.forward_packs and len(self.backward_packs.split()) > 1:
             raise ValueError(
                 f"forward_packs is {NO_PACKS!r}, backward_packs {self.backward_packs!r}; only "

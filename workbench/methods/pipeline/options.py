@@ -7,7 +7,10 @@ from typing import ClassVar
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
-from workbench.methods.options import Chunks
+from workbench.methods.options import Chunks, numbers_of_units
+
+EXAMPLE = "5 4 4 3"
+"""Stages in a message to somebody who gave others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +29,12 @@ class Options(Common):
     """Stages of each rank."""
 
     def __post_init__(self) -> None:
-        words = self.stages.split()
-        if words != ["auto"] and not (words and all(w.isdecimal() and int(w) for w in words)):
-            raise ValueError(
-                f"stages is {self.stages!r}; it must be numbers of units such as '5 4 4 3', or auto"
-            )
+        numbers_of_units("stages", self.stages, EXAMPLE)
 
     @property
     def given_stages(self) -> list[int]:
         """Units of each stage, where the user gave them; else empty."""
-        return [] if self.stages == "auto" else [int(word) for word in self.stages.split()]
+        return numbers_of_units("stages", self.stages, EXAMPLE)
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
