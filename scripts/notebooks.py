@@ -24,7 +24,7 @@ METADATA = {
         "name": "python3",
     },
 }
-"""Of every .ipynb. JupyterLab writes the cells alone into the .py, and no header of metadata."""
+"""Metadata of every .ipynb. JupyterLab writes the cells alone into the .py, without a header."""
 LONGEST_CELL = 15
 """Lines of code in one cell; what is longer belongs into the package."""
 
@@ -38,7 +38,7 @@ def pairs(folder: Path) -> list[Path]:
 
 
 def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str, tuple[str, ...]]]:
-    """What the two halves of a pair must agree on."""
+    """Parts of a notebook on which the two halves of a pair must agree."""
     return [
         (cell.cell_type, cell.source.strip(), tuple(cell.metadata.get("tags", ())))
         for cell in notebook.cells

@@ -20,7 +20,7 @@ SPEC = spec_for(window="auto", activations="auto", optimizer_tier="auto")
 
 
 SPEEDS = ((1.0, 1.0), (0.1, 1.0), (1.0, 0.1), (0.2, 0.2))
-"""Of the host and the link."""
+"""Factors of the speed of host updates and of the link."""
 CHOSEN = (
     ((1.0, 1.0), 0.5, 0.2),
     ((0.1, 1.0), None, 0.6),

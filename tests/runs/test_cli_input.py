@@ -19,7 +19,7 @@ SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", 
 def complaint(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """What the command line says to some words, after seeing that it is one sentence."""
+    """The one sentence that the command line answers some words with."""
 
     def complain(*words: str | Path) -> str:
         monkeypatch.chdir(ROOT)

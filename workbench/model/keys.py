@@ -18,8 +18,8 @@ def key(*parts: int | str) -> int:
 
 
 def place_of(sample: int, size: int, seed: int) -> int:
-    """Which of a data set's `size` items a run's sample is, of equal chance and each once an epoch:
-    any process finds it by the sample's number and the run's seed alone."""
+    """The item of a data set's `size` that a run's sample is, of equal chance, and each once an
+    epoch: any process finds it by the sample's number and the run's seed alone."""
     epoch, place = divmod(sample, size)
     return permuted(place, size, seed, "sample", epoch)
 

@@ -42,7 +42,7 @@ SENTENCE = re.compile(
 )
 """A capital to a full stop, over the ends of lines but not over an empty one."""
 BETWEEN = re.compile(r"[ \t]*(?:\n[ \t]*(?:#[ \t]*)?)?")
-"""What may lie between two sentences of one paragraph."""
+"""Characters between two sentences of one paragraph."""
 HELD_OUT = 10
 """One in so many of the standard library's pairs is not trained on."""
 
@@ -59,7 +59,7 @@ class Pairs:
     """Tokenized pairs; sample g of a run is one of them, by the run's seed and g alone."""
 
     name: str
-    """What was read, for people."""
+    """A description of the file that was read, for people."""
     digest: str
     """SHA-256 of labels and sentences; equal digests and tokenizers mean comparable losses."""
     vocab: int

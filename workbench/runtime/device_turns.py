@@ -1,4 +1,4 @@
-"""Which of two lanes' threads has a rank's device, where lanes take turns (schedule/turns.py).
+"""A rank's device goes to one of two lanes' threads, where lanes take turns (schedule/turns.py).
 
 A thread takes the device before each of its actions and gives it away when the action is issued.
 The one who gives it away chooses who is next, by the simulator's function, so nobody waits for a
@@ -46,14 +46,14 @@ class DeviceTurns:
         """Lane -> set while the device is its own."""
         self._stopped = False
         self.cores = torch.get_num_threads()
-        """Of the device, for whichever thread has it."""
+        """Processor cores for the thread that has the device."""
         self.begin(0)
 
     def begin(self, step: int) -> None:
         """Let the first lane begin a step; nobody may be at work."""
         self._step, self._begun = step, [0] * len(self._queues)
         self._ends: list[torch.cuda.Event | None] = []
-        """Of the passes that were begun, the last two: the end of what was issued last."""
+        """Ends of the last two passes that were begun: of the action that each issued last."""
         self._stopped = False
         for event in self._mine.values():
             event.clear()

@@ -32,8 +32,8 @@ Refs = Sequence[tuple[tuple[int, int], ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Which lanes share devices, and who yields. Actions are those of one step, by number; their
-    numbers are their order in the list."""
+    """Lanes that share devices, and passes that yield. Actions are those of one step, by number;
+    their numbers are their order in the list."""
 
     device_of: Sequence[int]
     """Lane -> its device, or -1 where it shares none."""
@@ -179,11 +179,11 @@ class Devices:
         """Devices that may begin something now."""
 
     def device(self, lane: int) -> int:
-        """Of a lane, or -1."""
+        """The device of a lane, or -1."""
         return self._turns.device_of[lane]
 
     def end(self, device: int) -> None:
-        """What runs there has ended."""
+        """The action that runs there has ended."""
         self._busy[device] = False
         self.free.append(device)
 

@@ -49,7 +49,7 @@ def with_timelines(name: str, folder: Path) -> tuple[list, Store]:
 
 @pytest.fixture(scope="module")
 def paper_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Figure]:
-    """What is printed of an exhibit where all of it ran, or nothing; drawn once, to be read."""
+    """The drawing of an exhibit where all of it ran, or nothing; it is drawn once."""
 
     @cache
     def made(name: str, ran: bool) -> Figure:

@@ -1,4 +1,4 @@
-"""What the pipeline program works on: the question, and actions that are being written."""
+"""Inputs of the pipeline program: the question, and actions that are being written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pipeline:
 
     method: str
     passes: Sequence[Sequence[Pass]]
-    """Of each rank."""
+    """Passes of each rank, in order."""
     stages: Sequence[range]
     """Units of each stage; stage s lies on rank s % ranks. Where every rank has all units
     (`apart`), it has rows of its own."""
@@ -41,8 +41,8 @@ class Pipeline:
     """Samples of a step that pass each rank; where none are given, those of full micro-batches."""
     replicas: int = 1
     activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
-    """What becomes of those of blocks: kept for the backward pass; computed again before it; or in
-    it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on the host
+    """Treatment of the blocks' activations: kept for the backward pass; computed again before it;
+    or in it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on the host
     (`stash`). The head's are kept always, the embedding's too but with `stash`. Where lists have
     recomputations, those of their stages are computed again, and all others kept."""
     places: Sequence[Places] = ()
@@ -141,9 +141,9 @@ class Draft:
     rank: int
     lane: str = COMPUTE
     number: int = 0
-    """Of the pass through a stage, among those of its rank, that it belongs to."""
+    """Number of its pass through a stage, among those of its rank."""
     turn: int = 0
-    """How many of its name there were before in the step."""
+    """Actions of its name before it in the step."""
     micro: int | None = None
     after: list[str] = field(default_factory=list)
     makes: list[str] = field(default_factory=list)

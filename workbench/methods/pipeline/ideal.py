@@ -20,7 +20,7 @@ from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Simulation, simulate
 
 QUANTA = {F: 1.0, R: 1.0, B: 2.0, I: 1.0, W: 1.0}
-"""Of a rank's share of the model."""
+"""Quanta that a pass takes over a rank's share of the model."""
 
 
 class IdealSizes:

@@ -29,7 +29,7 @@ class Pass(NamedTuple):
     kind: Kind
     micro: int
     chunk: int = 0
-    """Which of the rank's stages: stage ``chunk * ranks + rank`` of the pipeline."""
+    """One of the rank's stages: stage ``chunk * ranks + rank`` of the pipeline."""
 
     def __str__(self) -> str:
         """As ``workbench schedule`` prints it: ``f0``, or ``1:f0`` in a later chunk."""

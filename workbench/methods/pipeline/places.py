@@ -1,4 +1,4 @@
-"""Which units are on a device while pass after pass needs them: a direct-mapped cache.
+"""Units on a device while pass after pass needs them: a direct-mapped cache.
 
 Memory that is virtualized brings a layer when a pass touches it and lets the longest unused one go.
 Passes go up and down the layers, so what is used last before a turn is used first after it. A layer

@@ -158,7 +158,7 @@ class Program(Sheet):
         return [name.activation(unit, draft.micro, int(again))] if unit else []
 
     def _kept(self, unit: int, micro: int) -> str:
-        """What autograd keeps of a unit until its backward pass."""
+        """Buffer of the tensors that autograd keeps of a unit until its backward pass."""
         text = name.checkpoint if self.line.checkpoints(unit) else name.kept
         return text(unit, micro)
 
@@ -236,7 +236,7 @@ class Program(Sheet):
             ends = [freed[message.makes[0]] for message in messages]
             used = [needed[message.name].number for message in messages]
             places: list[list[int]] = []
-            """Of each place: the numbers of the messages that come there."""
+            """Numbers of the messages that come to each place."""
             at: dict[int, int] = {}
             left = [end.number for end in ends]
             for message, before in enumerate(taken_from(used, left, AHEAD, most)):

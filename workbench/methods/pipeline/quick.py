@@ -120,7 +120,7 @@ class _Step:
         self.nodes: list[tuple[Kind, int, int]] = []
         """(kind, stage, micro-batch) of each pass, rank by rank in order; messages come behind."""
         self.links: list[int] = []
-        """Of each message the link that it takes, where messages are links."""
+        """Link that each message takes, where messages are links."""
         self.bounds = [0]
         for rank, own in enumerate(passes):
             self.nodes += [(p.kind, p.chunk * self.ranks + rank, p.micro) for p in own]

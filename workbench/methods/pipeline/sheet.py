@@ -18,11 +18,11 @@ class Sheet:
     def __init__(self, line: Pipeline, sizes: Sizes) -> None:
         self.line, self.sizes = line, sizes
         self.drafts: list[list[Draft]] = []
-        """Of each rank, in the order of all its lanes."""
+        """Actions of each rank, in the order of all its lanes."""
         self.buffers: dict[str, Buffer] = {}
 
     def write(self, draft: Draft) -> None:
-        """At the end of its lane."""
+        """Put an action at the end of its lane."""
         self.drafts[draft.rank].append(draft)
 
     def message(self, kind: Kind, unit: int, micro: int | None, rank: int) -> Draft:
@@ -33,13 +33,13 @@ class Sheet:
     # -- sizes ----------------------------------------------------------------------------------
 
     def cost(self, unit: int, rank: int, micro: int) -> UnitCost:
-        """Of a micro-batch of a rank through a unit."""
+        """Cost of passing a micro-batch of a rank through a unit."""
         first, end = self.line.span(rank, micro)
         cost = self.sizes.cost(unit, end - first)
         return cost.from_checkpoint() if self.line.checkpoints(unit) else cost
 
     def input_bytes(self, unit: int, rank: int, micro: int) -> int:
-        """Of a unit's input in a micro-batch of a rank."""
+        """Bytes of a unit's input in a micro-batch of a rank."""
         first, end = self.line.span(rank, micro)
         return self.sizes.input_bytes(unit, end - first)
 

@@ -28,7 +28,7 @@ def stash(sheet: Sheet, rank: int, drafts: list[Draft]) -> list[Draft]:
     them back before it is repeated: few are on the device at once."""
     line, found = sheet.line, []
     gone: list[str] = []
-    """What takes away inputs that this rank has made."""
+    """Actions that take away inputs which this rank has made."""
     used: list[str] = []
     """Passes over inputs that came back."""
     for draft in drafts:
@@ -71,7 +71,7 @@ class Swaps:
     def __init__(self, sheet: Sheet) -> None:
         self.sheet, self.line, self.sizes = sheet, sheet.line, sheet.sizes
         self.nbytes = [self.sizes.visit_bytes(unit) for unit in range(self.line.head + 1)]
-        """Of each unit's weights, and of its gradients."""
+        """Bytes of each unit's weights, and of its gradients."""
 
     def write(self) -> None:
         """All of them, around the passes of the sheet."""
@@ -110,7 +110,7 @@ class Swaps:
         return found
 
     def _load(self, draft: Draft, visit: Visit, offsets: dict[int, int]) -> list[Draft]:
-        """What brings the weights that a pass reads, where they are not there yet."""
+        """The load of the weights that a pass reads, where they are not there yet."""
         label = self._read(draft, name.weights, visit)
         if visit.first != draft.name:
             return []
@@ -124,7 +124,7 @@ class Swaps:
     def _add(
         self, draft: Draft, visit: Visit, offsets: dict[int, int], gone: Callable[[Visit], str]
     ) -> list[Draft]:
-        """What brings the sum that a pass adds to, where it went to the host; the first pass of a
+        """The return of the sum that a pass adds to, where it went to the host; the first pass of a
         step begins it."""
         label, found = self._read(draft, name.gradients, visit), []
         if visit.first != draft.name:
@@ -153,7 +153,7 @@ class Swaps:
         self.sheet.make(draft, label, self.nbytes[unit], slot=slot, offset=offsets[unit])
 
     def _away(self, draft: Draft, visit: Visit, *, complete: bool) -> list[Draft]:
-        """What takes gradients to the host after a pass: the sum so far, or all of it, or where
+        """The way of gradients to the host after a pass: the sum so far, or all of it, or where
         other ranks add to it a share."""
         unit, rank, label = visit.unit, draft.rank, name.gradients(visit.unit, visit.turn)
         kind, turn = (Kind.GRAD_OUT, 0) if complete else (Kind.SUM_OUT, visit.turn)
@@ -177,7 +177,7 @@ class Swaps:
         return Draft(kind=kind, unit=unit, rank=draft.rank, lane=lane, turn=turn, nbytes=nbytes)
 
     def _updated(self, unit: int) -> list[str]:
-        """What makes a unit's weights those of this step, borrowed ones too."""
+        """Updates that make a unit's weights those of this step, borrowed ones too."""
         return [
             act(Kind.UPDATE, owner, rank=rank, step=-1)
             for owner in sorted({unit, self.sizes.owner(unit)})
@@ -199,11 +199,11 @@ class Swaps:
         return share_bytes(nbytes, self.line.ranks) if self.line.apart else nbytes
 
     def _updates(self) -> None:
-        """Of each unit: as its gradients arrive, or after the norm of all of them in the order of
-        the next step's loads."""
+        """Update each unit: as its gradients arrive, or after the norm of all of them in the order
+        of the next step's loads."""
         line, units = self.line, range(self.line.head + 1)
         gone: dict[int, dict[int, str]] = defaultdict(dict)
-        """Unit -> rank -> what brings its complete gradients."""
+        """Unit -> rank -> the action that brings its complete gradients."""
         for drafts in self.sheet.drafts:
             for draft in drafts:
                 if draft.kind is Kind.GRAD_OUT:
@@ -227,7 +227,7 @@ class Swaps:
 
 
 def _ended(visit: Visit, ends: Callable[[Visit], str]) -> list[str]:
-    """What ends the visit that had a place before."""
+    """The end of the visit that had a place before."""
     if visit.behind is None:
         return []
     step, before = visit.behind

@@ -1,4 +1,4 @@
-"""Which modules of a model become layers."""
+"""The modules of a model that become layers."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ filled at each call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -105,11 +106,12 @@ def labels(form: Form, name: str) -> list[str]:
 # Stand-ins in a program for values that are known only when it runs.
 
 
-class Hole:
-    """Filled by `get` when its program runs."""
+class Hole(ABC):
+    """A value that `get` finds when its program runs."""
 
+    @abstractmethod
     def get(self, frame: Frame) -> Any:
-        raise NotImplementedError
+        """The value, in a frame of the program."""
 
 
 @dataclass(frozen=True, slots=True)
