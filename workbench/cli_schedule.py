@@ -53,6 +53,7 @@ def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
         "--drain", choices=("early",),
         help="recompute before the gradient has come, where no forward pass is left",
     )  # fmt: skip
+    add("--stash", type=int, metavar="K", help="inputs that a stage may hold (default: any number)")
     add(
         "--us", metavar=",".join(PARTS),
         help="microseconds of passes, of a message and of one to another host, such as "
@@ -68,7 +69,10 @@ def show_schedule(arguments: argparse.Namespace) -> None:
     name, ranks, micros = arguments.order, arguments.ranks, arguments.microbatches
     if name not in orders.ORDERS:
         raise ValueError(f"unknown order {name!r}; known: {', '.join(orders.ORDERS)}")
-    counts = {"ranks": ranks, "microbatches": micros, "per-host": arguments.per_host}
+    counts = {
+        "ranks": ranks, "microbatches": micros, "per-host": arguments.per_host,
+        "stash": micros if arguments.stash is None else arguments.stash,
+    }  # fmt: skip
     for what, number in counts.items():
         if not 1 <= number <= MOST:
             raise ValueError(f"{what} is {number}; it must be 1 to {MOST}")
@@ -106,7 +110,8 @@ def _rule(arguments: argparse.Namespace, order: Order) -> quick.Rule:
     if arguments.drain and not (order.recomputes or arguments.recompute or published):
         raise ValueError("--drain is about recomputations: give --recompute, too")
     turns = order.recomputes and arguments.rule != STRICT and not arguments.keep
-    return quick.Rule(turns=turns, early=published or arguments.drain is not None)
+    early = published or arguments.drain is not None
+    return quick.Rule(turns=turns, early=early, stash=arguments.stash)
 
 
 def _passes(arguments: argparse.Namespace, order: Order, chunks: int) -> list[list[Pass]]:

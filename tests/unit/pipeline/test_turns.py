@@ -88,6 +88,16 @@ def test_messages_to_another_host_take_longer(capsys):
     assert printed(capsys, "1f1b", *sizes, 1)[-1].startswith("78 us")  # two of 9
 
 
+def test_a_stage_that_holds_fewer_inputs_waits_longer(capsys):
+    size = ["varuna", "-P", 4, "-N", 16, "--us", "50,100,5,20"]
+    steps = [
+        int(printed(capsys, *size, *more)[-1].split()[0])
+        for more in ([], ["--stash", 16], ["--stash", 8], ["--stash", 4], ["--stash", 1])
+    ]
+    assert steps[0] == steps[1] == 3630 < steps[-1]
+    assert steps == sorted(steps)
+
+
 def drawn(rng):
     """A question with passes, seconds and messages of no pattern."""
     ranks, micros = rng.choice([2, 3, 4]), rng.choice([1, 3, 6])
@@ -259,6 +269,8 @@ def test_a_late_gradient_lets_a_forward_pass_go_first():
         (["varuna", "--us", "1/2,1/0,1,1", "-P", "2"], "passes must take longer than 0 microse"),
         (["varuna", "--us", "1,1,1,-3"], "LONG of --us is '-3'; it must be one number"),
         (["varuna", "--per-host", "0"], "per-host is 0; it must be 1 to"),
+        (["varuna", "--stash", "0"], "stash is 0; it must be 1 to"),
+        (["gpipe", "--stash", "2"], "the order deadlocks: its passes wait for each other"),
         (["varuna", "--order", "published"], "--order published is for gpipe"),
         (["1f1b", "--order", "list"], "--order list is for varuna; 1f1b is never left"),
         (["1f1b", "--keep"], "--keep is for varuna"),

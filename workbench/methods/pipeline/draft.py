@@ -42,9 +42,9 @@ class Pipeline:
     replicas: int = 1
     activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
     """Treatment of the blocks' activations: kept for the backward pass; computed again before it;
-    or in it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on the host
-    (`stash`). The head's are kept always, the embedding's too but with `stash`. Where lists have
-    recomputations, those of their stages are computed again, and all others kept."""
+    or in it, as far as it needs them (`checkpoint`); or computed again from inputs that wait on
+    the host (`stash`). The head's are kept always, the embedding's too but with `stash`. Where
+    lists have recomputations, those of their stages are computed again, and all others kept."""
     places: Sequence[Places] = ()
     """Where the units of each rank lie while they visit its device from the host, which updates
     them; none where they stay there with their states."""
