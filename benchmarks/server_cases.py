@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
         for name in names
         for kept in (True, False)
     },
-    "varuna": {"method": "varuna"},
+    "varuna": {"method": "varuna", "activations": "recompute"},
     "zero-offload": {"method": "zero-offload"},
     "zero-infinity": {"method": "zero-infinity"},
     "dp-swap": {"method": "dp-swap"},
