@@ -1,0 +1,275 @@
+"""The public class: a user's module, trained as a pipeline by the processes that make it.
+
+    model = Varuna(net, args.stage_to_rank_map, get_batch, batch_size, args.chunk_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.set_optimizer(optimizer)
+    loss, overflow = model.step(inputs, clip_grad_max_norm=1.0)
+    if not overflow:
+        optimizer.step()
+
+Each process holds one stage. A step is a schedule of any order of pipelines, proved before it runs
+and run by the executor of all methods; recomputations take turns with forward passes (section 3.2
+of the paper). Losses and gradients are those of the module itself on the whole batch, however many
+stages, replicas and micro-batches there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workbench.core.stage_map import StageMap
+from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
+from workbench.methods.varuna.shares import Shares
+from workbench.methods.varuna.slices import Inputs, Slices, check_inputs
+from workbench.methods.varuna.stage import Given, Stage
+from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
+from workbench.methods.varuna.stepping import FORWARD, Stepping
+from workbench.methods.varuna.weights import StageWeights, copies
+from workbench.model.base import Context
+from workbench.runtime.executor import Perturb
+from workbench.runtime.group_transport import GroupTransport
+from workbench.runtime.stage_engine import MicroBatch, StageEngine
+
+
+class Stepped(NamedTuple):
+    """The outcome of a step."""
+
+    loss: float
+    """Mean over the global batch, equal on all ranks."""
+    overflow: bool
+    """Whether a gradient was not finite: the optimizer must not step."""
+
+
+class Varuna:
+    """One process's stage of a module."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        stage_to_rank_map: str,
+        get_batch_fn: Callable[..., Inputs],
+        batch_size: int,
+        chunk_size: int,
+        fp16: bool = False,
+        local_rank: int = -1,
+        device: int | str | torch.device = -1,
+        shared_weights: Sequence[tuple[str, str]] | None = None,
+        *,
+        bf16: bool = False,
+        order: str = "varuna",
+        seed: int = 0,
+        weight_of: Callable[[Inputs], float] | None = None,
+        transport: str = "auto",
+        perturb: Perturb | None = None,
+    ) -> None:
+        """`model`, or a function that makes it: then the processes of a host make it one after the
+        other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
+        global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
+        of parameters that are one weight. `seed` is that of random numbers in forward passes.
+        `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
+        number of labels; by default its rows. `perturb` is called around every action, for tests
+        and paced runs. Raises ValueError, one sentence, for what cannot be trained."""
+        self.map = StageMap.parse(stage_to_rank_map)
+        self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
+        self._device = _device(device, local_rank)
+        backend = carrier(transport, self._device)
+        _check_order(order)
+        if fp16 and bf16:
+            raise ValueError("fp16 and bf16 are both on; give one of them")
+        self._dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+        self._order, self._seed, self._weight_of = order, seed, weight_of
+        join(self._device)
+        check_world(self.map)
+        self.rank = dist.get_rank()
+        self.stage, self.replica = self.map.place(self.rank)
+        self._everybody = dist.new_group(backend="gloo")
+        slices = self._in_turn(lambda: Slices(_made(model), get_batch_fn), model, local_rank)
+        stages = slices.stages(self.map.stages)
+        units = stages[self.stage]
+        held = copies(slices, stages, shared_weights or ())
+        learning = slices.learning(units)
+        slices.keep(units)
+        self._part = Stage(slices, units, device=self._device, dtype=self._dtype)
+        self._weights = StageWeights(self._part, learning)
+        of_stages = [group(ranks, backend) for ranks in self.map.ranks]
+        replicas = of_stages[self.stage]
+        self._weights.spread(replicas, self.map.rank(self.stage, 0), self._part.buffers())
+        self._ties = self._weights.ties(held, self.map, self.stage, self.replica, backend)
+        engine = StageEngine(self._part, self._weights.gradients, replicas, autocast=self._autocast)
+        engine.transport = GroupTransport(
+            neighbours(self.map, self.rank, backend, self._everybody, self._device),
+            process=lambda stage: self.map.rank(stage, self.replica),
+            forms=engine.forms,
+            device=self._device,
+        )
+        self._engine = engine
+        self._stepping = Stepping(
+            engine, self._device, place=(self.stage, self.replica),
+            shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
+        )  # fmt: skip
+        self.scale = LossScale()
+        self.grad_norm: float | None = None
+        """Global norm of the last step's gradients, before they were clipped."""
+        self.steps = 0
+        """Steps done, overflown ones too."""
+
+    # -- the module -----------------------------------------------------------------------------
+
+    @property
+    def share(self) -> range:
+        """Rows of each global batch that this process passes to `step`."""
+        return self._shares.share(self.replica)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This stage's parameters, by their names in the whole module."""
+        yield from self._weights.named.items()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This stage's parameters."""
+        yield from self._weights.named.values()
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("a stage is not called by itself; use step or evaluate")
+
+    # -- training -------------------------------------------------------------------------------
+
+    def set_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: float | str = "dynamic",
+        init_loss_scale: float = 2.0**20,
+        min_loss_scale: float = 1.0,
+    ) -> None:
+        """Name the optimizer of this stage's parameters. With fp16 the loss is scaled, by a number
+        or by one that is halved after an overflow and doubled after 2,000 steps without one.
+
+        Raises ValueError for an optimizer of other parameters."""
+        own = {id(parameter) for parameter in self.parameters()}
+        if any(id(p) not in own for one in optimizer.param_groups for p in one["params"]):
+            raise ValueError("the optimizer has parameters of no stage; give it model.parameters()")
+        self._optimizer = optimizer
+        if self._dtype == torch.float16:
+            dynamic = loss_scale == "dynamic"
+            value = init_loss_scale if dynamic else float(loss_scale)
+            self.scale = LossScale(value=value, least=min_loss_scale, dynamic=dynamic)
+
+    def step(self, inputs: Inputs, clip_grad_max_norm: float | None = None) -> Stepped:
+        """Forward and backward passes of a global batch, of which `inputs` are the rows of `share`,
+        equal on all stages of a replica. Gradients begin at zero and end as those of the mean loss,
+        reduced and clipped, in each parameter's `grad`."""
+        self._weights.attach()
+        micros = self._begin(inputs, self._shares, self.scale.value, training=True)
+        self._stepping.run(self._order, len(micros), self.steps)
+        losses, weight = mean_loss(self._engine.losses, micros)
+        ended = agree(
+            self._weights.gradients,
+            self._ties,
+            losses=losses,
+            weight=weight,
+            first=self.replica == 0,
+            wanted=False,
+            scale=self.scale.value,
+            nominal=self._shares.batch,
+            clip=clip_grad_max_norm,
+            everybody=self._everybody,
+        )
+        self.scale.update(overflow=ended.overflow)
+        self.grad_norm, self.steps = ended.norm, self.steps + 1
+        return Stepped(ended.loss, ended.overflow)
+
+    def evaluate(self, inputs: Inputs, batch_size: int | None = None) -> float:
+        """Mean loss of a batch of `batch_size` rows, by default that of training, in evaluation
+        mode, equal on all ranks; `inputs` are this replica's rows of it."""
+        shares = self._shares
+        if batch_size is not None:
+            shares = Shares(batch=batch_size, replicas=shares.replicas, chunk=shares.chunk)
+        micros = self._begin(inputs, shares, 1.0, training=False)
+        self._stepping.run(FORWARD, len(micros), self.steps)
+        sums = torch.tensor(mean_loss(self._engine.losses, micros), dtype=torch.float64)
+        dist.all_reduce(sums, group=self._everybody)
+        total, weight = sums.tolist()
+        return total / weight
+
+    def close(self) -> None:
+        """Let go of all tensors; the process group stays."""
+        self._stepping.close()
+
+    def _begin(
+        self, inputs: Inputs, shares: Shares, scale: float, *, training: bool
+    ) -> list[MicroBatch]:
+        """Divide this replica's rows into micro-batches."""
+        share, rows = shares.share(self.replica), shares.rows(self.replica)
+        tensors = check_inputs(inputs, len(share))
+        self._part.check(inputs)
+        first = self.steps * shares.batch + share.start
+        given, micros = [], []
+        for own in rows:
+            taken = own or range(1)  # an empty micro-batch repeats a row, which does not count
+            part = {
+                name: value[taken.start : taken.stop] if len(value) == len(share) else value
+                for name, value in tensors.items()
+            }
+            weight = float(len(own))
+            if own and self._weight_of is not None and self._part.last:
+                weight = float(self._weight_of({**inputs, **part}))
+            here = {name: value.to(self._device) for name, value in part.items()}
+            samples = tuple(first + row for row in taken)
+            ctx = Context(
+                seed=self._seed, step=self.steps, unit=0, samples=samples, training=training
+            )
+            given.append(Given(here, ctx))
+            micros.append(MicroBatch(samples=samples, weight=weight))
+        self._part.begin(given)
+        self._engine.begin(micros, scale / shares.batch, training=training)
+        return micros
+
+    def _autocast(self) -> AbstractContextManager:
+        if self._dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
+
+    def _in_turn(self, make: Callable[[], Slices], model: object, local_rank: int) -> Slices:
+        """Make the slices; where a function makes the module, one process of a host at a time."""
+        if isinstance(model, nn.Module):
+            return make()
+        turns = torch.tensor(max(0, local_rank))
+        dist.all_reduce(turns, dist.ReduceOp.MAX, group=self._everybody)
+        found = None
+        for turn in range(int(turns) + 1):
+            if turn == max(0, local_rank):
+                found = make()
+            dist.barrier(group=self._everybody)
+        return found
+
+
+def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    made = model if isinstance(model, nn.Module) else model()
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model is a {type(made).__name__}; give a module, or what makes one")
+    return made
+
+
+def _device(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """Raises ValueError for a GPU that is not there."""
+    if device == -1:
+        number = max(0, local_rank)
+        device = number if torch.cuda.is_available() else "cpu"
+    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if found.type == "cuda":
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(found)
+    return found
+
+
+def _check_order(order: str) -> None:
+    able = [name for name, one in ORDERS.items() if not (one.chunked or one.halved)]
+    if order not in able:
+        raise ValueError(f"order is {order!r}; a stage a process has {', '.join(able)}")
