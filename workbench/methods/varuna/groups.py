@@ -48,7 +48,7 @@ def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
 def neighbours(
     places: StageMap, rank: int, backend: str, everybody: dist.ProcessGroup, device: torch.device
 ) -> dict[tuple[int, bool], dist.ProcessGroup]:
-    """(neighbour in the pipeline, whether it is for activations) -> what carries messages: the group
+    """(neighbour in the pipeline, whether for activations) -> what carries messages: the group
     of everybody with gloo, with NCCL a communicator for each, which has exchanged a number."""
     found: dict[tuple[int, bool], dist.ProcessGroup] = {}
     for replica in range(places.replicas):

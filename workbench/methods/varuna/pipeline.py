@@ -32,7 +32,9 @@ from workbench.methods.varuna.stage import Given, Stage
 from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
 from workbench.methods.varuna.stepping import FORWARD, Stepping
 from workbench.methods.varuna.weights import StageWeights, copies
+from workbench.methods.varuna.written import check_written
 from workbench.model.base import Context
+from workbench.model.keyed import norms_in
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
@@ -91,6 +93,7 @@ class Varuna:
         self.stage, self.replica = self.map.place(self.rank)
         self._everybody = dist.new_group(backend="gloo")
         slices = self._in_turn(lambda: Slices(_made(model), get_batch_fn), model, local_rank)
+        self._check(slices)
         stages = slices.stages(self.map.stages)
         units = stages[self.stage]
         held = copies(slices, stages, shared_weights or ())
@@ -229,6 +232,26 @@ class Varuna:
         self._part.begin(given)
         self._engine.begin(micros, scale / shares.batch, training=training)
         return micros
+
+    def _check(self, slices: Slices) -> None:
+        """Have the first process compare the slices with the module. Raises ValueError on all where
+        they differ."""
+        refused: ValueError | None = None
+        if self.rank == 0:
+            try:
+                check_written(slices)
+            except ValueError as error:
+                refused = error
+        verdict = torch.tensor(float(refused is not None))
+        dist.all_reduce(verdict, group=self._everybody)
+        if verdict:
+            raise refused or ValueError("rank 0 refused the module, and says why")
+        norms = any(norms_in(layer.module) for layer in slices.layers)
+        if norms and (self.map.replicas > 1 or not all(self._shares.rows(0))):
+            raise ValueError(
+                "BatchNorm's running statistics are kept for one replica only; give one rank a "
+                "stage"
+            )
 
     def _autocast(self) -> AbstractContextManager:
         if self._dtype == torch.float32:
