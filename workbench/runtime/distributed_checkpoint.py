@@ -1,13 +1,12 @@
 """Checkpoints that several processes write and read, sharing a folder and nothing else.
 
 The folder is that of checkpoint.py, so every method continues it, and any number of stages and
-replicas what another number saved: tensors lie by unit and name. torch.distributed.checkpoint
-writes and reads it through a storage of ours, since its own keeps metadata as a pickle, which
-whoever shares the folder could have made; here they are the sealed manifest and the files' headers.
+replicas what another saved (Varuna, section 1.10). torch.distributed.checkpoint writes and reads it
+through a storage of ours: its own keeps a pickle, which whoever shares the folder could have made.
 
 A saving goes on beside training: tensors are copied to the host, then a thread writes. It ends in
 one act of one process, the folder's renaming, after all files are on the disk and `may_commit` was
-asked: a host that was cut off, whose work others do by now, commits nothing (Varuna, section 1.10).
+asked: a host that was cut off, whose work others do by now, commits nothing.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ class Fenced(Exception):
 
 
 class Saving:
-    """A checkpoint that is written while its processes go on."""
+    """A checkpoint that a thread writes. Raises, on every process, OSError where a disk refuses or
+    a process is gone, and Fenced; older checkpoints stay."""
 
     def __init__(self, future: Future[Path]) -> None:
         self._future = future
 
     def done(self) -> bool:
-        """Whether it is committed. Raises as `wait` does."""
+        """Whether it is committed."""
         return self._future.done() and bool(self.wait())
 
     def wait(self) -> Path:
-        """The checkpoint's folder, once it is committed. Raises, on every process, OSError where a
-        disk refuses or a process is gone, and Fenced; older checkpoints stay."""
+        """The checkpoint's folder, once it is committed."""
         return self._future.result()
 
 
@@ -82,10 +81,10 @@ class Loaded:
     saved: Saved
     data: dict[str, Any]
     numbers: dict[str, Any]
-    """Of the optimizer, by the names of the parameters of all units."""
+    """By name, of the parameters of all units."""
     statistics: dict[str, Tensor]
-    tensors: dict[str, Tensor]
-    """By label, of the caller's units: those that it had no tensor for."""
+    tensors: dict[str, dict[str, Tensor]]
+    """By name and kind, of the caller's units: those that it had none for."""
 
 
 def save(
@@ -115,18 +114,21 @@ def save(
         told = json.loads(json.dumps(data or {}, default=repr, allow_nan=False))
         if told != (data or {}):
             raise ValueError(f"{data} is not what JSON makes of it, which is {told}")
-        parts = {name: each.detach().cpu().clone() for name, each in (statistics or {}).items()}
+        parts = {name: _on_host(each) for name, each in (statistics or {}).items()}
+        _wait_for_copies()
         sizes = {unit: sum(t.nbytes for t in labels.values()) for unit, labels in units.items()}
         return sizes, parts, dict(numbers or {}), told, token_hex(4)
 
     sizes, parts, counts, (told, *_), (token, *_) = zip(*as_one(tell, group), strict=True)
-    whose, rank = _dealt(sizes), dist.get_rank(group) if group else 0
-    own = [unit for unit in units if whose[unit] == rank]
+    whose, first = _dealt(sizes), _rank(group) == 0
+    own = [unit for unit in units if whose[unit] == _rank(group)]
     mine = {label: _on_host(t) for unit in own for label, t in units[unit].items()}
     files = {label: checkpoint.file_of(unit) for unit in own for label in units[unit]}
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()
-    name, manifest, totals = step_name(manifest.next_step), deepcopy(manifest), added(parts)
+    _wait_for_copies()
+    if first:
+        mine |= (totals := added(parts))
+        files |= dict.fromkeys(totals, checkpoint.STATISTICS)
+    name, manifest = step_name(manifest.next_step), deepcopy(manifest)
     state = {"data": told, "numbers": {key: n for part in counts for key, n in part.items()}}
     # No other attempt has this folder: a host that was cut off may still write to its own.
     temporary = folder / f".{name}-{token}"
@@ -136,23 +138,23 @@ def save(
             raise Fenced(f"the checkpoint {name} was not committed: others go on with this run")
 
     def commit(written: dict[str, tuple[int, int]]) -> None:
-        if totals:
-            save_file(totals, temporary / checkpoint.STATISTICS)
         (temporary / STATE).write_text(json.dumps(state))
         publish(temporary, manifest, written, ask)
         checkpoint.remove_older(folder)
 
+    writer = UnitWriter(temporary, files, commit)
+
     def write(*, again: bool = True) -> Path:
         try:
-            _through_torch(dcp.save, mine, group, UnitWriter(temporary, files, commit))
+            _through_torch(dcp.save, mine, group, storage_writer=writer)
         except (OSError, RuntimeError) as error:  # of gloo, where a process is gone
             if again and checkpoint.FULL.search(str(error)):
-                if rank == 0:
+                if first:
                     checkpoint.make_room(folder)
                 return write(again=False)
             raise OSError(f"the checkpoint {name} was not written: {error}") from error
         finally:
-            if rank == 0:
+            if first:
                 shutil.rmtree(temporary, ignore_errors=True)
         return folder / name
 
@@ -179,9 +181,13 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
             state.update(read_object(saved.path / STATE, f"{STATE} of the checkpoint {saved.path}"))
 
     as_one(look, group)
-    _through_torch(dcp.load, given | rest, group, reader)
+    _through_torch(dcp.load, given | rest, group, storage_reader=reader)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for label, tensor in rest.items():
+        kind, _, name = label.partition("/")
+        tensors.setdefault(name, {})[kind] = tensor
     told = {key: state.get(key, {}) for key in ("data", "numbers")}
-    return Loaded(saved=saved, statistics=statistics, tensors=rest, **told)
+    return Loaded(saved=saved, statistics=statistics, tensors=tensors, **told)
 
 
 def load_newest(
@@ -191,11 +197,12 @@ def load_newest(
     None where there is none. Also returns notes on those that were passed over, and why. Raises
     ValueError as `load` does, and where all are damaged."""
     loaded: list[Loaded] = []
+    names = as_one(lambda: [path.name for path in steps_in(folder)], group)[0]
     _, notes = take_newest(
-        as_one(lambda: [*steps_in(folder)], group)[0],
+        [folder / name for name in names],
         lambda saved: loaded.append(load(saved, units, group)),
         Untold(),
-        lambda path: as_one(lambda: Saved.read(path), group)[0],
+        lambda path: as_one(lambda: Saved.read(path), group)[_rank(group)],
     )
     return (*loaded, None)[0], notes
 
@@ -234,7 +241,7 @@ class UnitWriter(_Storage, dcp.StorageWriter):
             for file, tensors in files.items():
                 save_file(tensors, self._temporary / file)
                 flush(self._temporary / file)
-        except SafetensorError as error:  # which other processes cannot unpickle
+        except SafetensorError as error:  # which not every version can send to other processes
             raise OSError(str(error)) from error
         found = sums(self._temporary, files)
         return _ended([WriteResult(md.MetadataIndex(f), s[0], (f, s)) for f, s in found.items()])
@@ -273,13 +280,10 @@ class UnitReader(_Storage, dcp.StorageReader):
         return md.Metadata({label: of(tensor) for label, tensor in self.tensors.items()})
 
     def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Ended[None]:
-        """Copy what is asked for, whole tensors or parts."""
+        """Copy whole tensors."""
         for item in plan.items:
-            bounds = zip(item.storage_offsets, item.lengths, strict=True)
-            part = tuple(slice(first, first + length) for first, length in bounds)
             into = planner.resolve_tensor(item).detach()
-            into.copy_(self.tensors[item.storage_index.fqn][part])
-            planner.commit_tensor(item, into)
+            planner.commit_tensor(item, into.copy_(self.tensors[item.storage_index.fqn]))
         return _ended(None)
 
 
@@ -295,10 +299,18 @@ def _dealt(sizes: Sequence[Mapping[int, int]]) -> dict[int, int]:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy, which a GPU's stream may still be making. Of a host's tensor, too, since that changes
-    meanwhile."""
+    """A copy, of a host's tensor, too, since that changes meanwhile; a GPU's stream makes it."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach(), non_blocking=True)
+
+
+def _wait_for_copies() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+
+
+def _rank(group: dist.ProcessGroup | None) -> int:
+    return dist.get_rank(group) if group else 0
 
 
 def _by_label(units: Units) -> dict[str, Tensor]:
@@ -311,10 +323,9 @@ def _ended(value: Any) -> Ended[Any]:
     return future
 
 
-def _through_torch(do: Callable[..., Any], state: dict[str, Tensor], group: Any, how: Any) -> None:
+def _through_torch(do: Callable[..., Any], state: Any, group: Any, **how: Any) -> None:
     """Raises what is wrong with one process, instead of torch's list of all."""
-    key = "storage_writer" if do is dcp.save else "storage_reader"
     try:
-        do(state, process_group=group, no_dist=not group, **{key: how})
+        do(state, process_group=group, no_dist=not group, **how)
     except dcp.CheckpointException as error:
         raise error.failures[min(error.failures)][0] from None

@@ -152,14 +152,11 @@ def publish(
     temporary: Path,
     manifest: Manifest,
     written: Mapping[str, tuple[int, int]] | None = None,
-    last: Callable[[], None] = lambda: None,
+    ask: Callable[[], None] = lambda: None,
 ) -> Path:
     """Bring all files that are there to the disk under their manifest, and the checkpoint to its
-    name; returns that. Raises OSError if the disk refuses.
-
-    `written`: sums of files that other processes have brought there. `last` is called before the
-    checkpoint gets its name, and what it raises forbids that.
-    """
+    name; returns that. `written` are sums of files that other processes have brought to the disk;
+    `ask` may forbid the last act by raising. Raises OSError if the disk refuses."""
     target, written = temporary.parent / step_name(manifest.next_step), dict(written or {})
     paths = (path for path in sorted(temporary.rglob("*")) if path.is_file())
     names = {path.relative_to(temporary).as_posix() for path in paths}
@@ -169,7 +166,7 @@ def publish(
     if lacking := written.keys() - names:
         raise OSError(f"{min(lacking)} is not there, which another process has written")
     replace(manifest, files=found | written).write(temporary)
-    last()
+    ask()
     shutil.rmtree(target, ignore_errors=True)  # damaged, or this run would have begun after it
     temporary.rename(target)
     flush(target.parent)

@@ -51,45 +51,37 @@ def optimizer_tensors(
 
 
 def restore_optimizer(optimizer: Optimizer, parameters: Parameters, loaded: Loaded) -> None:
-    """Take up state and settings that were loaded beside the weights; settings stay where none were
-    saved, as by methods of ours, which have AdamW. Raises ValueError where another optimizer or
-    other groups were saved."""
-    saved, names = loaded.saved, {tensor: name for _, name, tensor in _each(parameters)}
-    step = float(saved.manifest.updates_done)
+    """Take up state and settings beside the weights that were loaded; methods of ours save AdamW's
+    moments and no settings. Raises ValueError where another optimizer, or another grouping of the
+    parameters, was saved."""
+    here, names = type(optimizer).__name__, {t: name for _, name, t in _each(parameters)}
+    step = float(loaded.saved.manifest.updates_done)
     ours = {"optimizer": AdamW.__name__, "group": {}, "state": {"step": step}}
-    kept: dict[str, dict[str, Any]] = {}
-    for label, tensor in loaded.tensors.items():
-        key, _, name = label.partition("/")
-        kept.setdefault(name, {})[key] = tensor
     told = {**optimizer.state_dict(), "state": {}}
-    here = type(optimizer).__name__
     for group, packed in zip(optimizer.param_groups, told["param_groups"], strict=True):
-        settings = None
-        for parameter, number in zip(group["params"], packed["params"], strict=True):
-            name = names[parameter]
-            found = loaded.numbers.get(name, ours)
-            there = found["optimizer"]
-            if here != there or settings not in (None, found["group"]):
-                with_ = f"optimizer {there}, this run has {here}"
-                if here == there:
-                    with_ = f"{found['group']} for {name}, this run has {settings}"
-                raise ValueError(
-                    f"the checkpoint {saved.path} was made with {with_}: it would not be the same "
-                    "training"
-                )
-            settings = found["group"]
-            if found["state"] is not None:
-                told["state"][number] = found["state"] | kept.get(name, {})
-        for key, value in (settings or {}).items():
-            now = packed.get(key)
-            packed[key] = tuple(value) if isinstance(value, list) else value
-            if isinstance(now, Tensor):
-                packed[key] = torch.full_like(now, value)
+        found = [loaded.numbers.get(names[parameter], ours) for parameter in group["params"]]
+        for parameter, number, each in zip(group["params"], packed["params"], found, strict=True):
+            for kind, has in (("optimizer", here), ("group", found[0]["group"])):
+                if each[kind] != has:
+                    raise ValueError(
+                        f"the checkpoint {loaded.saved.path} was made with {kind} {each[kind]} of "
+                        f"{names[parameter]}, this run has {has}: it would not be the same training"
+                    )
+            if each["state"] is not None:
+                tensors = loaded.tensors.get(names[parameter], {})
+                told["state"][number] = each["state"] | tensors
+        packed.update({k: _like(packed.get(k), v) for k, v in found[0]["group"].items()})
     optimizer.load_state_dict(told)
 
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
+
+
+def _like(now: Any, value: Any) -> Any:
+    if isinstance(now, Tensor):
+        return torch.full_like(now, value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _each(parameters: Parameters) -> list[tuple[int, str, Tensor]]:
