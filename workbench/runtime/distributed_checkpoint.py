@@ -102,9 +102,10 @@ def save(
 
     Every process of `group`, of gloo, calls it with the units that it holds, whole; one of those
     that hold a unit writes it. None is this process alone. Nobody else uses the group until the
-    saving is done. `manifest`, `data` and `may_commit`, which a thread asks, count on the first
-    process; `numbers` and `statistics` of all are put together. Tensors are read after the work of
-    the current stream. Raises ValueError for what no checkpoint holds, on every process.
+    saving is done; its timeout ends the wait for a silent process. `manifest`, `data` (of JSON's
+    values) and `may_commit`, which a thread asks, count on the first process; `numbers` of all are
+    put together, `statistics` added up. Tensors are read after the work of the current stream.
+    Raises ValueError for what no checkpoint holds, on every process.
     """
 
     def tell() -> tuple[Any, ...]:
@@ -112,10 +113,9 @@ def save(
             if label.startswith("weight/") and tensor.dtype in (torch.bfloat16, torch.float16):
                 raise ValueError(f"{label} is {tensor.dtype}; checkpoints hold fp32 masters")
         told = json.loads(json.dumps(data or {}, default=repr, allow_nan=False))
-        if told != (data or {}):
-            raise ValueError(f"{data} is not what JSON makes of it, which is {told}")
-        parts = {name: _on_host(each) for name, each in (statistics or {}).items()}
-        _wait_for_copies()
+        if wrong := [key for key, each in (data or {}).items() if told.get(key) != each]:
+            raise ValueError(f"{wrong[0]} is none of JSON's values: {data[wrong[0]]!r:.200}")
+        parts = {name: each.detach().cpu().clone() for name, each in (statistics or {}).items()}
         sizes = {unit: sum(t.nbytes for t in labels.values()) for unit, labels in units.items()}
         return sizes, parts, dict(numbers or {}), told, token_hex(4)
 
@@ -124,7 +124,8 @@ def save(
     own = [unit for unit in units if whose[unit] == _rank(group)]
     mine = {label: _on_host(t) for unit in own for label, t in units[unit].items()}
     files = {label: checkpoint.file_of(unit) for unit in own for label in units[unit]}
-    _wait_for_copies()
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
     if first:
         mine |= (totals := added(parts))
         files |= dict.fromkeys(totals, checkpoint.STATISTICS)
@@ -302,11 +303,6 @@ def _on_host(tensor: Tensor) -> Tensor:
     """A copy, of a host's tensor, too, since that changes meanwhile; a GPU's stream makes it."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach(), non_blocking=True)
-
-
-def _wait_for_copies() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.current_stream().synchronize()
 
 
 def _rank(group: dist.ProcessGroup | None) -> int:

@@ -155,7 +155,8 @@ def test_who_fails_or_may_not_commit_leaves_what_was_there(tmp_path, monkeypatch
                 words.append(part.save(tmp_path, step, group=group, **fence).wait().name)
             except (OSError, Fenced) as error:
                 words.append(f"{type(error).__name__}: {error}")
-            dist.barrier() if room >= 0 else None
+            if room >= 0:
+                dist.barrier()  # the other one may not have gone on yet
             words.append(" ".join(sorted(path.name for path in tmp_path.glob("*step*"))))
         return [str(asked), *words]
 
@@ -261,5 +262,5 @@ def test_nobody_opens_a_pickle_or_takes_another_model(tmp_path, monkeypatch) -> 
     half = {0: {"weight/0.w": torch.zeros(5, dtype=torch.bfloat16)}}
     with pytest.raises(ValueError, match=r"is torch.bfloat16; checkpoints hold fp32 masters"):
         save(tmp_path / "run", half, manifest(4))
-    with pytest.raises(ValueError, match="is not what JSON makes of it"):
+    with pytest.raises(ValueError, match="milestones is none of JSON's values: "):
         part.save(tmp_path / "run", 4, data={"milestones": {30: 1}})
