@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -222,13 +222,20 @@ def whole(folder: Path) -> Iterator[Saved]:
 def statistics(saved: Saved) -> dict[str, Tensor]:
     """The running statistics of a checkpoint; none where its model has none. Raises OSError where
     they cannot be read."""
-    if STATISTICS not in saved.manifest.files:
-        return {}
-    saved.check([STATISTICS])
+    return tensors_of(saved, [STATISTICS] if STATISTICS in saved.manifest.files else [])
+
+
+def tensors_of(saved: Saved, names: Collection[str]) -> dict[str, Tensor]:
+    """All tensors of some files by their labels, which lie in the files until they are copied.
+    Raises OSError where they cannot be read."""
+    if lacking := {*names} - saved.manifest.files.keys():
+        raise unreadable(saved.path, f"it has no {min(lacking)}")
+    saved.check(names)
     try:
-        return load_file(saved.path / STATISTICS)
+        files = [load_file(saved.path / name) for name in names]
     except SafetensorError as error:
         raise unreadable(saved.path, error) from error
+    return {label: tensor for file in files for label, tensor in file.items()}
 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as md
 from torch.distributed.checkpoint.storage import WriteResult
@@ -45,7 +44,6 @@ from workbench.runtime.manifest import (
     steps_in,
     sums,
     take_newest,
-    unreadable,
 )
 from workbench.runtime.statistics import added
 
@@ -169,20 +167,21 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
     """Read a checkpoint into the tensors of this process's units, in place; every process of
     `group` calls it. Raises, on every process, OSError where a file is damaged that one of them
     reads, and ValueError where the checkpoint is of another model."""
-    reader = UnitReader(saved, [checkpoint.file_of(unit) for unit in units if units[unit]])
-    given, rest, state, statistics = _by_label(units), {}, {}, {}
+    given, found, state, statistics = _by_label(units), {}, {}, {}
 
     def look() -> None:
+        names = [checkpoint.file_of(unit) for unit in units if units[unit]]
+        found.update(checkpoint.tensors_of(saved, names))
         for label, into in given.items():
-            checkpoint.check_fits(saved.path, label, reader.tensors.get(label), into)
-        rest.update({k: torch.empty_like(t) for k, t in reader.tensors.items() if k not in given})
+            checkpoint.check_fits(saved.path, label, found.get(label), into)
         statistics.update(checkpoint.statistics(saved))
         if STATE in saved.manifest.files:
             saved.check([STATE])
             state.update(read_object(saved.path / STATE, f"{STATE} of the checkpoint {saved.path}"))
 
     as_one(look, group)
-    _through_torch(dcp.load, given | rest, group, storage_reader=reader)
+    rest = {label: torch.empty_like(each) for label, each in found.items() if label not in given}
+    _through_torch(dcp.load, given | rest, group, storage_reader=UnitReader(found))
     tensors: dict[str, dict[str, Tensor]] = {}
     for label, tensor in rest.items():
         kind, _, name = label.partition("/")
@@ -253,22 +252,10 @@ class UnitWriter(_Storage, dcp.StorageWriter):
 
 
 class UnitReader(_Storage, dcp.StorageReader):
-    """Reads files of units of a checkpoint."""
+    """Reads tensors of files that are checked, by their labels (`checkpoint.tensors_of`)."""
 
-    def __init__(self, saved: Saved, files: Collection[str]) -> None:
-        self._saved, self._files = saved, files
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """By label, where they lie in the files, which are checked first. Raises OSError."""
-        if lacking := {*self._files} - self._saved.manifest.files.keys():
-            raise unreadable(self._saved.path, f"it has no {min(lacking)}")
-        self._saved.check(self._files)
-        try:
-            found = [load_file(self._saved.path / file) for file in self._files]
-        except SafetensorError as error:
-            raise unreadable(self._saved.path, error) from error
-        return {label: tensor for each in found for label, tensor in each.items()}
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
 
     def read_metadata(self) -> md.Metadata:
         """Of the files' headers."""
@@ -278,13 +265,13 @@ class UnitReader(_Storage, dcp.StorageReader):
             kind = md.TensorProperties(tensor.dtype)
             return md.TensorStorageMetadata(kind, tensor.shape, [whole])
 
-        return md.Metadata({label: of(tensor) for label, tensor in self.tensors.items()})
+        return md.Metadata({label: of(tensor) for label, tensor in self._tensors.items()})
 
     def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Ended[None]:
         """Copy whole tensors."""
         for item in plan.items:
             into = planner.resolve_tensor(item).detach()
-            planner.commit_tensor(item, into.copy_(self.tensors[item.storage_index.fqn]))
+            planner.commit_tensor(item, into.copy_(self._tensors[item.storage_index.fqn]))
         return _ended(None)
 
 
