@@ -15,8 +15,10 @@ stages, replicas and micro-batches there are.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,7 @@ from torch import nn
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.varuna.checkpoints import Checkpoints, Stateful, digest_of
 from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, Slices, check_inputs
@@ -35,6 +38,7 @@ from workbench.methods.varuna.weights import StageWeights, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.base import Context
 from workbench.model.keyed import norms_in
+from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
@@ -96,6 +100,7 @@ class Varuna:
         self._check(slices)
         stages = slices.stages(self.map.stages)
         units = stages[self.stage]
+        owners, shapes = slices.owners(units), slices.shapes()
         held = copies(slices, stages, shared_weights or ())
         learning = slices.learning(units)
         slices.keep(units)
@@ -118,10 +123,25 @@ class Varuna:
             shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
         )  # fmt: skip
         self.scale = LossScale()
-        self.grad_norm: float | None = None
-        """Global norm of the last step's gradients, before they were clipped."""
-        self.steps = 0
+        continues = {"module": digest_of(shapes), "batch": batch_size, "seed": seed}
+        self._checkpoints = Checkpoints(
+            owners,
+            {u: own for u, own in owners.items() if u in units},
+            self._part.statistics(),
+            continues,
+            self.scale,
+        )
+
+    @property
+    def steps(self) -> int:
         """Steps done, overflown ones too."""
+        return len(self._checkpoints.progress.losses)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the last step's gradients, before they were clipped."""
+        norms = self._checkpoints.progress.grad_norms
+        return norms[-1] if norms else None
 
     # -- the module -----------------------------------------------------------------------------
 
@@ -157,16 +177,16 @@ class Varuna:
         own = {id(parameter) for parameter in self.parameters()}
         if any(id(p) not in own for one in optimizer.param_groups for p in one["params"]):
             raise ValueError("the optimizer has parameters of no stage; give it model.parameters()")
-        self._optimizer = optimizer
+        self._checkpoints.optimizer = optimizer
         if self._dtype == torch.float16:
-            dynamic = loss_scale == "dynamic"
-            value = init_loss_scale if dynamic else float(loss_scale)
-            self.scale = LossScale(value=value, least=min_loss_scale, dynamic=dynamic)
+            self.scale.dynamic, self.scale.least = loss_scale == "dynamic", min_loss_scale
+            self.scale.value = init_loss_scale if self.scale.dynamic else float(loss_scale)
 
     def step(self, inputs: Inputs, clip_grad_max_norm: float | None = None) -> Stepped:
         """Forward and backward passes of a global batch, of which `inputs` are the rows of `share`,
         equal on all stages of a replica. Gradients begin at zero and end as those of the mean loss,
         reduced and clipped, in each parameter's `grad`."""
+        began = time.monotonic()
         self._weights.attach()
         micros = self._begin(inputs, self._shares, self.scale.value, training=True)
         self._stepping.run(self._order, len(micros), self.steps)
@@ -184,7 +204,7 @@ class Varuna:
             everybody=self._everybody,
         )
         self.scale.update(overflow=ended.overflow)
-        self.grad_norm, self.steps = ended.norm, self.steps + 1
+        self._checkpoints.progress.add(ended, time.monotonic() - began)
         return Stepped(ended.loss, ended.overflow)
 
     def evaluate(self, inputs: Inputs, batch_size: int | None = None) -> float:
@@ -200,8 +220,26 @@ class Varuna:
         total, weight = sums.tolist()
         return total / weight
 
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def keep(self, *stateful: Stateful) -> None:
+        """Have checkpoints hold the states of schedulers, samplers and the like."""
+        self._checkpoints.keep(*stateful)
+
+    def checkpoint(self, global_store: str | Path) -> Saving:
+        """Begin to write ``step-N`` in a folder that all processes share; every process calls it
+        after the same step, when the optimizer has stepped. Training may go on meanwhile; `wait`
+        says when it is whole. Raises ValueError for what no checkpoint holds."""
+        return self._checkpoints.save(Path(global_store), lambda step: True)
+
+    def load_checkpoint(self, global_store: str | Path) -> int | None:
+        """Take up the newest whole checkpoint of a folder, of any number of stages and replicas;
+        returns the steps done by it, None where there is none. Every process calls it."""
+        return self._checkpoints.load(Path(global_store))
+
     def close(self) -> None:
-        """Let go of all tensors; the process group stays."""
+        """Wait for a checkpoint that is being written, and let go of all tensors."""
+        self._checkpoints.wait()
         self._stepping.close()
 
     def _begin(
@@ -246,7 +284,7 @@ class Varuna:
         dist.all_reduce(verdict, group=self._everybody)
         if verdict:
             raise refused or ValueError("rank 0 refused the module, and says why")
-        norms = any(norms_in(layer.module) for layer in slices.layers)
+        norms = any(map(norms_in, (layer.module for layer in slices.layers)))
         if norms and (self.map.replicas > 1 or not all(self._shares.rows(0))):
             raise ValueError(
                 "BatchNorm's running statistics are kept for one replica only; give one rank a "

@@ -53,6 +53,16 @@ class Slices:
             targets=torch.zeros(EXAMPLE), frozen=self.frozen, foreign=True,
         )  # fmt: skip
 
+        self.names: dict[int, str] = {}
+        """Parameter, by its id -> its name in the module, where the first slice has it."""
+        for layer in self.layers:
+            for local, parameter in layer.module.named_parameters():
+                self.names.setdefault(id(parameter), layer.state[local])
+
+        every = module.named_parameters(remove_duplicate=False)
+        self.aliases = {name: self.names[id(parameter)] for name, parameter in every}
+        """All names of parameters in the module -> the one that is used for each."""
+
     @property
     def count(self) -> int:
         """Number of slices: cut points and one."""
@@ -72,35 +82,41 @@ class Slices:
         found = min_max_stages(inner, stages, lambda stage, stretch: True, last)
         return [*found]
 
-    def holders(self, stages: Sequence[range]) -> dict[str, dict[int, str]]:
-        """Weights that several stages hold: name -> stage -> name there."""
-        found: dict[int, dict[int, str]] = {}
-        for stage, units in enumerate(stages):
-            for unit in units:
-                layer = self.layers[unit]
-                for local, parameter in layer.module.named_parameters(remove_duplicate=False):
-                    found.setdefault(id(parameter), {}).setdefault(stage, layer.state[local])
-        several = (own for own in found.values() if len(own) > 1)
-        return {own[min(own)]: own for own in several}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter of the module, by its name."""
+        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
 
-    def stage_of(self, name: str, stages: Sequence[range]) -> int:
-        """The first stage that holds a parameter of the whole module. Raises ValueError for a name
-        that is none."""
+    def owners(self, units: range) -> dict[int, dict[str, nn.Parameter]]:
+        """Parameters of slices: the first slice of the module that has one -> its name -> it."""
+        first: dict[int, int] = {}
+        for layer in reversed(self.layers):
+            first |= {id(parameter): layer.index for parameter in layer.module.parameters()}
+        found: dict[int, dict[str, nn.Parameter]] = {}
+        for unit in units:
+            for parameter in self.layers[unit].module.parameters():
+                own = found.setdefault(first[id(parameter)], {})
+                own[self.names[id(parameter)]] = parameter
+        return found
+
+    def holders(self, stages: Sequence[range]) -> dict[str, list[int]]:
+        """Parameters by their names in the module: the stages that hold each."""
+        found: dict[str, list[int]] = {}
         for stage, units in enumerate(stages):
             for unit in units:
-                if name in self.layers[unit].state.values():
-                    return stage
-        raise ValueError(f"shared_weights names {name!r}, which is no parameter of the module")
+                for parameter in self.layers[unit].module.parameters():
+                    own = found.setdefault(self.names[id(parameter)], [])
+                    if stage not in own:
+                        own.append(stage)
+        return found
 
     def learning(self, units: range) -> dict[str, bool]:
         """Parameters of slices by their names in the module: whether each is trained. Raises
         ValueError where slices have none."""
         found: dict[str, bool] = {}
         for unit in units:
-            state = self.layers[unit].state
-            for local, _ in self.layers[unit].module.named_parameters():
-                learns = self.model.learns(unit, local)
-                found[state[local]] = found.get(state[local], False) or learns
+            for local, parameter in self.layers[unit].module.named_parameters():
+                name = self.names[id(parameter)]
+                found[name] = found.get(name, False) or self.model.learns(unit, local)
         if not any(found.values()):
             raise ValueError(
                 f"slices {units.start} to {units.stop - 1} of {self.count} have no weights that "

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from workbench.methods.varuna.slices import Slices
 from workbench.model.base import Context
 from workbench.model.decompose import Value
+from workbench.model.keyed import STATISTICS, norms_in
 from workbench.runtime.bundle import Bundle
 from workbench.runtime.group_transport import Form
+from workbench.runtime.statistics import name_of
 
 
 class Given(NamedTuple):
@@ -44,24 +46,24 @@ class Stage:
         has by itself."""
         if units.stop < slices.count:
             self.sent = [v.name not in slices.inputs for v in slices.layers[units.stop].inputs]
-        self.names = {
-            id(parameter): slices.layers[unit].state[name]
-            for unit in reversed(units)
-            for name, parameter in slices.layers[unit].module.named_parameters()
-        }
-        """Parameter -> its name in the whole module."""
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The stage's parameters by their names in the whole module."""
-        found = {}
-        for module in self.modules:
-            for parameter in module.parameters():
-                found[self.names[id(parameter)]] = parameter
-        return found
+        every = (parameter for module in self.modules for parameter in module.parameters())
+        return {self.slices.names[id(parameter)]: parameter for parameter in every}
 
     def buffers(self) -> list[Tensor]:
         """Buffers of the stage's modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
+
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running statistics, by their names in the whole module."""
+        return {
+            name_of(self._model, unit, path, what): getattr(norm, what)
+            for unit, module in zip(self.units, self.modules, strict=True)
+            for path, norm in norms_in(module).items()
+            for what in STATISTICS
+        }
 
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise ValueError for inputs of other names, or other flags, than those that the module

@@ -22,15 +22,17 @@ Held = dict[int, list[str]]
 def copies(slices: Slices, stages: Sequence[range], pairs: Sequence[tuple[str, str]]) -> list[Held]:
     """Weights that are in the model more than once: one parameter that several stages use, and
     pairs of parameters that the user names. Raises ValueError for names that are none."""
-    found = {
-        name: {stage: [own] for stage, own in holders.items()}
-        for name, holders in slices.holders(stages).items()
-    }
-    for one, other in pairs:
-        held = found.setdefault(one, {slices.stage_of(one, stages): [one]})
-        for stage in found.pop(other, {slices.stage_of(other, stages): None}):
-            held.setdefault(stage, []).append(other)
-    return [*found.values()]
+    holders = slices.holders(stages)
+    held = {name: {stage: [name] for stage in those} for name, those in holders.items()}
+    for pair in pairs:
+        if unknown := [name for name in pair if name not in slices.aliases]:
+            raise ValueError(f"shared_weights names {unknown[0]!r}, which is no parameter")
+        one, other = (slices.aliases[name] for name in pair)
+        if one == other:  # the module shares it by itself
+            continue
+        for stage, names in held.pop(other).items():
+            held[one].setdefault(stage, []).extend(names)
+    return [one for one in held.values() if sum(map(len, one.values())) > 1]
 
 
 class StageWeights:

@@ -75,7 +75,7 @@ def _prints(slices: Slices, run: Callable[[], Tensor]) -> Prints:
     named = {n: p for n, p in slices.module.named_parameters() if p.requires_grad}
     grads = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
     generator = torch.Generator().manual_seed(0)
-    found = {"the loss": (float(loss), float(loss))}
+    found = {"the loss": (loss.item(), loss.item())}
     for name, gradient in zip(named, grads, strict=True):
         if gradient is not None:
             random = torch.randn(gradient.shape, generator=generator)

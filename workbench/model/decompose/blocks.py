@@ -24,9 +24,13 @@ def choose(model: nn.Module) -> set[str]:
 
 
 def around(model: nn.Module, at: Collection[str]) -> set[str]:
-    """Paths of the largest modules that hold none of the modules at these paths: their code is not
-    followed, and all code around them is. The modules themselves are among them."""
+    """Paths of the largest modules that can be called and hold none of the modules at these paths:
+    their code is not followed, and all code around them is. The modules themselves are among
+    them."""
     above = {"", *(path[:end] for path in at for end in _ends(path))}
+    for path, module in model.named_modules():
+        if path.rpartition(".")[0] in above and type(module) in (nn.ModuleList, nn.ModuleDict):
+            above.add(path)
     return {
         path
         for path, module in model.named_modules()
