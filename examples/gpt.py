@@ -74,6 +74,7 @@ def main() -> None:
         parser.add_argument(flag, type=int, default=default)
     parser.add_argument("--stage_to_rank_map", default="0;")
     parser.add_argument("--order", default="varuna")
+    parser.add_argument("--transport", default="auto")
     parser.add_argument("--save", default="checkpoints")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--text", required=True)
@@ -93,6 +94,7 @@ def main() -> None:
     model = Varuna(
         make, args.stage_to_rank_map, batch, args.global_batch, args.chunk_size,
         local_rank=args.local_rank, bf16=args.bf16, order=args.order,
+        transport=args.transport,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10)

@@ -45,6 +45,9 @@ class GroupTransport:
         `process`: pipeline position -> number of this replica's process there, in the world;
         `forms` of a message."""
         self._groups, self._process, self._forms, self._device = groups, process, forms, device
+        carriers = {dist.get_backend(group) for group in groups.values()}
+        self._by_host = device.type == "cuda" and carriers == {"gloo"}
+        """Whether messages of a GPU go by the host's memory."""
         self._partner: dict[str, Action] = {}
         self._posted: dict[str, tuple[Bundle, list[dist.Work]]] = {}
         """Receiving action -> where its message arrives, and its receives."""
@@ -59,7 +62,7 @@ class GroupTransport:
     def announce(self, action: Action, step: int) -> None:
         """Post the receive of a message, for which there is a place now."""
         made = tuple(
-            torch.empty(shape, dtype=dtype, device=self._device)
+            torch.empty(shape, dtype=dtype, device="cpu" if self._by_host else self._device)
             for shape, dtype, _ in self._forms(action)
         )
         works = [
@@ -79,10 +82,11 @@ class GroupTransport:
             made, works = self._posted.pop(action.name)
         for work in works:
             work.wait()
-        return made
+        return tuple(tensor.to(self._device) for tensor in made) if self._by_host else made
 
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """Send a bundle, as soon as the other side has a place for it."""
+        source = tuple(tensor.cpu() for tensor in source) if self._by_host else source
         works = [
             dist.isend(tensor.contiguous(), self._peer(action), group=self._group(action), tag=tag)
             for tensor, tag in self._tagged(action, source)

@@ -27,17 +27,16 @@ from torch import nn
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.methods.varuna.checkpoints import Checkpoints, Stateful, digest_of
+from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
+from workbench.methods.varuna.making import Question, in_turn
 from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slices import Inputs, Slices, check_inputs
-from workbench.methods.varuna.stage import Given, Stage
+from workbench.methods.varuna.slices import Inputs, check_inputs
+from workbench.methods.varuna.stage import Given
 from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
 from workbench.methods.varuna.stepping import FORWARD, Stepping
-from workbench.methods.varuna.weights import StageWeights, copies
-from workbench.methods.varuna.written import check_written
+from workbench.methods.varuna.weights import StageWeights
 from workbench.model.base import Context
-from workbench.model.keyed import norms_in
 from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
@@ -96,20 +95,23 @@ class Varuna:
         self.rank = dist.get_rank()
         self.stage, self.replica = self.map.place(self.rank)
         self._everybody = dist.new_group(backend="gloo")
-        slices = self._in_turn(lambda: Slices(_made(model), get_batch_fn), model, local_rank)
-        self._check(slices)
-        stages = slices.stages(self.map.stages)
-        units = stages[self.stage]
-        owners, shapes = slices.owners(units), slices.shapes()
-        held = copies(slices, stages, shared_weights or ())
-        learning = slices.learning(units)
-        slices.keep(units)
-        self._part = Stage(slices, units, device=self._device, dtype=self._dtype)
-        self._weights = StageWeights(self._part, learning)
+        question = Question(
+            model=model,
+            get_batch=get_batch_fn,
+            places=self.map,
+            shares=self._shares,
+            shared_weights=shared_weights or (),
+            device=self._device,
+            dtype=self._dtype,
+        )
+        turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
+        own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        self._part = own.stage
+        self._weights = StageWeights(own.stage, own.learning)
         of_stages = [group(ranks, backend) for ranks in self.map.ranks]
         replicas = of_stages[self.stage]
         self._weights.spread(replicas, self.map.rank(self.stage, 0), self._part.buffers())
-        self._ties = self._weights.ties(held, self.map, self.stage, self.replica, backend)
+        self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
         engine = StageEngine(self._part, self._weights.gradients, replicas, autocast=self._autocast)
         engine.transport = GroupTransport(
             neighbours(self.map, self.rank, backend, self._everybody, self._device),
@@ -123,13 +125,9 @@ class Varuna:
             shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
         )  # fmt: skip
         self.scale = LossScale()
-        continues = {"module": digest_of(shapes), "batch": batch_size, "seed": seed}
+        continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            owners,
-            {u: own for u, own in owners.items() if u in units},
-            self._part.statistics(),
-            continues,
-            self.scale,
+            own.held, own.owned, self._part.statistics(), continues, self.scale
         )
 
     @property
@@ -271,50 +269,10 @@ class Varuna:
         self._engine.begin(micros, scale / shares.batch, training=training)
         return micros
 
-    def _check(self, slices: Slices) -> None:
-        """Have the first process compare the slices with the module. Raises ValueError on all where
-        they differ."""
-        refused: ValueError | None = None
-        if self.rank == 0:
-            try:
-                check_written(slices)
-            except ValueError as error:
-                refused = error
-        verdict = torch.tensor(float(refused is not None))
-        dist.all_reduce(verdict, group=self._everybody)
-        if verdict:
-            raise refused or ValueError("rank 0 refused the module, and says why")
-        norms = any(map(norms_in, (layer.module for layer in slices.layers)))
-        if norms and (self.map.replicas > 1 or not all(self._shares.rows(0))):
-            raise ValueError(
-                "BatchNorm's running statistics are kept for one replica only; give one rank a "
-                "stage"
-            )
-
     def _autocast(self) -> AbstractContextManager:
         if self._dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self._device.type, self._dtype)
-
-    def _in_turn(self, make: Callable[[], Slices], model: object, local_rank: int) -> Slices:
-        """Make the slices; where a function makes the module, one process of a host at a time."""
-        if isinstance(model, nn.Module):
-            return make()
-        turns = torch.tensor(max(0, local_rank))
-        dist.all_reduce(turns, dist.ReduceOp.MAX, group=self._everybody)
-        found = None
-        for turn in range(int(turns) + 1):
-            if turn == max(0, local_rank):
-                found = make()
-            dist.barrier(group=self._everybody)
-        return found
-
-
-def _made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    made = model if isinstance(model, nn.Module) else model()
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"model is a {type(made).__name__}; give a module, or what makes one")
-    return made
 
 
 def _device(device: int | str | torch.device, local_rank: int) -> torch.device:
