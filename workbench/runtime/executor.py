@@ -167,7 +167,7 @@ class Executor:
         try:
             if self._streams:  # a lane that only launches must not hold the others for long
                 sys.setswitchinterval(SWITCH_S)
-                _keep_what_is_there()
+                _keep_what_is_there(collect=not self.step_numbers)
             self._start_lanes(steps)
             self._walk(COMPUTE, steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
@@ -361,10 +361,11 @@ class Executor:
             completion.set()
 
 
-def _keep_what_is_there() -> None:
+def _keep_what_is_there(*, collect: bool = True) -> None:
     """Let the garbage collector look no more at what exists: models, schedules and what compilers
     left are a million objects, through which it goes for a quarter of a second and more, while no
     thread launches anything.
     """
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()

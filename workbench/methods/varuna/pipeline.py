@@ -115,6 +115,7 @@ class Varuna:
         engine = StageEngine(self._part, self._weights.gradients, replicas, autocast=self._autocast)
         engine.transport = GroupTransport(
             neighbours(self.map, self.rank, backend, self._everybody, self._device),
+            self._everybody,
             process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms,
             device=self._device,
