@@ -66,7 +66,7 @@ class Question:
         slices = Slices(module, self.get_batch)
         self._check_norms(slices)
         if rank == 0:
-            check_written(slices)
+            check_written(slices, self.device)
         stages = slices.stages(self.places.stages)
         units = stages[self.places.place(rank)[0]]
         found = {
