@@ -93,9 +93,7 @@ def extensions_dir(device: str | None = None) -> Path:
     return Path(sys.prefix) / "share" / "workbench" / "torch_extensions" / tag
 
 
-def required(
-    *, disk: bool = False, offload: bool = True, device: str | None = None
-) -> list[str]:
+def required(*, disk: bool = False, offload: bool = True, device: str | None = None) -> list[str]:
     """Operators that a DeepSpeed run needs; `disk` adds those of the disk tier, without `offload`
     nothing is updated on the host."""
     device = device or default_device()
