@@ -59,6 +59,8 @@ class Bench:
     command: str = ""
     """How this was started, for the sheet."""
     commit: str | None = None
+    more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
+    """Further fields of a row (`offload.Suite`)."""
     failed: int = 0
     """Runs that ended in an error or were timed out."""
 
@@ -109,6 +111,7 @@ class Bench:
             lanes=lanes,
             log=_log(job.folder),
             columns=self.sheet.columns,
+            more=self.more(record, self.store) if self.more and record.status == "ok" else None,
         )
         if record.status != "cancelled":
             self.sheet.append(run, machine)
