@@ -18,7 +18,7 @@ are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import STEPS
 from workbench.model import make_model
+from workbench.profile.profile import Profile
 from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import profiled_sizes
 from workbench.published.pipelines import (
@@ -62,16 +63,14 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
     with suppress(ValueError):  # not planned, or not from what was measured
         planned = answer(spec, store)
         if planned.source == "measured" and planned.plan.fits:
-            found |= _foreseen(planned.plan, record, spec, store, stages)
+            found |= _foreseen(planned.plan, record, spec, store)
     with suppress(ValueError, FileNotFoundError):  # peers keep no events
         events = load_timeline(store.folder(record.key)).events
         found["bubble"] = round(measured_bubble(events, record.step_seconds, stages), 4)
     return found
 
 
-def _foreseen(
-    plan: Plan, record: RunRecord, spec: RunSpec, store: Store, stages: int
-) -> dict[str, float]:
+def _foreseen(plan: Plan, record: RunRecord, spec: RunSpec, store: Store) -> dict[str, float]:
     if not record.predicted.get("step_seconds"):
         peak = round(plan.peak_bytes[DEVICE] / GIB, 4)
         seconds = round(plan.step_seconds, 6)
@@ -79,16 +78,22 @@ def _foreseen(
     if plan.settings != record.predicted.get("settings"):  # profiles were measured again since
         return {}
     profiles = choose_profiles(spec, store, None, lambda text: None)
-    server = server_of(profiles[min(profiles)], spec)
+    return {"predicted_bubble": round(simulated_bubble(plan, spec, profiles), 4)}
+
+
+def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile]) -> float:
+    """Mean over the stages of the share of a step in which none of a stage's passes runs, under the
+    costs that the plan was made from: profiles by samples in a micro-batch."""
+    schedule, server = plan.schedule, server_of(profiles[min(profiles)], spec)
     sizes = profiled_sizes(make_model(spec.model), spec, profiles)
     costs = ServerCosts(sizes, server, shared_updates=False)
-    simulated = simulate(plan.schedule, costs, steps=STEPS)
+    simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
     busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
-    return {"predicted_bubble": round(1 - busy / (stages * simulated.step_seconds), 4)}
+    return 1 - busy / (stages * simulated.step_seconds)
 
 
 def measured_bubble(events: Sequence[Event], step_seconds: Sequence[float], stages: int) -> float:
-    """Mean over the stages of the share of a step in which none of a stage's passes runs.
+    """The bubble as it was.
 
     `events` are those of one replica in some steps; `step_seconds` of all steps of the run.
     """
