@@ -45,6 +45,7 @@ class Step(ScheduleBuilder):
     """Collects one step's actions and buffers of all ranks."""
 
     state_bytes: float = STATE_BYTES
+    """Bytes of a parameter."""
     updaters = 1
     """Ranks that divide the update of a stage."""
     norms = COMPUTE
@@ -217,15 +218,11 @@ class Step(ScheduleBuilder):
     def _finish(self, rank: int) -> None:
         stage, last = self.stages[rank], self.order(rank)[-1][1]
         ready = act(B, stage.start, last, rank=rank)
-        if not self.replicas:
-            ready = self._reduce(rank, ready)
         if self.replicas:
             reduced = [act(Kind.REDUCE, unit, rank=rank) for unit in stage]
             ready = self.add(Kind.NORM, 0, COMPUTE, rank=rank, after=reduced)
-        elif len(self.stages) > 1:
-            ready = self._norm_of_all(rank, ready)
         else:
-            ready = self.add(Kind.NORM, 0, self.norms, after=[ready])
+            ready = self._norm_of_all(rank, self._reduce(rank, ready))
         for unit in stage:
             texts = (name.weights(unit), name.gradients(unit), name.states(unit))
             uses = [self._label(rank, text) for text in texts]
@@ -248,7 +245,9 @@ class Step(ScheduleBuilder):
         return ready
 
     def _norm_of_all(self, rank: int, ready: str) -> str:
-        """Norms are added up."""
+        """Norms are added up, where there are several."""
+        if len(self.stages) == 1:
+            return self.add(Kind.NORM, 0, self.norms, after=[ready])
         for turn in (SQUARES, COEFFICIENT):
             ready = self.add(
                 Kind.REDUCE, 0, NET_OUT, rank=rank, turn=turn, after=[ready], nbytes=NORM_BYTES

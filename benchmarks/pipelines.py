@@ -111,6 +111,7 @@ def summary(path: Path) -> list[str]:
         *_told("step, ours", step_errors(ours)),
         *_told("step, peers", step_errors(run for run in runs if run.method in PEERS)),
         *_told("peak memory, ours", peak_errors(ours)),
+        *_told("peak memory, peers", peak_errors(run for run in runs if run.method in PEERS)),
         *_told("bubble, ours, of a step", bubble_errors(ours)),
     ]
     for ranks in sorted({run.ranks for run in ours}):

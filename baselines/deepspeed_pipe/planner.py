@@ -65,7 +65,7 @@ def plan_sizes(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
 class _Step(Step):
     """One step of a replica, as DeepSpeed runs it."""
 
-    norms = HOST
+    norms = HOST  # on a device it would follow the sums of that device alone, by the rules of sums
 
     def __init__(
         self, spec: RunSpec, profiles: Mapping[int, Profile], stages: tuple[range, ...]
@@ -121,4 +121,4 @@ class _Step(Step):
         return (6 if elements <= BUCKET_ELEMENTS else 2) * elements
 
     def _return_tied(self, rank: int, ready: str) -> None:
-        """Nothing: both stages have updated it."""
+        """Sends nothing: both stages have updated it."""

@@ -81,7 +81,7 @@ class Pipe(PipelineModule):
         return self.layered.forward(unit, module, x, ctx, targets)
 
     def _checkpointed(self, run: Callable[..., Any], *inputs: Tensor) -> Any:
-        """As DeepSpeed's function of the kind that is not reentrant, which draws as torch does."""
+        """Run layers now, and again in the backward pass, on the samples that they had."""
         samples = self._samples
 
         def again(*inputs: Tensor) -> Any:
