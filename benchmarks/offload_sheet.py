@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.offload_cases import GIB, Entry
 from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, RunRecord, strict
+from workbench.core.spec import RunSpec
 from workbench.published.here import COLUMNS
 from workbench.schedule.plan import Plan
 
@@ -205,7 +206,7 @@ def _row(
     peak = record.peak_bytes if ok else {}
     predicted = record.predicted if ok else {}
     moved = {"": record.moved_bytes if ok else {}, "planned_": predicted.get("moved_bytes", {})}
-    spread, replicas = None, getattr(spec.options, "replicas", 1)
+    spread, replicas = None, replicas_of(spec)
     if seconds and len(steps) > 1:
         first, _, third = quantiles(steps, n=4, method="inclusive")
         spread = (third - first) / seconds
@@ -238,6 +239,12 @@ def _row(
         "commit": commit,
         "measured_on": f"{record.started[:10]} {hardware(record)}",
     }
+
+
+def replicas_of(spec: RunSpec) -> int:
+    """Pipelines side by side, as far as the spec says; 1 for methods that have none."""
+    given = getattr(spec.options, "replicas", 1)
+    return 1 if given == "auto" else given
 
 
 def hardware(record: RunRecord) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import offload, pipeline_cases
+from benchmarks.offload_sheet import replicas_of
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import STEPS
@@ -59,7 +60,7 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
     """Bubbles of a run of ours; the prediction of a peer's, which makes none itself. What is not
     known is left out."""
     spec, found = RunSpec.from_dict(record.spec), {}
-    stages = spec.ranks // getattr(spec.options, "replicas", 1)
+    stages = spec.ranks // replicas_of(spec)
     with suppress(ValueError):  # not planned, or not from what was measured
         planned = answer(spec, store)
         if planned.source == "measured" and planned.plan.fits:

@@ -15,11 +15,16 @@ class Options(options.Options):
 
     checkpointed: ClassVar[bool] = False
 
+    @property
+    def copies(self) -> int:
+        """Pipelines side by side; one unless the user says more."""
+        return 1 if self.replicas == "auto" else self.replicas
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        pieces = spec.microbatches * self.replicas
+        pieces = spec.microbatches * self.copies
         if spec.batch % pieces:
             raise ValueError(
                 f"DeepSpeed gives every rank as many samples: a batch of {spec.batch} does not "
-                f"divide into {pieces} micro-batches of {self.replicas} replicas"
+                f"divide into {pieces} micro-batches of {self.copies} replicas"
             )

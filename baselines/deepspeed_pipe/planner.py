@@ -37,7 +37,7 @@ def stages_of(
 ) -> tuple[range, ...]:
     """The units of each stage, from the forward operations and the parameters of each unit. Raises
     ValueError for stages that are not those of the model."""
-    positions, given = spec.ranks // spec.options.replicas, spec.options.given_stages
+    positions, given = spec.ranks // spec.options.copies, spec.options.given_stages
     if not given:
         return cut(flops, parameters, positions, recompute=spec.activations != "keep")
     if (len(given), sum(given)) != (positions, len(flops)):
@@ -70,7 +70,7 @@ class _Step(Step):
     def __init__(
         self, spec: RunSpec, profiles: Mapping[int, Profile], stages: tuple[range, ...]
     ) -> None:
-        self.copies = spec.options.replicas
+        self.copies = spec.options.copies
         one = spec.with_(
             batch=spec.batch // self.copies, ranks=len(stages), replicas=1, stages="auto"
         )

@@ -64,7 +64,7 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
     """DeepSpeed's configuration. That of bf16 is its usual one for pipelines: sums of gradients in
     fp32, masters and moments divided among replicas (ZeRO-1)."""
     config = zero.base_config(spec) | {
-        "train_micro_batch_size_per_gpu": spec.microbatch // spec.options.replicas,
+        "train_micro_batch_size_per_gpu": spec.microbatch // spec.options.copies,
         # A clock that waits for the device before each micro-batch.
         "timers": {"throughput": {"enabled": False}},
     }
@@ -88,7 +88,7 @@ class Training(plain.Training):
 
         self.spec, self.report, self.folder = spec, report, folder
         self.device, rank = resolve_device(spec.device), dist.get_rank()
-        replicas = spec.options.replicas
+        replicas = spec.options.copies
         mesh = Mesh(spec.ranks // replicas, replicas)
         self.part = share_of(spec.microbatch, mesh.replica(rank), replicas)
         self.model = make_model(spec.model, spec.seed)
@@ -127,7 +127,7 @@ class Training(plain.Training):
         if spec.dtype == "fp32":
             notes.append("no gradient norms: DeepSpeed tells none in fp32")
         units = ", ".join(f"{stage.start} to {stage.stop - 1}" for stage in self.stages)
-        split = f"{spec.microbatches} micro-batches on each of {spec.options.replicas} replicas"
+        split = f"{spec.microbatches} micro-batches on each of {spec.options.copies} replicas"
         return replace(
             told,
             engine=f"PipelineEngine of deepspeed {deepspeed.__version__}, {self.blocks}",
@@ -188,7 +188,7 @@ class Training(plain.Training):
 
 
 def _stages(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
-    units, micro = range(model.num_units), spec.microbatch // spec.options.replicas
+    units, micro = range(model.num_units), spec.microbatch // spec.options.copies
     flops = [model.flops(unit, micro, spec.model.seq) for unit in units]
     return stages_of(spec, flops, [model.unit_parameters(unit) for unit in units])
 

@@ -56,7 +56,7 @@ def test_it_is_exact(changes, tmp_path):
     expected, _ = plain.judge(spec.with_(ranks=1, method="plain"))
     tolerance = LOSS_TOLERANCE if spec.device == "cpu" else 1e-4
     assert outcome.losses == pytest.approx(expected, rel=tolerance)
-    stages = spec.ranks // spec.options.replicas
+    stages = spec.ranks // spec.options.copies
     assert 16 * PARAMETERS / stages < outcome.peak_bytes[DEVICE]
     assert outcome.engine.startswith("PipelineEngine of deepspeed 0.")
 

@@ -10,7 +10,7 @@ import pytest
 
 from baselines import torch_pipelines
 from benchmarks.gather import gather
-from benchmarks.offload_sheet import Sheet
+from benchmarks.offload_sheet import Sheet, replicas_of
 from benchmarks.pipeline_cases import BATCH, MICROS, entries
 from benchmarks.pipelines import main, measured_bubble, simulated_bubble, summary
 from tests.methods import plain
@@ -27,7 +27,7 @@ def test_every_shape_is_there_and_every_case_is_legal():
     shapes: dict[str, set[tuple[int, int, int]]] = {}
     for entry in entries("paper", warmup=4, measured=8):
         spec = entry.spec
-        replicas = getattr(spec.options, "replicas", 1)
+        replicas = replicas_of(spec)
         if spec.method in ORDERS:
             planner.check(spec, spec.method)
         elif spec.method.startswith("torch-"):
