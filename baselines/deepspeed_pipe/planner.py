@@ -90,17 +90,16 @@ class _Step(Step):
         return 1 + 2 * in_flight, 1
 
     def _borrowed_bytes(self) -> int:
-        parameters = self.borrowed // self.profile.weight_bytes
-        return round(self.state_bytes * parameters)
+        return round(self.state_bytes * self.borrowed / self.profile.weight_bytes)
 
     def _reduce(self, rank: int, ready: str) -> str:
-        if self.tied and rank in (0, len(self.stages) - 1):
-            nbytes = 4 * self.borrowed // self.profile.weight_bytes
-            ready = self.add(
-                Kind.REDUCE, 0, NET_OUT, rank=rank, turn=TIED, after=[ready], nbytes=nbytes
-            )
-        stage = self.stages[rank]
+        stage, shared = self.stages[rank], self.borrowed // self.profile.weight_bytes
         elements = sum(self.profile.units[unit].parameters for unit in stage)
+        if self.tied and rank in (0, len(self.stages) - 1):
+            elements += shared if rank else 0
+            ready = self.add(
+                Kind.REDUCE, 0, NET_OUT, rank=rank, turn=TIED, after=[ready], nbytes=4 * shared
+            )
         copied = self._lay(rank, "copied gradients", self._copied_bytes(elements))
         for unit in stage:
             ready = self.add(

@@ -175,8 +175,7 @@ class Training(plain.Training):
             shape = self.model.shapes(owner)[owner_name]
             set_parameter(module, name, torch.empty(shape, device=self.device))
             decay = self.spec.weight_decay if self.model.decays(unit, name) else 0.0
-            group = next(group for group in groups if group["weight_decay"] == decay)
-            group["params"].append(module.get_parameter(name))
+            groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
         return groups
 
     def _save(self, next_step: int) -> None:

@@ -41,7 +41,7 @@ def later(**changes):
     [
         {},
         later(ranks=4, replicas=2, microbatches=2),
-        later(microbatches=1, activations="keep"),
+        later(microbatches=1, activations="keep", stages="6 1"),
         later(ranks=3, clip=None, stages="4 1 2", model=replace(MODEL, tied=False)),
         later(ranks=2, replicas=2),
         pytest.param({"device": "cuda"}, marks=pytest.mark.gpu),
