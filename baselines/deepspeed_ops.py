@@ -93,10 +93,12 @@ def extensions_dir(device: str | None = None) -> Path:
     return Path(sys.prefix) / "share" / "workbench" / "torch_extensions" / tag
 
 
-def required(*, disk: bool = False, device: str | None = None) -> list[str]:
-    """Operators that a DeepSpeed run needs; `disk` adds those of the disk tier."""
+def required(*, disk: bool = False, offload: bool = True, device: str | None = None) -> list[str]:
+    """Operators that a DeepSpeed run needs; `disk` adds those of the disk tier, without `offload`
+    nothing is updated on the host."""
     device = device or default_device()
-    return [name for name, op in OPS.items() if device in op.devices and (disk or not op.disk)]
+    wanted = [name for name, op in OPS.items() if device in op.devices and (disk or not op.disk)]
+    return [name for name in wanted if offload or name != "cpu_adam"]
 
 
 def missing(ops: Iterable[str] | None = None, device: str | None = None) -> list[str]:

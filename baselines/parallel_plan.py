@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baselines.parallel_step import B, F, Step
+from baselines.parallel_step import B, F, Order, Step
 from baselines.stages import check_shares, cut
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
@@ -35,17 +35,22 @@ def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
     check_shares(spec.microbatch, spec.ranks)
     passes = [(kind, micro) for micro in range(spec.microbatches) for kind in (F, B)]
     whole = (range(len(profile.units)),) * spec.ranks
-    return _plan(Step(spec, profile, whole, lambda rank: passes))
+    return plan_of(Step(spec, profile, whole, lambda rank: passes))
 
 
 def gpipe(spec: RunSpec, profile: Profile) -> Plan:
     """A stage on every device; all forward passes, then all backward passes."""
     passes = [(kind, micro) for kind in (F, B) for micro in range(spec.microbatches)]
-    return _plan(Step(spec, profile, _stages(spec, profile), lambda rank: passes))
+    return plan_of(Step(spec, profile, _stages(spec, profile), lambda rank: passes))
 
 
 def one_f_one_b(spec: RunSpec, profile: Profile) -> Plan:
     """A stage on every device; a backward pass as soon as it can be, then a forward pass."""
+    return plan_of(Step(spec, profile, _stages(spec, profile), in_turn(spec)))
+
+
+def in_turn(spec: RunSpec) -> Order:
+    """1F1B's order."""
 
     def passes(rank: int) -> list[tuple[Kind, int]]:
         count, first = spec.microbatches, min(spec.microbatches, spec.ranks - rank)
@@ -54,7 +59,7 @@ def one_f_one_b(spec: RunSpec, profile: Profile) -> Plan:
             mixed += [(B, micro), *([(F, micro + first)] if micro + first < count else [])]
         return mixed
 
-    return _plan(Step(spec, profile, _stages(spec, profile), passes))
+    return passes
 
 
 def _stages(spec: RunSpec, profile: Profile) -> tuple[range, ...]:
@@ -81,12 +86,13 @@ class _Costs(ServerCosts):
         return super()._seconds(action, server)
 
 
-def _plan(step: Step) -> Plan:
+def plan_of(step: Step, library: str = "torch") -> Plan:
     """Prove and simulate."""
     spec, profile = step.spec, step.profile
-    schedule, server = step.schedule(), server_of(profile, spec)
+    schedule = step.schedule()
+    server = server_of(profile, spec.with_(ranks=schedule.mesh.processes))
     proved = validate(schedule).peak_bytes
-    costs = _Costs(step.sizes, server, profile.hardware.device_adam_params_per_s)
+    costs = _Costs(step.sizes, server, step.updaters * profile.hardware.device_adam_params_per_s)
     simulated = simulate(schedule, costs, steps=STEPS)
     fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
     peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
@@ -106,7 +112,7 @@ def _plan(step: Step) -> Plan:
         lacking=lacking,
         settings=dict(schedule.settings),
         notes=(
-            "predicted from torch's schedule; the library plans for itself",
+            f"predicted from {library}'s schedule; the library plans for itself",
             "messages between devices as in Harmony's plans: at the rate of the host's link",
         ),
     )  # fmt: skip

@@ -44,6 +44,13 @@ Order = Callable[[int], list[tuple[Kind, int]]]
 class Step(ScheduleBuilder):
     """Collects one step's actions and buffers of all ranks."""
 
+    state_bytes: float = STATE_BYTES
+    """Bytes of a parameter."""
+    updaters = 1
+    """Ranks that divide the update of a stage."""
+    norms = COMPUTE
+    """Lane on which the norm is taken."""
+
     def __init__(
         self, spec: RunSpec, profile: Profile, stages: tuple[range, ...], order: Order
     ) -> None:
@@ -88,17 +95,26 @@ class Step(ScheduleBuilder):
         fixed = {"tokens": sizes.token_bytes(samples * count), "libraries": sizes.library_bytes}
         for unit in stage:
             weight = sizes.weight_bytes(unit)
-            states = STATE_BYTES * self.profile.units[unit].parameters - 2 * weight
+            states = round(self.state_bytes * self.profile.units[unit].parameters) - 2 * weight
             fixed[name.weights(unit)] = fixed[name.gradients(unit)] = weight
             fixed[name.states(unit)] = states
         if self.tied and self.head in stage:
-            fixed["borrowed"] = 2 * self.borrowed
+            fixed["borrowed"] = self._borrowed_bytes()
+        came, returned = self._received(rank)
         if stage.start:
-            fixed["received"] = count * sizes.input_bytes(stage.start, samples)
+            fixed["received"] = came * sizes.input_bytes(stage.start, samples)
         if stage.stop <= self.head:
-            fixed["received gradients"] = count * sizes.input_bytes(stage.stop, samples)
+            fixed["received gradients"] = returned * sizes.input_bytes(stage.stop, samples)
         for text, nbytes in fixed.items():
             self._lay(rank, text, nbytes, permanent=True)
+
+    def _received(self, rank: int) -> tuple[int, int]:
+        """Micro-batches that a rank has memory for: of what it receives, and of its gradients."""
+        return self.spec.microbatches, self.spec.microbatches
+
+    def _borrowed_bytes(self) -> int:
+        """Bytes that a tied weight takes beside its owner: weight and gradient."""
+        return 2 * self.borrowed
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -205,31 +221,39 @@ class Step(ScheduleBuilder):
         if self.replicas:
             reduced = [act(Kind.REDUCE, unit, rank=rank) for unit in stage]
             ready = self.add(Kind.NORM, 0, COMPUTE, rank=rank, after=reduced)
-        elif len(self.stages) > 1:
-            ready = self._norm_of_all(rank, ready)
         else:
-            ready = self.add(Kind.NORM, 0, COMPUTE, after=[ready])
+            ready = self._norm_of_all(rank, self._reduce(rank, ready))
         for unit in stage:
             texts = (name.weights(unit), name.gradients(unit), name.states(unit))
             uses = [self._label(rank, text) for text in texts]
             self.add(Kind.UPDATE, unit, COMPUTE, rank=rank, after=[ready], uses=uses)
+        self._return_tied(rank, ready)
+
+    def _return_tied(self, rank: int, ready: str) -> None:
+        """The owner of a tied weight sends it to the other stage."""
         if self.tied and rank in (0, len(self.stages) - 1):
             owns = rank == 0
             after = [act(Kind.UPDATE, 0)] if owns else [ready]
             kind = Kind.SEND if owns else Kind.RECV
             self._message(kind, 0, rank, None, after, turn=BORROWED, nbytes=self.borrowed)
 
-    def _norm_of_all(self, rank: int, ready: str) -> str:
-        """The owner of a tied weight gets the other stage's gradients; then norms are added up."""
+    def _reduce(self, rank: int, ready: str) -> str:
+        """The owner of a tied weight gets the other stage's gradients."""
         if self.tied and rank in (0, len(self.stages) - 1):
             kind = Kind.RECV_GRAD if rank == 0 else Kind.SEND_GRAD
             ready = self._message(kind, 0, rank, None, [ready], nbytes=self.borrowed)
+        return ready
+
+    def _norm_of_all(self, rank: int, ready: str) -> str:
+        """Norms are added up, where there are several."""
+        if len(self.stages) == 1:
+            return self.add(Kind.NORM, 0, self.norms, after=[ready])
         for turn in (SQUARES, COEFFICIENT):
             ready = self.add(
                 Kind.REDUCE, 0, NET_OUT, rank=rank, turn=turn, after=[ready], nbytes=NORM_BYTES
             )
             if turn == SQUARES and rank == 0:
-                ready = self.add(Kind.NORM, 0, COMPUTE, after=[ready])
+                ready = self.add(Kind.NORM, 0, self.norms, after=[ready])
         return ready
 
     # -- small answers --------------------------------------------------------------------------

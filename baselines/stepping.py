@@ -21,7 +21,7 @@ class Stepping:
             with self._watched(step - first):
                 loss, norm = self._step(step)
             seconds = now_s(self.device) - begun_s
-            skipped = not math.isfinite(norm)
+            skipped = norm is not None and not math.isfinite(norm)
             self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
             if spec.save_every and (step + 1) % spec.save_every == 0:
                 self._save(step + 1)
@@ -33,8 +33,9 @@ class Stepping:
             for unit, name, weight in named_units(self.whole)
         }
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns its mean loss and the norm of its gradients."""
+    def _step(self, step: int) -> tuple[float, float | None]:
+        """One optimizer step; returns its mean loss and the norm of its gradients, where it is
+        told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
         for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
             loss = self.whole(tokens, targets, step=step, samples=samples)

@@ -11,11 +11,8 @@ batches, micro-batches, decay groups, and before every step the learning rate of
 
 from __future__ import annotations
 
-import logging
-import os
 import resource
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,8 +33,8 @@ from baselines.common import (
     now_s,
     share,
 )
+from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.host_adam import torchs_is_faster
-from baselines.states import Together
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from baselines.zero_weights import build, set_masters
 from workbench.core.bytesize import format_bytes
@@ -47,8 +44,6 @@ from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
-from workbench.runtime.loopback import join
-from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
 
 
@@ -104,7 +99,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     device = resolve_device(spec.device)
     use_rank_threads(device.type, spec.ranks)
     _operators(report, device, adapter)
-    _be_a_rank(device)
+    be_a_rank(device)
     # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
         yield Training(spec, report, folder, adapter, device)
@@ -169,7 +164,7 @@ class Training:
         self.account = Account(
             spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
         )
-        self.holder = _FilesOfRanks(self.engine)
+        self.holder = FilesOfRanks(self.engine)
         self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
     def _host_adam(self) -> dict[str, bool]:
@@ -254,26 +249,6 @@ class Training:
         self.holder.save(lambda: save(next_step, done, self.holder, self.report))
 
 
-class _Files:
-    """DeepSpeed's own, beside our manifest. A `Holder`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def write(self, folder: Path) -> None:
-        """As `Holder.write`."""
-        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
-
-    def restore(self, saved: Saved) -> None:
-        """As `Holder.restore`."""
-        saved.check(saved.manifest.files)
-        self._engine.load_checkpoint(str(saved.path.parent), tag=saved.path.name)
-
-
-class _FilesOfRanks(Together, _Files):
-    """DeepSpeed's own, of which every rank has some."""
-
-
 def _refuse(spec: RunSpec, adapter: Adapter) -> None:
     if spec.activations == "host":
         raise ValueError(
@@ -289,17 +264,8 @@ def _refuse(spec: RunSpec, adapter: Adapter) -> None:
 
 
 def _operators(report: Reporter, device: torch.device, adapter: Adapter) -> None:
-    """DeepSpeed's native operators: built before the clock starts, and said so."""
-    disk = adapter.scratch is not None
-    wanted = deepspeed_ops.required(disk=disk, device=device.type)
-    absent = deepspeed_ops.missing(wanted, device.type)
-    if absent:
-        report.phase(f"building DeepSpeed operators: {', '.join(absent)}")
-        failed = deepspeed_ops.build(absent, echo=report.phase, device=device.type)
-        if failed:
-            why = deepspeed_ops.why_not(failed[0]) or "see build.log beside it"
-            raise ValueError(f"{adapter.label} needs DeepSpeed's operator {failed[0]}: {why}")
-    deepspeed_ops.activate(device.type)
+    wanted = deepspeed_ops.required(disk=adapter.scratch is not None, device=device.type)
+    make_operators(report, device, wanted, adapter.label)
 
 
 @contextmanager
@@ -313,18 +279,3 @@ def _scratch(adapter: Adapter) -> Iterator[None]:
     finally:
         if adapter.scratch is not None:
             shutil.rmtree(adapter.scratch, ignore_errors=True)
-
-
-def _be_a_rank(device: torch.device) -> None:
-    """Join the ranks that have met; else a process group of this process alone."""
-    if not dist.is_initialized():
-        join(device)
-    rank, world = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world)
-    import deepspeed
-    from deepspeed.utils.logging import logger
-
-    logger.setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    # Before its first configuration, which would take this rank to be alone.
-    deepspeed.init_distributed(dist.get_backend())

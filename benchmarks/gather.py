@@ -22,9 +22,13 @@ from typing import Any
 from benchmarks.offload_lanes import lanes_file
 from benchmarks.offload_sheet import Sheet
 from workbench.core.files import write_whole
-from workbench.published import here, servers
+from workbench.published import here, pipelines, servers
 
-SHEETS = {"offload": here.COLUMNS, "servers": servers.COLUMNS}
+SHEETS = {
+    "offload": here.COLUMNS,
+    "servers": servers.COLUMNS,
+    "pipelines": pipelines.COLUMNS,
+}
 KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
 differ."""

@@ -32,6 +32,7 @@ from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
 from benchmarks.offload_cases import Entry, entries
 from benchmarks.offload_sheet import Sheet
 from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.core.record import RunRecord
 from workbench.published.here import COLUMNS
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -50,6 +51,10 @@ class Suite:
     """The method whose speed the others are compared with."""
     largest: tuple[str, ...] = ()
     """Methods whose largest model can be searched."""
+    more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
+    """Fields of a row that this benchmark alone has, or knows better, of a run that ended well."""
+    summary: Callable[[Path], list[str]] | None = None
+    """Lines on the file of the rows, printed at the end."""
 
 
 OFFLOAD = Suite(
@@ -164,6 +169,7 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
         timeout_s=options.timeout,
         command=_command(suite.name, words),
         commit=options.commit and options.commit[:12],
+        more=suite.more,
     )
     if suite.largest and options.largest:
         return _search(bench, options)
@@ -175,6 +181,8 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
         return 0
     left = bench.run(wanted)
     print("", *table(bench.sheet, wanted, suite.roof), sep="\n")
+    if suite.summary is not None and bench.sheet.runs:
+        print("", *suite.summary(bench.sheet.csv), sep="\n")
     if left:
         seconds = sum(map(bench.estimate, left))
         print(f"\nno time was left for {len(left)} runs, about {seconds:.0f} s:")

@@ -59,6 +59,8 @@ class Bench:
     command: str = ""
     """How this was started, for the sheet."""
     commit: str | None = None
+    more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
+    """Further fields of a row (`offload.Suite`)."""
     failed: int = 0
     """Runs that ended in an error or were timed out."""
 
@@ -109,6 +111,7 @@ class Bench:
             lanes=lanes,
             log=_log(job.folder),
             columns=self.sheet.columns,
+            more=self._more_of(record),
         )
         if record.status != "cancelled":
             self.sheet.append(run, machine)
@@ -118,6 +121,15 @@ class Bench:
         told = f"{speed:.4g} samples/s" if speed else f"{record.status}: {run['message']}"
         self.echo(f"{entry.name}: {told} ({record.seconds or 0:.0f} s)")
         return record
+
+    def _more_of(self, record: RunRecord) -> dict[str, Any]:
+        if self.more is None or record.status != "ok":
+            return {}
+        try:
+            return self.more(record, self.store)
+        except Exception as error:  # the run went well, whatever this is
+            self.echo(f"no more is known of {record.method}: {error!r}")
+            return {}
 
     def _keep_lanes(self, run: dict[str, Any], record: RunRecord) -> None:
         """One measured step of a run on our own runtime, beside the sheet."""

@@ -285,7 +285,14 @@ SPEEDS = {
     "stronghold": Speed(start_s=60, start_s_per_billion=15, step_s_per_billion=0.15),
     "stronghold-disk": Speed(start_s=60, start_s_per_billion=20, step_s_per_billion=8),
     **dict.fromkeys(
-        ("data-parallel", "torch-gpipe", "torch-1f1b", "torch-interleaved", "torch-zero-bubble"),
+        (
+            "data-parallel",
+            "torch-gpipe",
+            "torch-1f1b",
+            "torch-interleaved",
+            "torch-zero-bubble",
+            "deepspeed-pipe",
+        ),
         Speed(start_s=40, start_s_per_billion=7, step_s_per_billion=0.02),
     ),
     **dict.fromkeys(

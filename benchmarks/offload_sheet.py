@@ -1,4 +1,4 @@
-"""The files a benchmark writes: a row a run in offload.csv or servers.csv, all of it in a JSON.
+"""The files a benchmark writes: a row a run in a CSV such as offload.csv, all of it in a JSON.
 
 The CSV has what figures and readers need. Beside it the JSON has, in the same order, where each
 row comes from: machine, packages and commit, spec and key, every loss, norm and step time, bytes
@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.offload_cases import GIB, Entry
 from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, RunRecord, strict
+from workbench.core.spec import RunSpec
 from workbench.published.here import COLUMNS
 from workbench.schedule.plan import Plan
 
@@ -133,11 +134,13 @@ def describe(
     lanes: dict[str, dict[str, float]] | None = None,
     log: str = "",
     columns: tuple[str, ...] = COLUMNS,
+    more: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A finished run for the sheet, and the machine it ran on.
 
     `commit` where the checkout cannot tell; `plan` and `lanes` (``predicted`` and ``measured`` busy
-    seconds a step) where the method runs on our own runtime.
+    seconds a step) where the method runs on our own runtime; `more` are further fields of the row,
+    which take the place of others.
     """
     origin = record.provenance
     commit = commit or _commit(origin)
@@ -174,7 +177,9 @@ def describe(
         "commit": commit,
         "log": log.splitlines()[-LOG_LINES:] if record.status != "ok" else [],
     }
-    row = _row(entry, record, seconds, steps, commit)
+    row = _row(entry, record, seconds, steps, commit) | (more or {})
+    if row["step_seconds_median"] and row["predicted_step_seconds"]:
+        row["error"] = _round(row["predicted_step_seconds"] / row["step_seconds_median"] - 1, 4)
     run["row"] = {name: row[name] for name in columns}
     run = json.loads(without_paths(json.dumps(strict(run))))
     return run, {name: value for name, value in origin.items() if name not in OF_THE_RUN}
@@ -201,13 +206,15 @@ def _row(
     peak = record.peak_bytes if ok else {}
     predicted = record.predicted if ok else {}
     moved = {"": record.moved_bytes if ok else {}, "planned_": predicted.get("moved_bytes", {})}
-    spread = None
+    spread, replicas = None, replicas_of(spec)
     if seconds and len(steps) > 1:
         first, _, third = quantiles(steps, n=4, method="inclusive")
         spread = (third - first) / seconds
     return {
         "method": entry.method,
         "ranks": spec.ranks,
+        "replicas": replicas,
+        "micro": spec.microbatch // replicas,
         **{name: getattr(model, name) for name in ("layers", "hidden", "heads", "seq")},
         **{name: getattr(spec, name) for name in ("batch", "dtype", "clip")},
         "device_cap_gib": _gib(spec.device_memory),
@@ -218,6 +225,7 @@ def _row(
         "step_seconds_median": _round(seconds, 6),
         "step_seconds_spread": _round(spread, 4),
         "predicted_step_seconds": _round(predicted.get("step_seconds"), 6),
+        **dict.fromkeys(("error", "bubble", "predicted_bubble")),
         "peak_device_gib": _gib(peak.get("device")),
         "predicted_peak_device_gib": _gib(predicted.get("peak_bytes", {}).get("device")),
         "host_gib": _gib(peak.get("host")),
@@ -231,6 +239,12 @@ def _row(
         "commit": commit,
         "measured_on": f"{record.started[:10]} {hardware(record)}",
     }
+
+
+def replicas_of(spec: RunSpec) -> int:
+    """Pipelines side by side, as far as the spec says; 1 for methods that have none."""
+    given = getattr(spec.options, "replicas", 1)
+    return 1 if given == "auto" else given
 
 
 def hardware(record: RunRecord) -> str:

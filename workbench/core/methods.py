@@ -200,6 +200,14 @@ PARALLEL = {
             parallel=True,
             portable=True,
         ),
+        Method(
+            name="deepspeed-pipe",
+            label="DeepSpeed 1F1B",
+            module="baselines.deepspeed_pipe",
+            options="baselines.deepspeed_pipe.options:Options",
+            summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
+            parallel=True,
+        ),
     )
 }
 """Methods that run on several devices."""

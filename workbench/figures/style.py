@@ -64,6 +64,7 @@ LOOKS = {
     "torch-1f1b": Look("#56B4E9", "^", pale=True),
     "torch-interleaved": Look("#E69F00", "H", pale=True),
     "torch-zero-bubble": Look("#CC79A7", "8", pale=True),
+    "deepspeed-pipe": Look("#6E2A50", "v", pale=True),
     "l2l": Look("#E69F00", "^"),
     "fsdp": Look("#56B4E9", "d"),
     "zero-offload": Look("#6E2A50", "*"),
@@ -75,7 +76,7 @@ LOOKS = {
 }
 """Look of every method, in the order in which figures draw and name them. Methods that share a
 colour (of systems that no figure shows together) differ in their markers; one that keeps state on a
-disk, or is torch's own, is paler."""
+disk, or is a library's pipeline, is paler."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
 

@@ -1,0 +1,30 @@
+"""Options of DeepSpeed's pipeline: those of our own pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.core.spec import RunSpec
+from workbench.methods.pipeline import options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(options.Options):
+    """Replicas and stages."""
+
+    checkpointed: ClassVar[bool] = False
+
+    @property
+    def copies(self) -> int:
+        """Pipelines side by side; one unless the user says more."""
+        return 1 if self.replicas == "auto" else self.replicas
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        pieces = spec.microbatches * self.copies
+        if spec.batch % pieces:
+            raise ValueError(
+                f"DeepSpeed gives every rank as many samples: a batch of {spec.batch} does not "
+                f"divide into {pieces} micro-batches of {self.copies} replicas"
+            )

@@ -1,0 +1,198 @@
+"""DeepSpeed's pipeline engine: how a run of ours is trained by the real library.
+
+Of P x D ranks D hold each stage, neighbours, as DeepSpeed numbers them. Every rank builds its stage
+(stage.py) and calls `train_batch` once a step with an iterator over its micro-batches; 1F1B,
+messages, sums over replicas, norm, clipping and update are DeepSpeed's. The loss of a step comes
+back on all ranks. Nothing of ours waits for the device before the end of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from baselines import deepspeed_ops, ranks, zero
+from baselines import plain_training as plain
+from baselines.blocks import compile_blocks
+from baselines.common import decay_groups
+from baselines.deepspeed_pipe.planner import LABEL, stages_of
+from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
+from baselines.pipeline import Stages
+from baselines.stages import share_of
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.methods.history import History
+from workbench.methods.train import load_batches, resolve_device
+from workbench.model import make_model
+from workbench.model.base import LayeredModel, set_parameter
+from workbench.runtime.device_budget import device_meter
+from workbench.runtime.threads import use_rank_threads
+from workbench.schedule.mesh import Mesh
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train with a stage on every rank's device.
+
+    Raises ValueError for what DeepSpeed's pipeline cannot do, OutOfMemory past a device's budget,
+    RankFailed.
+    """
+    ranks.refuse_host_activations(spec, LABEL)
+    _stages(make_model(spec.model, spec.seed), spec)
+    _operators(spec, report)  # before two ranks build the same
+    return ranks.train(__name__, spec, report, folder)
+
+
+@contextmanager
+def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Training]:
+    """In a rank's process: the training of its stage. DeepSpeed is left standing (zero.py)."""
+    use_rank_threads(resolve_device(spec.device).type, spec.ranks)
+    _operators(spec, report)
+    be_a_rank(resolve_device(spec.device))
+    yield Training(spec, report, folder)
+
+
+def config_of(spec: RunSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration. That of bf16 is its usual one for pipelines: sums of gradients in
+    fp32, masters and moments divided among replicas (ZeRO-1)."""
+    config = zero.base_config(spec) | {
+        "train_micro_batch_size_per_gpu": spec.microbatch // spec.options.copies,
+        # A clock that waits for the device before each micro-batch.
+        "timers": {"throughput": {"enabled": False}},
+    }
+    # torch's kernel; its own would be compiled first.
+    config["optimizer"]["params"] |= {"torch_adam": True, "fused": True}
+    if spec.dtype == "bf16":
+        # Else bf16 gradients stay beside the sums, and are set to zero before each micro-batch.
+        config["bf16"] |= {"immediate_grad_update": True}
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["zero_optimization"] = {"stage": 1}
+    return config
+
+
+class Training(plain.Training):
+    """The training of a rank's stage by DeepSpeed."""
+
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+        import deepspeed
+
+        from baselines.deepspeed_pipe.stage import Pipe
+
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device, rank = resolve_device(spec.device), dist.get_rank()
+        replicas = spec.options.copies
+        mesh = Mesh(spec.ranks // replicas, replicas)
+        self.part = share_of(spec.microbatch, mesh.replica(rank), replicas)
+        self.model = make_model(spec.model, spec.seed)
+        self.stages = _stages(self.model, spec)
+        self.own = self.stages[mesh.position(rank)]
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.meter = device_meter(self.device, spec.device_memory)
+        report.phase(f"starting DeepSpeed {deepspeed.__version__}")
+        with self.meter:
+            self.whole = Stages(
+                self.model, [self.own], seed=spec.seed, device=self.device,
+                checkpoint=spec.activations != "keep",
+            )  # fmt: skip
+            groups = self._groups()
+        passes = spec.with_(batch=spec.batch // replicas, replicas=1, stages="auto")
+        self.blocks = compile_blocks(self.whole, passes, self.device)
+        with self.meter:
+            with torch.no_grad():  # DeepSpeed sends shared weights, which torch would warn of
+                self.pipe = Pipe(self.whole, self.stages)
+            halved = [p for p in self.pipe.parameters() if spec.dtype == "bf16"]
+            exact = {p: p.detach().to("cpu", copy=True) for p in halved}
+            self.engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=self.pipe, model_parameters=groups, config=config_of(spec)
+            )
+            for parameter, value in exact.items():  # of which bf16 has half of the digits
+                deepspeed.utils.safe_set_full_fp32_param(parameter, value)
+        report.phase(f"training with {self.blocks}")
+        self.holder = FilesOfRanks(self.engine)
+        self.history = History(spec, folder, self.batches, form="DeepSpeed")
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        import deepspeed
+
+        spec, told, notes = self.spec, super().outcome(), []
+        if spec.dtype == "fp32":
+            notes.append("no gradient norms: DeepSpeed tells none in fp32")
+        units = ", ".join(f"{stage.start} to {stage.stop - 1}" for stage in self.stages)
+        split = f"{spec.microbatches} micro-batches on each of {spec.options.copies} replicas"
+        return replace(
+            told,
+            engine=f"PipelineEngine of deepspeed {deepspeed.__version__}, {self.blocks}",
+            notes=[*told.notes, f"stages of units {units}; {split}", *notes],
+        )
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _step(self, step: int) -> tuple[float, float | None]:
+        """One optimizer step; returns its mean loss and, in bf16, the norm of its gradients."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.spec.learning_rate(step)
+        self.pipe.step, self.pipe.coming = step, self._samples(step)
+        loss = float(self.engine.train_batch(self._micro_batches(step)))
+        norm = self.engine.get_global_grad_norm()
+        return loss, None if norm is None else float(norm)
+
+    def _samples(self, step: int) -> Iterator[tuple[int, ...]]:
+        """Numbers of the samples of each of this rank's micro-batches."""
+        samples = self.batches.samples(step)
+        for start in range(0, self.spec.batch, self.spec.microbatch):
+            yield samples[start + self.part.start : start + self.part.stop]
+
+    def _micro_batches(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and targets, [m, S] each. DeepSpeed asks on the first and the last stage, just
+        before the micro-batch passes."""
+        for rows in self._samples(step):
+            tokens, targets = (part.to(self.device) for part in self.batches.rows(rows))
+            self.pipe.targets = targets
+            yield tokens, targets
+
+    # -- set-up and checkpoints -----------------------------------------------------------------
+
+    def _groups(self) -> list[dict]:
+        """Parameter groups. A tied weight is one parameter where this rank has both units. Where it
+        has only the one that borrows, the weight gets memory: each stage updates its own."""
+        groups = decay_groups(self.model, self.whole, self.spec.weight_decay)
+        for (unit, name), (owner, owner_name) in self.model.tied().items():
+            if unit not in self.own:
+                continue
+            module = self.whole.units[unit]
+            if owner in self.own:
+                set_parameter(module, name, self.whole.units[owner].get_parameter(owner_name))
+                continue
+            shape = self.model.shapes(owner)[owner_name]
+            set_parameter(module, name, torch.empty(shape, device=self.device))
+            decay = self.spec.weight_decay if self.model.decays(unit, name) else 0.0
+            groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
+        return groups
+
+    def _save(self, next_step: int) -> None:
+        self.holder.save(partial(super()._save, next_step))
+
+    def _resume(self) -> int:
+        with torch.no_grad():  # as in the beginning
+            return self.history.resume(self.holder, self.report)
+
+
+def _stages(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
+    units, micro = range(model.num_units), spec.microbatch // spec.options.copies
+    flops = [model.flops(unit, micro, spec.model.seq) for unit in units]
+    return stages_of(spec, flops, [model.unit_parameters(unit) for unit in units])
+
+
+def _operators(spec: RunSpec, report: Reporter) -> None:
+    device = resolve_device(spec.device)
+    wanted = deepspeed_ops.required(offload=False, device=device.type)
+    make_operators(report, device, wanted, LABEL)

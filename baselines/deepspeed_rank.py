@@ -1,0 +1,72 @@
+"""DeepSpeed in a process of ours: its operators, its rank among others, its checkpoint files.
+
+It runs without a launcher: in the group of ranks that have met, or in one that needs no port.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from baselines import deepspeed_ops
+from baselines.states import Together
+from workbench.core.reporter import Reporter
+from workbench.runtime.loopback import join
+from workbench.runtime.manifest import Saved
+
+
+def make_operators(
+    report: Reporter, device: torch.device, wanted: Sequence[str], label: str
+) -> None:
+    """Build those native operators that are missing, before the clock starts, and say so. Raises
+    ValueError where one cannot be built; `label` names who wants it."""
+    absent = deepspeed_ops.missing(wanted, device.type)
+    if absent:
+        report.phase(f"building DeepSpeed operators: {', '.join(absent)}")
+        failed = deepspeed_ops.build(absent, echo=report.phase, device=device.type)
+        if failed:
+            why = deepspeed_ops.why_not(failed[0]) or "see build.log beside it"
+            raise ValueError(f"{label} needs DeepSpeed's operator {failed[0]}: {why}")
+    deepspeed_ops.activate(device.type)
+
+
+def be_a_rank(device: torch.device) -> None:
+    """Join the ranks that have met; else a process group of this process alone."""
+    if not dist.is_initialized():
+        join(device)
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world)
+    import deepspeed
+    from deepspeed.utils.logging import logger
+
+    logger.setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    # Before its first configuration, which would take this rank to be alone.
+    deepspeed.init_distributed(dist.get_backend())
+
+
+class _Files:
+    """DeepSpeed's own, beside our manifest. A `Holder`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`."""
+        self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
+
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        saved.check(saved.manifest.files)
+        self._engine.load_checkpoint(str(saved.path.parent), tag=saved.path.name)
+
+
+class FilesOfRanks(Together, _Files):
+    """DeepSpeed's own, of which every rank has some."""

@@ -1,0 +1,179 @@
+"""Pipelines in every shape of a few GPUs of one machine: predicted, and measured.
+
+    python -m benchmarks.pipelines --out results/published-here/h100 --list
+    python -m benchmarks.pipelines --out results/published-here/h100 --only '4x1-*'
+    python -m benchmarks.pipelines --out results/published-here/h100 --only '*/varuna'
+    python -m benchmarks.pipelines --out FOLDER --size tiny
+
+As benchmarks/offload.py, whose loop it is: a row a run in FOLDER/pipelines.csv, as soon as it ends,
+all of it in FOLDER/pipelines.json; what runs is data (pipeline_cases.py). At the end it tells how
+far predictions were from measurements, and whether the shape that they choose is the best. With
+NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 NCCL's messages go by sockets: give another FOLDER.
+
+A prediction is from profiles that were measured here, a peer's too, once our runs have measured
+them. A bubble is the share of a step in which a stage computes no pass; it is known where events
+are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks import offload, pipeline_cases
+from benchmarks.offload_sheet import replicas_of
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.methods.evaluate import STEPS
+from workbench.model import make_model
+from workbench.profile.profile import Profile
+from workbench.profile.server import ServerCosts, server_of
+from workbench.profile.unit_costs import profiled_sizes
+from workbench.published.pipelines import (
+    COLUMNS,
+    ORDERS,
+    PEERS,
+    Errors,
+    PipelineRun,
+    bubble_errors,
+    choice,
+    latest,
+    peak_errors,
+    read_pipelines,
+    step_errors,
+)
+from workbench.runs.planning import answer, choose_profiles
+from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
+from workbench.schedule.action import COMPUTE, lane_kind
+from workbench.schedule.plan import Plan
+from workbench.schedule.schedule import DEVICE
+from workbench.schedule.simulate import Event, simulate
+
+GIB = 1 << 30
+
+
+def more(record: RunRecord, store: Store) -> dict[str, Any]:
+    """Bubbles of a run of ours; the prediction of a peer's, which makes none itself. What is not
+    known is left out."""
+    spec, found = RunSpec.from_dict(record.spec), {}
+    stages = spec.ranks // replicas_of(spec)
+    with suppress(ValueError):  # not planned, or not from what was measured
+        planned = answer(spec, store)
+        if planned.source == "measured" and planned.plan.fits:
+            found |= _foreseen(planned.plan, record, spec, store)
+    with suppress(ValueError, FileNotFoundError):  # peers keep no events
+        events = load_timeline(store.folder(record.key)).events
+        found["bubble"] = round(measured_bubble(events, record.step_seconds, stages), 4)
+    return found
+
+
+def _foreseen(plan: Plan, record: RunRecord, spec: RunSpec, store: Store) -> dict[str, float]:
+    if not record.predicted.get("step_seconds"):
+        peak = round(plan.peak_bytes[DEVICE] / GIB, 4)
+        seconds = round(plan.step_seconds, 6)
+        return {"predicted_step_seconds": seconds, "predicted_peak_device_gib": peak}
+    if plan.settings != record.predicted.get("settings"):  # profiles were measured again since
+        return {}
+    profiles = choose_profiles(spec, store, None, lambda text: None)
+    return {"predicted_bubble": round(simulated_bubble(plan, spec, profiles), 4)}
+
+
+def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile]) -> float:
+    """Mean over the stages of the share of a step in which none of a stage's passes runs, under the
+    costs that the plan was made from: profiles by samples in a micro-batch."""
+    schedule, server = plan.schedule, server_of(profiles[min(profiles)], spec)
+    sizes = profiled_sizes(make_model(spec.model), spec, profiles)
+    costs = ServerCosts(sizes, server, shared_updates=False)
+    simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
+    busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
+    return 1 - busy / (stages * simulated.step_seconds)
+
+
+def measured_bubble(events: Sequence[Event], step_seconds: Sequence[float], stages: int) -> float:
+    """The bubble as it was.
+
+    `events` are those of one replica in some steps; `step_seconds` of all steps of the run.
+    """
+    steps = {event.step for event in events}
+    passes = [event for event in events if lane_kind(event.lane) == COMPUTE]
+    busy = sum(event.end_s - event.start_s for event in passes)
+    return max(0.0, 1 - busy / (stages * sum(step_seconds[step] for step in steps)))
+
+
+def summary(path: Path) -> list[str]:
+    """Lines on the rows of a file: errors, what predictions choose, ours beside peers."""
+    runs = latest(read_pipelines(path))
+    ours = [run for run in runs if run.method in ORDERS]
+    lines = [
+        *_told("step, ours", step_errors(ours)),
+        *_told("step, peers", step_errors(run for run in runs if run.method in PEERS)),
+        *_told("peak memory, ours", peak_errors(ours)),
+        *_told("peak memory, peers", peak_errors(run for run in runs if run.method in PEERS)),
+        *_told("bubble, ours, of a step", bubble_errors(ours)),
+    ]
+    for ranks in sorted({run.ranks for run in ours}):
+        there = [run for run in ours if run.ranks == ranks]
+        varuna = [run for run in there if run.method == "varuna"]
+        for name, among in (("varuna", varuna), ("all orders", there)):
+            lines += _chosen(f"choice on {ranks} GPUs, {name}", among)
+    return lines + _beside_peers(runs)
+
+
+def _told(what: str, errors: Errors | None) -> list[str]:
+    if errors is None:
+        return []
+    worst = f"{errors.worst:.1%} ({errors.at.method} {errors.at.shape})"
+    return [f"error of the {what}: mean {errors.mean:.1%}, worst {worst}, {errors.runs} runs"]
+
+
+def _chosen(what: str, runs: list[PipelineRun]) -> list[str]:
+    found = choice(runs)
+    if found is None:
+        return []
+    (chosen, best), names = found, [f"{run.method} {run.shape}" for run in found]
+    over = chosen.step_seconds_median / best.step_seconds_median - 1
+    return [f"{what}: {names[0]}, {over:.1%} over the best, {names[1]}"]
+
+
+def _beside_peers(runs: list[PipelineRun]) -> list[str]:
+    """The fastest of ours over the fastest peer, of each shape that both have."""
+    lines = []
+    for shape in dict.fromkeys(run.shape for run in runs):
+        ours, theirs = (_fastest(runs, shape, names) for names in (ORDERS, PEERS))
+        if ours and theirs:
+            times = theirs.step_seconds_median / ours.step_seconds_median
+            lines.append(f"{shape}: {ours.method} {times:.3f} times as fast as {theirs.method}")
+    return lines
+
+
+def _fastest(runs: list[PipelineRun], shape: str, methods: Iterable[str]) -> PipelineRun | None:
+    ended = [
+        run for run in runs
+        if run.shape == shape and run.method in methods and run.step_seconds_median is not None
+    ]  # fmt: skip
+    return min(ended, key=lambda run: run.step_seconds_median, default=None)
+
+
+PIPELINES = offload.Suite(
+    name="pipelines",
+    about=__doc__,
+    cases=pipeline_cases.CASES,
+    entries=pipeline_cases.entries,
+    columns=COLUMNS,
+    roof="torch-1f1b",
+    more=more,
+    summary=summary,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes as of offload.py."""
+    return offload.main(argv, PIPELINES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""DeepSpeed's pipeline engine trains as plain training does, in every shape, and is planned."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baselines import deepspeed_pipe
+from baselines.plain_training import train as train_plain
+from tests.methods import plain
+from tests.methods.harness import LOSS_TOLERANCE, Silent
+from tests.methods.plain import MODEL, made_up_profile
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
+from workbench.schedule import validate
+from workbench.schedule.schedule import DEVICE
+
+BF16_TOLERANCE = 2e-3
+"""Relative. Seen were 4e-5."""
+PARAMETERS = make_model(MODEL).parameters_count()
+
+
+def spec_for(**changes) -> RunSpec:
+    values = {"batch": 8, "steps": 4, "lr_decay_steps": 20, "ranks": 2, "microbatches": 4}
+    spec = plain.spec_for(**{"method": "deepspeed-pipe", **values, **changes})
+    if spec.device == "cuda" and torch.cuda.device_count() < spec.ranks:
+        pytest.skip(f"{spec.ranks} GPUs are needed")
+    return spec
+
+
+def later(**changes):
+    return pytest.param(changes, marks=pytest.mark.thorough)
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        later(ranks=4, replicas=2, microbatches=2),
+        later(microbatches=1, activations="keep", stages="6 1"),
+        later(ranks=3, clip=None, stages="4 1 2", model=replace(MODEL, tied=False)),
+        later(ranks=2, replicas=2),
+        pytest.param({"device": "cuda"}, marks=pytest.mark.gpu),
+        pytest.param({"device": "cuda", "ranks": 4, "replicas": 2}, marks=pytest.mark.gpu),
+    ],
+    ids=lambda changes: ", ".join(changes) or "2x1",
+)
+def test_it_is_exact(changes, tmp_path):
+    """With clipping, dropout, decay groups, and a weight that two stages use."""
+    spec = spec_for(**changes)
+    outcome = deepspeed_pipe.train(spec, Silent(), tmp_path)
+    expected, _ = plain.judge(spec.with_(ranks=1, method="plain"))
+    tolerance = LOSS_TOLERANCE if spec.device == "cpu" else 1e-4
+    assert outcome.losses == pytest.approx(expected, rel=tolerance)
+    stages = spec.ranks // spec.options.copies
+    assert 16 * PARAMETERS / stages < outcome.peak_bytes[DEVICE]
+    assert outcome.engine.startswith("PipelineEngine of deepspeed 0.")
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def test_bf16_follows_plain_bf16_and_goes_on_where_it_was(device, tmp_path):
+    """On GPUs with compiled blocks, as there is no dropout."""
+    model = replace(MODEL, dropout=0.0)
+    spec = spec_for(model=model, device=device, dtype="bf16", microbatches=2, save_every=2)
+    expected = train_plain(spec.with_(ranks=1, method="plain"), Silent(), tmp_path / "plain")
+    outcome = deepspeed_pipe.train(spec, Silent(), tmp_path)
+    assert outcome.losses == pytest.approx(expected.losses, rel=BF16_TOLERANCE)
+    assert outcome.grad_norms == pytest.approx(expected.grad_norms, rel=1e-2)
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000004")
+    report = Silent()
+    assert deepspeed_pipe.train(spec, report, tmp_path).losses == pytest.approx(outcome.losses)
+    assert [kind for kind, _ in report.events].count("step") == 2
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 2), (2, 1), (4, 2)])
+def test_plans_are_proved(stages, replicas, dtype):
+    spec = spec_for(batch=16, ranks=stages * replicas, replicas=replicas, dtype=dtype)
+    found = deepspeed_pipe.plan(spec, made_up_profile(spec))
+    validate(found.schedule)
+    assert (found.schedule.num_ranks, found.schedule.replicas) == (stages, replicas)
+    each = 16 if dtype == "fp32" else 6 + 12 / replicas
+    assert found.peak_bytes[DEVICE] >= each * PARAMETERS / stages
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activations": "host"}, "activations cannot be 'host'"),
+        ({"ranks": 6}, "6 stages need a block each, and the model has 5"),
+        ({"stages": "3 3"}, "stages '3 3' are 2 of 6 units; there are 2 stages, and the model has"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        deepspeed_pipe.train(spec_for(**changes), Silent(), tmp_path)
+    assert not (tmp_path / "ranks").exists()

@@ -1,0 +1,123 @@
+"""The benchmark of pipelines: legal cases in every shape, what it says of rows, and a tiny run."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baselines import torch_pipelines
+from benchmarks.gather import gather
+from benchmarks.offload_sheet import Sheet, replicas_of
+from benchmarks.pipeline_cases import BATCH, MICROS, entries
+from benchmarks.pipelines import main, measured_bubble, simulated_bubble, summary
+from tests.methods import plain
+from tests.runs.helpers import left_behind
+from workbench.core import methods
+from workbench.core.model_spec import ModelSpec
+from workbench.methods.pipeline import planner
+from workbench.methods.pipeline.orders import ORDERS
+from workbench.published.pipelines import COLUMNS, read_pipelines
+from workbench.schedule.simulate import Event
+
+
+def test_every_shape_is_there_and_every_case_is_legal():
+    shapes: dict[str, set[tuple[int, int, int]]] = {}
+    for entry in entries("paper", warmup=4, measured=8):
+        spec = entry.spec
+        replicas = replicas_of(spec)
+        if spec.method in ORDERS:
+            planner.check(spec, spec.method)
+        elif spec.method.startswith("torch-"):
+            torch_pipelines.check(spec)
+        micro, rest = divmod(BATCH, spec.microbatches * replicas)
+        assert (rest, entry.splits, spec.steps) == (0, (spec.microbatches,), 10), entry.name
+        assert spec.activations == "recompute"
+        assert entry.case == f"{spec.ranks // replicas}x{replicas}-m{micro}"
+        shapes.setdefault(entry.method, set()).add((spec.ranks // replicas, replicas, micro))
+    every = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
+    assert shapes["varuna"] == {(*shape, micro) for shape in every for micro in MICROS}
+    for order in ("1f1b", "zb-h1", "interleaved", "deepspeed-pipe"):
+        assert {(p, d, m) for p, d in ((4, 1), (2, 2)) for m in MICROS} <= shapes[order]
+
+
+def test_a_bubble_is_the_share_without_a_pass():
+    """Of equal stages, (P - 1) / (N + P - 1)."""
+    model = ModelSpec(layers=8, hidden=32, heads=4, seq=16, vocab=64, tied=False)
+    spec = plain.spec_for(method="1f1b", model=model, batch=32, microbatches=8, ranks=4)
+    made_up = plain.made_up_profile(spec)
+    rates = ("h2d_bytes_per_s", "device_adam_params_per_s", "host_adam_params_per_s")
+    fast = replace(made_up.hardware, device="cuda", **dict.fromkeys(rates, 1e15))
+    units = tuple(
+        replace(unit, forward_s=on, recompute_s=on, backward_s=2 * on)
+        for unit in made_up.units
+        for on in [1e-3 * (unit.kind == "block")]
+    )
+    profiles = {4: replace(made_up, hardware=fast, units=units)}
+    plan = methods.load("1f1b").plan_sizes(spec, profiles)
+    assert simulated_bubble(plan, spec, profiles) == pytest.approx(3 / 11, rel=1e-3)
+    events = [
+        Event("F1.0", "F", 1, 0, rank, lane, step, start, start + 0.3, 0)
+        for step in (2, 3)
+        for rank, lane, start in ((0, "compute", 0.0), (1, "compute", 0.5), (1, "net-out", 0.1))
+    ]
+    assert measured_bubble(events, [9, 9, 1.0, 0.5], stages=2) == pytest.approx(1 - 1.2 / 3)
+
+
+def row(method: str, micro: int, seconds: float | None, **changes: Any) -> dict[str, Any]:
+    """A made-up row of 4 GPUs."""
+    told = dict.fromkeys(COLUMNS, "") | {
+        "method": method, "ranks": 4, "replicas": 1, "micro": micro, "layers": 48, "hidden": 1600,
+        "heads": 25, "seq": 1024, "batch": 64, "dtype": "bf16", "status": "oom_device",
+        "commit": "0123abc", "measured_on": "2026-11-27 Made-up GPU",
+    }  # fmt: skip
+    if seconds is not None:
+        told |= {"status": "ok", "parameters": 1, "step_seconds_median": seconds}
+        told["samples_per_second"] = 64 / seconds
+    return told | changes
+
+
+def test_it_tells_errors_the_choice_and_the_peers(tmp_path):
+    sheet = Sheet(tmp_path / "theirs", "pipelines", COLUMNS)
+    for number, one in enumerate((
+        row("varuna", 1, 2.0, predicted_step_seconds=1.9, error=-0.05),
+        row("varuna", 2, 2.2, predicted_step_seconds=1.8, error=-0.15),
+        row("varuna", 8, None),
+        row("zb-h1", 1, 1.6, bubble=0.12, predicted_bubble=0.10),
+        row("torch-1f1b", 1, 2.0),
+    )):  # fmt: skip
+        keys = {"case": str(number), "method": one["method"], "key": str(number)}
+        sheet.append({**keys, "started": f"2026-11-27T00:0{number}", "row": one}, {})
+    told = "\n".join(summary(sheet.csv))
+    assert "error of the step, ours: mean 10.0%, worst 15.0% (varuna 4x1 m2), 2 runs" in told
+    assert "bubble, ours, of a step: mean 2.0%, worst 2.0% (zb-h1 4x1 m1), 1 runs" in told
+    assert "choice on 4 GPUs, varuna: varuna 4x1 m2, 10.0% over the best, varuna 4x1 m1" in told
+    assert "4x1 m1: zb-h1 1.250 times as fast as torch-1f1b" in told
+    assert gather(tmp_path / "theirs", tmp_path / "ours", "pipelines") == (5, 0)
+    text = (tmp_path / "ours" / "pipelines.csv").read_text()
+    assert len(read_pipelines(sheet.csv)) == text.count("\n") - 1 == 5
+    sheet.csv.write_text(text.replace("varuna,4,1,1,", "varuna,4,1,3,"))
+    with pytest.raises(ValueError, match="1 replicas in micro-batches of 3 divide no batch of 64"):
+        read_pipelines(sheet.csv)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
+    """As test_server_bench.py asks; torch's own is planned from the profile of ours."""
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    words = ["--size", "tiny", "--out", str(tmp_path / "out"), "--only", "2x1-m2/varuna"]
+    words += ["--results", str(tmp_path / "results"), "--only", "2x1-m2/torch-1f1b"]
+    assert main(words) == 0
+    assert "error of the step, peers: mean" in capsys.readouterr().out
+    ours, torchs = read_pipelines(tmp_path / "out" / "pipelines.csv")
+    assert ours.final_loss == pytest.approx(torchs.final_loss, rel=1e-6)
+    assert 0 < ours.bubble < 1
+    assert 0 <= ours.predicted_bubble < 1
+    for run in (ours, torchs):
+        times = run.predicted_step_seconds / run.step_seconds_median
+        assert run.error == pytest.approx(times - 1, abs=1e-3)
+        assert run.predicted_peak_device_gib > 0
+    assert left_behind(tmp_path) == []
