@@ -1,0 +1,98 @@
+"""The shape of a run's pipeline, chosen from what was measured of its layers (shapes.py).
+
+What a step takes is foreseen for all shapes; schedules of the best are proved and simulated as those
+of every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.pipeline.proofs import Ground
+from workbench.methods.pipeline.shapes import Question, Verdict, search
+from workbench.model import units_of
+from workbench.schedule.build.division import packs_of
+from workbench.schedule.plan import Candidate, DoesNotFit, Plan
+from workbench.schedule.schedule import DEVICE, HOST_TIER
+
+
+class ServerNetwork:
+    """Messages, sums and updates of the devices of one server (profile/server.py)."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._server, self.contention = ground.server, ground.costs
+        self._overhead = ground.server.action_overhead_s
+        self.norm_s = self._overhead if ground.spec.clip is not None else 0.0
+
+    def pass_seconds(self, alone: float) -> float:
+        return self._overhead + self._server.pass_seconds(alone)
+
+    def messages(self, nbytes: Sequence[int], replicas: int) -> list[list[float]]:
+        return [[self.message_seconds(each) for each in nbytes]]
+
+    def message_seconds(self, nbytes: int) -> float:
+        return self._overhead + self._server.message_seconds(nbytes)
+
+    def sum_seconds(self, nbytes: int, replicas: int) -> float:
+        return self._overhead + nbytes / self._server.reduce_bytes_per_s
+
+    def update_seconds(self, parameters: int) -> float:
+        return self._overhead + parameters / self._server.device_adam_params_per_s
+
+    def lacks(self, stages: int, replicas: int) -> str:
+        return ""
+
+
+def chosen(ground: Ground) -> Plan:
+    """The fastest plan of all shapes that the spec leaves open. Raises DoesNotFit where none
+    fits."""
+
+    def prove(line: Pipeline, seconds: float) -> Verdict:
+        schedule, peak = ground.proved(line)
+        if tier := ground.budgets.lacking(peak):
+            reason = ground.lacks(tier, peak[tier])
+            return Verdict(device_bytes=peak[DEVICE], reason=reason)
+        plan = ground.plan(schedule, peak)
+        return Verdict(device_bytes=peak[DEVICE], seconds=plan.step_seconds, made=plan)
+
+    spec, sizes, there = ground.spec, ground.sizes, ground.budgets.host
+    least = sum(sizes.weight_bytes(u) + sizes.state_bytes(u) for u in range(units_of(spec.model)))
+    if least > there:
+        raise ground.refusal(HOST_TIER, least)
+    found = search(question(ground), ServerNetwork(ground), prove)
+    if not isinstance(found.made, Plan):
+        raise DoesNotFit(_nothing(found.candidates), tier=DEVICE)
+    best = found.candidates[0]
+    notes = [f"chosen among {len(found.candidates)} shapes:"]
+    if spare := spec.ranks - best.ranks:
+        notes.insert(0, f"{best.stages} x {best.replicas} of {spec.ranks} ranks; {spare} are spare")
+    return replace(found.made, candidates=found.candidates, notes=(*found.made.notes, *notes))
+
+
+def _nothing(refused: Sequence[Candidate]) -> str:
+    """Why no shape fits: what the one says that needs the least."""
+    least = min(refused, key=lambda row: (row.device_bytes is None, row.device_bytes))
+    return f"no shape of {len(refused)} fits; the one that needs the least: {least.words()}"
+
+
+def question(ground: Ground) -> Question:
+    """What of a run's shape is open."""
+    spec = ground.spec
+    asked, others = spec.options, [name for name in ORDERS if name != spec.method]
+    return Question(
+        sizes=ground.sizes,
+        units=units_of(spec.model),
+        ranks=spec.ranks,
+        batch=spec.batch,
+        micros=ground.profiled if asked.micro == "auto" else (asked.micro,),
+        device_bytes=ground.budgets.device,
+        orders=(spec.method, *others) if asked.order == "auto" else (spec.method,),
+        activations=spec.activations,
+        chosen=asked.micro == "auto",
+        replicas=None if asked.replicas == "auto" else asked.replicas,
+        stages=packs_of(asked.given_stages),
+        clipped=spec.clip is not None,
+    )
