@@ -44,6 +44,7 @@ HARMONY = {
 VARUNA = {
     "varuna_schedules": "varuna.schedules",
     "varuna_bubbles": "varuna.bubbles",
+    "varuna_jitter": "varuna.jitter",
     "varuna_scaling": "varuna.scaling",
 }
 """Exhibits of Varuna (EuroSys'22)."""

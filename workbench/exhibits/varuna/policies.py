@@ -1,5 +1,4 @@
-"""Policies that Varuna's simulator, and this project's, compare: lists of passes, and how ranks go
-through them. All recompute."""
+"""Policies that Varuna's simulator, and this project's, compare. All recompute."""
 
 from __future__ import annotations
 
@@ -11,43 +10,38 @@ from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.orders import B, F, Pass, gpipe_as_varuna_has_it, lists
 from workbench.methods.pipeline.quick import STRICT, Rule, Timed
 
-Lists = list[list[Pass]]
 
-
-def _varuna(ranks: int, micros: int) -> Lists:
-    return lists("varuna", ranks, micros)
-
-
-def _gpipe(ranks: int, micros: int) -> Lists:
-    return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
-
-
-def _one_f_one_b(ranks: int, micros: int) -> Lists:
-    return ideal.with_recomputation(lists("1f1b", ranks, micros))
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Policy:
-    """Which passes, in what order, and what may change it."""
+    """Lists of passes, and how ranks go through them."""
 
     label: str
-    """In figures."""
     method: str
     """Whose look it has."""
-    passes: Callable[[int, int], Lists]
+    passes: Callable[[int, int], list[list[Pass]]]
     """Takes ranks and micro-batches."""
     rule: Rule = STRICT
 
 
+def _varuna(ranks: int, micros: int) -> list[list[Pass]]:
+    return lists("varuna", ranks, micros)
+
+
+def _gpipe(ranks: int, micros: int) -> list[list[Pass]]:
+    return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
+
+
+def _one_f_one_b(ranks: int, micros: int) -> list[list[Pass]]:
+    return ideal.with_recomputation(lists("1f1b", ranks, micros))
+
+
 EARLY = Rule(early=True)
 POLICIES = {
-    "varuna": Policy(
-        label="Varuna", method="varuna", passes=_varuna, rule=Rule(turns=True, early=True)
-    ),
-    "varuna-list": Policy(label="Varuna, as listed", method="varuna", passes=_varuna),
-    "gpipe": Policy(label="GPipe", method="gpipe", passes=_gpipe, rule=EARLY),
-    "1f1b-late": Policy(label="1F1B", method="1f1b", passes=_one_f_one_b),
-    "1f1b-early": Policy(label="1F1B, early", method="1f1b", passes=_one_f_one_b, rule=EARLY),
+    "varuna": Policy("Varuna", "varuna", _varuna, Rule(turns=True, early=True)),
+    "varuna-list": Policy("Varuna, as listed", "varuna", _varuna),
+    "gpipe": Policy("GPipe", "gpipe", _gpipe, EARLY),
+    "1f1b-late": Policy("1F1B", "1f1b", _one_f_one_b),
+    "1f1b-early": Policy("1F1B, early", "1f1b", _one_f_one_b, EARLY),
 }
 """Varuna's rule at run time, as this project's ranks have it: recomputations wait for no gradient
 once no forward pass is left. Its list without the rule. GPipe as Varuna's simulator has it. 1F1B

@@ -33,14 +33,14 @@ TORCH = ("torch-gpipe", "torch-1f1b")
 OTHERS = ("data-parallel", "gpipe", "1f1b", *TORCH)
 METHODS = {"plain": GPUS[:1], "varuna": GPUS, **dict.fromkeys(OTHERS, GPUS[1:])}
 """On how many GPUs each is to be shown."""
-REPLICAS = (8, 16, 32, 64)
+REPLICAS = (16, 32, 64, 128)
 """Pipelines side by side."""
 RULE = POLICIES["varuna"]
 NO_SUCH_RUNS = (
     ("up to 18 times as fast as splitting layers across machines", 18.0,
      "no method here splits layers"),
-    ("about 5 times cheaper on spot machines than on dedicated ones", 5.0, "prices of no machine "
-     "are known here"),
+    ("about 5 times cheaper on spot machines than on dedicated ones", 5.0, "no prices are kept "
+     "here"),
     ("trains 200 billion parameters on spot machines", None, "there are no such machines here; "
      "configurations in the released scripts end at 20 billion"),
 )  # fmt: skip
@@ -81,7 +81,12 @@ class Scaling(VarunaExhibit):
             drawing.lines(left, here, "GPUs", "samples/s", log="x", ticks=GPUS)
             left.set_xlim(GPUS[0] / 1.2, GPUS[-1] * 1.2)
             drawing.title(left, "measured: GPT-2 XL, batch 64")
-        _draw_models(right, beyond)
+        groups = {
+            model: f"{model}\n{part['x'].min():,.0f} to {part['x'].max():,.0f}"
+            for model, part in beyond.groupby("label", sort=False)
+        }
+        drawing.bars(right, beyond, groups, "TFLOP/s a GPU", column="label", number="{:.1f}")
+        drawing.title(right, "simulated: configurations of the scripts, and GPUs")
         hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
         drawing.legend(figure, here, as_lines=True, more=[hatched])
         lacking = [
@@ -94,8 +99,8 @@ class Scaling(VarunaExhibit):
             "The paper's own values were not available: only its abstract is quoted, in the "
             "verdicts. Measured: bf16, sequence 1024, all of a GPU's memory, each method's fastest "
             f"setting. Not measured: {'; '.join(lacking) or 'nothing'}.",
-            "Simulated (hatched; at a bar: GPUs and value): depths, micro-batches and the batch of "
-            "8,192 of the released scripts, fp32 on V100s by the published constants "
+            f"Simulated (hatched): {', '.join(map(str, REPLICAS))} pipelines, depth, micro-batch "
+            "and batch of 8,192 as in the released scripts, fp32 on V100s by published constants "
             f"({hardware.DEFAULT}); messages, and sums of gradients after the last pass, at the "
             "11.9 GB/s of their link; no jitter, any number of stashed inputs. Operations that are "
             "done again are not counted.",
@@ -170,22 +175,6 @@ def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas
     parameters = model.parameters / depth
     ring = 2 * (replicas - 1) / replicas * parameters * hardware.FP32_BYTES
     return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s
-
-
-def _draw_models(axes: Any, rows: pd.DataFrame) -> None:
-    """Bars of each model by GPUs, which stand below them."""
-    models = list(dict.fromkeys(rows["label"]))
-    width = 0.8 / len(REPLICAS)
-    look = bar_look(LOOKS["varuna"].color, SIMULATED)
-    for place, model in enumerate(models):
-        for i, row in enumerate(pick(rows, label=model).itertuples()):
-            x = place - 0.4 + (i + 0.5) * width
-            axes.bar(x, row.value, width * 0.86, **look)
-            words = f" {row.x:,.0f}: {row.value:.1f}"
-            axes.text(x, row.value, words, rotation=90, ha="center", va="bottom", fontsize=6)
-    axes.set_xticks(range(len(models)), [name.replace(" ", "\n") for name in models])
-    axes.set(ylabel="TFLOP/s a GPU", ylim=(0, 1.4 * rows["value"].max()))
-    drawing.title(axes, "simulated: Varuna, configurations of the scripts, by GPUs")
 
 
 EXHIBIT = Scaling()
