@@ -52,15 +52,19 @@ class Candidate:
         """Processes that it has."""
         return self.stages * self.replicas
 
+    @property
+    def shape(self) -> str:
+        """In words: ``2 x 1, 8 micro-batches of 4, varuna, recompute``."""
+        sizes = f"{self.stages} x {self.replicas}, {self.microbatches} micro-batches of {self.micro}"
+        return ", ".join(filter(None, (sizes, self.order, self.activations)))
+
     def words(self) -> str:
         """One line of a table."""
-        shape = f"{self.stages} x {self.replicas}, {self.microbatches} micro-batches of {self.micro}"
-        text = f"{shape}, {self.order}" + (f", {self.activations}" if self.activations else "")
         if self.reason:
-            return f"{text}: {self.reason}"
-        nbytes = f"{format_bytes(self.device_bytes)} of device memory"
+            return f"{self.shape}: {self.reason}"
         about = "" if self.proved else "about "
-        return f"{text}: {about}{self.seconds:.4g} s a step, {about}{nbytes}"
+        nbytes = f"{about}{format_bytes(self.device_bytes)} of device memory"
+        return f"{self.shape}: {about}{self.seconds:.4g} s a step, {nbytes}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ Stages = tuple[range, ...]
 SLOWER = 0.1
 """Share by which the slowest stage of a cut may be slower than that of the best cut, for less
 memory."""
-OVER = 0.06
-"""Share by which foreseen bytes may be too many."""
+OVER, CHUNKED_OVER = 0.06, 0.6
+"""Share by which foreseen bytes may be too many, where ranks have one stage each, or several."""
 RUNGS = 32
 """Budgets for which cuts are made between one number of bytes and twice as many."""
 
@@ -30,7 +30,7 @@ class Balance:
     """Units of a pipeline whose stages are not cut yet."""
 
     def __init__(self, line: Pipeline, sizes: Sizes, units: int) -> None:
-        self._line, self._sizes, self.units = line, sizes, units
+        self._sizes, self.units = sizes, units
         self.micro, order = line.micro, ORDERS[line.method]
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
@@ -53,6 +53,11 @@ class Balance:
             for unit in range(units)
             if sizes.owner(unit) != unit
         }
+        self._ranks, self._micros = line.ranks, line.micros
+        self._flights = [
+            in_flight(line.passes[stage % line.ranks], stage // line.ranks)
+            for stage in range(line.ranks * self._chunks)
+        ]
         samples = line.micro * line.micros
         self._permanent = sizes.library_bytes + sizes.token_bytes(samples)
         works = [
@@ -86,7 +91,7 @@ class Balance:
 
     def needed(self, stage: int, units: range) -> int:
         """Bytes that a stage of these units needs of its device, at least."""
-        flight, waiting = self._flight(stage), 0
+        flight, waiting = self._flights[stage], 0
         if self._listed:  # micro-batches wait as the stage's input, and activations are those of one
             waiting = flight * self._sizes.input_bytes(units.start, self.micro)
             flight = 1
@@ -98,35 +103,31 @@ class Balance:
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
         `OVER` of what is proved."""
-        sizes, line = self._sizes, self._line
+        sizes = self._sizes
         first, end = (
             sizes.input_bytes(unit, self.micro) if 0 < unit < self.units else 0
             for unit in (units.start, units.stop)
         )
-        held = 1 if self._listed else self._flight(stage)  # outputs that autograd holds, too
-        places = min(AHEAD, line.micros)  # of messages that come, and that go
+        held = 1 if self._listed else self._flights[stage]  # outputs that autograd holds, too
+        places = min(AHEAD, self._micros)  # of messages that come, and that go
         messages = places * (first + end) + (places + held * (not self._listed)) * end
-        again = self._listed and stage < line.ranks - 1
-        if again and line.micros > 1:  # a forward pass may have begun on the other lane
+        again = self._listed and stage < self._ranks - 1
+        if again and self._micros > 1:  # a forward pass may have begun on the other lane
             messages += max(self._costs[unit].forward_scratch_bytes for unit in units)
         lent = sum(n for pair, n in self._lent.items() if len({*pair} & {*units}) == 1)
         return self.needed(stage, units) + messages + self._beside(units.start, units.stop) + lent
 
     def most(self, stages: Stages) -> int:
         """Bytes of the fullest device, as foreseen. Where a rank has several stages, of them all."""
-        found = [0] * self._line.ranks
+        found = [0] * self._ranks
         for stage, units in enumerate(stages):
-            found[stage % self._line.ranks] += self.foreseen(stage, units)
+            found[stage % self._ranks] += self.foreseen(stage, units)
         return max(found) + self._permanent
-
-    def _flight(self, stage: int) -> int:
-        chunk, rank = divmod(stage, self._line.ranks)
-        return in_flight(self._line.passes[rank], chunk)
 
     def _cut(self, fits: Callable[[int, range], bool]) -> Stages | None:
         """The cut whose slowest stage is fastest among those that fit, None where none does; where
         a rank has several stages, among all."""
-        count = self._line.ranks * self._chunks
+        count = self._ranks * self._chunks
         every = self._chunks > 1
         return min_max_stages(
             self._seconds, count, lambda stage, units: every or fits(stage, units), self._in_last
@@ -147,7 +148,7 @@ class Balance:
         no cut away."""
         best = self.best()
         if self._chunks > 1:
-            return [best]
+            return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
         def cut(nbytes: int) -> Stages | None:
             room = int(nbytes * (1 + OVER)) - self._permanent

@@ -66,10 +66,14 @@ def chosen(ground: Ground) -> Plan:
     if not isinstance(found.made, Plan):
         raise DoesNotFit(_nothing(found.candidates), tier=DEVICE)
     best = found.candidates[0]
-    notes = [f"chosen among {len(found.candidates)} shapes:"]
-    if spare := spec.ranks - best.ranks:
-        notes.insert(0, f"{best.stages} x {best.replicas} of {spec.ranks} ranks; {spare} are spare")
-    return replace(found.made, candidates=found.candidates, notes=(*found.made.notes, *notes))
+    settings = found.made.settings | {"order": best.order, "micro": best.micro}
+    notes = [f"the fastest of {len(found.candidates)} shapes: {best.shape}"]
+    if best.ranks < spec.ranks:
+        notes.append(f"ranks {best.ranks} to {spec.ranks - 1} are spare: no shape with them is faster")
+    return replace(
+        found.made, settings=settings, candidates=found.candidates,
+        notes=(*found.made.notes, *notes),
+    )  # fmt: skip
 
 
 def _nothing(refused: Sequence[Candidate]) -> str:

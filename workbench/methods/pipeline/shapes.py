@@ -155,7 +155,10 @@ def refusal(batch: int, replicas: int, micro: int) -> str:
     if batch < replicas:
         return f"a batch of {batch} leaves some of {replicas} replicas without a sample"
     if batch % (replicas * micro):
-        return f"a batch of {batch} does not divide into micro-batches of {micro} on {replicas}"
+        return (
+            f"a batch of {batch} does not divide into micro-batches of {micro} on each of "
+            f"{replicas} replicas"
+        )
     return ""
 
 
