@@ -9,7 +9,6 @@ from workbench.runs.planning import Answer
 from workbench.runs.progress import describe_model, describe_packs, format_step
 from workbench.schedule.plan import Candidate
 
-
 MOST_ROWS = 32
 """Candidates that a plan shows; all are in its JSON."""
 

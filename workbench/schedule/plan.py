@@ -55,7 +55,9 @@ class Candidate:
     @property
     def shape(self) -> str:
         """In words: ``2 x 1, 8 micro-batches of 4, varuna, recompute``."""
-        sizes = f"{self.stages} x {self.replicas}, {self.microbatches} micro-batches of {self.micro}"
+        sizes = (
+            f"{self.stages} x {self.replicas}, {self.microbatches} micro-batches of {self.micro}"
+        )
         return ", ".join(filter(None, (sizes, self.order, self.activations)))
 
     def words(self) -> str:

@@ -1,7 +1,7 @@
-"""Stages of a pipeline, cut so that the slowest is as fast as possible, and what passes take there.
+"""Stages of a pipeline, cut so that the slowest is as fast as possible, and what passes take.
 
-A stage's seconds are those of all passes over its units; its bytes are foreseen by what it keeps for
-each micro-batch in flight. The proof has the last word on memory.
+A stage's seconds are those of all passes over its units; its bytes are foreseen by what it keeps
+for each micro-batch in flight. The proof has the last word on memory.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Balance:
     def needed(self, stage: int, units: range) -> int:
         """Bytes that a stage of these units needs of its device, at least."""
         flight, waiting = self._flights[stage], 0
-        if self._listed:  # micro-batches wait as the stage's input, and activations are those of one
+        if (
+            self._listed
+        ):  # micro-batches wait as the stage's input, and activations are those of one
             waiting = flight * self._sizes.input_bytes(units.start, self.micro)
             flight = 1
-        always, each = (
-            sums[units.stop] - sums[units.start] for sums in (self._always, self._each)
-        )
+        always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
         return waiting + always + flight * each
 
     def foreseen(self, stage: int, units: range) -> int:
@@ -118,7 +118,7 @@ class Balance:
         return self.needed(stage, units) + messages + self._beside(units.start, units.stop) + lent
 
     def most(self, stages: Stages) -> int:
-        """Bytes of the fullest device, as foreseen. Where a rank has several stages, of them all."""
+        """Bytes of the fullest device, as foreseen, with all stages that it has."""
         found = [0] * self._ranks
         for stage, units in enumerate(stages):
             found[stage % self._ranks] += self.foreseen(stage, units)

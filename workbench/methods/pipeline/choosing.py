@@ -1,7 +1,7 @@
 """The shape of a run's pipeline, chosen from what was measured of its layers (shapes.py).
 
-What a step takes is foreseen for all shapes; schedules of the best are proved and simulated as those
-of every plan.
+What a step takes is foreseen for all shapes; schedules of the best are proved and simulated as
+those of every plan.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def chosen(ground: Ground) -> Plan:
     settings = found.made.settings | {"order": best.order, "micro": best.micro}
     notes = [f"the fastest of {len(found.candidates)} shapes: {best.shape}"]
     if best.ranks < spec.ranks:
-        notes.append(f"ranks {best.ranks} to {spec.ranks - 1} are spare: no shape with them is faster")
+        spare = spec.ranks - best.ranks
+        notes.append(f"{spare} of {spec.ranks} ranks spare: with them no shape is faster")
     return replace(
         found.made, settings=settings, candidates=found.candidates,
         notes=(*found.made.notes, *notes),

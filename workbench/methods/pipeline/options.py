@@ -90,7 +90,10 @@ class Recomputing(Options):
                 "but for those of the last stage: give recompute or auto"
             )
         if not self.chooses(spec):
-            for name, value, usual in (("micro", self.micro, "auto"), ("order", self.order, VARUNA)):
+            for name, value, usual in (
+                ("micro", self.micro, "auto"),
+                ("order", self.order, VARUNA),
+            ):
                 if value != usual:
                     raise ValueError(
                         f"{name} is {value!r}; where microbatches is given, here as "

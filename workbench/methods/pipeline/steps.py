@@ -62,7 +62,11 @@ def step_seconds(copies: Sequence[Sequence[Timed]], ending: Ending) -> float:
     ready: dict[int, float] = {}
     for rank in range(ranks):
         done = 0.0
-        own = [(ends[s] - one.before_s, one) for s in range(rank, count, ranks) for one in ending.sums[s]]
+        own = [
+            (ends[s] - one.before_s, one)
+            for s in range(rank, count, ranks)
+            for one in ending.sums[s]
+        ]
         for complete, one in sorted(own, key=lambda each: each[0]):
             done = max(done, complete) + one.seconds
             ready[one.unit] = done
