@@ -62,7 +62,7 @@ class Schedules(VarunaExhibit):
         "quantity": "quantity", "label": "what", "chart": "chart", "value": "value", "unit": "unit",
         "source": "source", "status": "status", "note": "published", "how": "how",
     }  # fmt: skip
-    about = "No GPU can be used here, so nothing is measured: charts are theory alone"
+    about = "no GPU can be used here, so all charts are theory"
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Varuna on all ranks of the size."""
