@@ -15,17 +15,8 @@ from workbench.exhibits.preview import preview
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.policies import POLICIES
 from workbench.figures import draw as drawing
-from workbench.figures.rows import (
-    COLUMNS,
-    HERE,
-    MEASURED,
-    SIMULATED,
-    measured,
-    one,
-    pick,
-    quotient,
-    table,
-)
+from workbench.figures import rows as tidy
+from workbench.figures.rows import HERE, MEASURED, SIMULATED, one, pick, quotient
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import ideal, quick
@@ -78,8 +69,8 @@ class Schedules(VarunaExhibit):
         if not records:
             why = self.about if at.simulated else "not run yet"
             rows.append({"quantity": STEP, "method": "varuna", "source": MEASURED, "status": why})
-        columns = (*COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        columns = (*tidy.COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
+        return tidy.table(rows, columns, figure=self.figure, size=at.size.name)
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"] != PASS])
@@ -149,7 +140,7 @@ def _theory() -> Iterator[dict[str, Any]]:
 
 def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
     """The last step of a run, simulated and measured; why it has none, where it has none."""
-    about = measured(record, "ms") | {"quantity": STEP, "low": None, "high": None}
+    about = tidy.measured(record, "ms") | {"quantity": STEP, "low": None, "high": None}
     if record.status != "ok":
         yield about
         return
