@@ -5,7 +5,7 @@ micro-batches of the profiled sizes down to one sample, N = ceil(ceil(B / D) / m
 each takes milliseconds to foresee (quick.py, steps.py), and what it needs of a device is a formula
 (balance.py). Whoever asks proves the best of them, in the order of their steps, until no other is
 within `MARGIN` of the fastest that was proved, or `TRIALS` fit. Foreseen steps are too long by
-1.1 % at most (tests/unit/pipeline/test_shapes.py), so a shape that is left out is slower. They may
+2 % at most (tests/unit/pipeline/test_shapes.py), so a shape that is left out is slower. They may
 be too short where sums take cores from passes, which costs a proof and no plan. The fastest wins;
 of equals the one with fewer ranks.
 """
