@@ -65,7 +65,7 @@ def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
     add("--per-host", type=int, default=4, metavar="G", help="ranks of a host (default 4)")
     add(
         "--jitter", metavar="COMPUTE,NETWORK",
-        help="standard deviations in microseconds of passes and messages; mean efficiency is printed",
+        help="standard deviations in microseconds of passes and messages, for a mean efficiency",
     )  # fmt: skip
     add("--seed", type=int, default=0, metavar="S", help="first seed of the jitter (default 0)")
     add("--seeds", type=int, default=8, metavar="K", help="seeds to take the mean of (default 8)")

@@ -29,7 +29,8 @@ RUNGS = 32
 class Balance:
     """Units of a pipeline whose stages are not cut yet."""
 
-    def __init__(self, line: Pipeline, sizes: Sizes, units: int) -> None:
+    def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
+        """`micros` is how many micro-batches there are, where the line is of fewer."""
         self._sizes, self.units = sizes, units
         self.micro, order = line.micro, ORDERS[line.method]
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
@@ -53,12 +54,13 @@ class Balance:
             for unit in range(units)
             if sizes.owner(unit) != unit
         }
-        self._ranks, self._micros = line.ranks, line.micros
-        self._flights = [
+        self._ranks, self._micros = line.ranks, micros or line.micros
+        flights = [
             in_flight(line.passes[stage % line.ranks], stage // line.ranks)
             for stage in range(line.ranks * self._chunks)
         ]
-        samples = line.micro * line.micros
+        self._flights = [self._micros if n == line.micros else n for n in flights]
+        samples = line.micro * self._micros
         self._permanent = sizes.library_bytes + sizes.token_bytes(samples)
         works = [
             max(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.pipeline.proofs import Ground
-from workbench.methods.pipeline.shapes import Question, Verdict, search
+from workbench.methods.pipeline.shapes import Question, Verdict, line_of, search
 from workbench.model import units_of
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit, Plan
@@ -23,15 +23,15 @@ class ServerNetwork:
     """Messages, sums and updates of the devices of one server (profile/server.py)."""
 
     def __init__(self, ground: Ground) -> None:
-        self._server, self.contention = ground.server, ground.costs
+        self._server, self._sizes, self.contention = ground.server, ground.sizes, ground.costs
         self._overhead = ground.server.action_overhead_s
         self.norm_s = self._overhead if ground.spec.clip is not None else 0.0
 
     def pass_seconds(self, alone: float) -> float:
         return self._overhead + self._server.pass_seconds(alone)
 
-    def messages(self, nbytes: Sequence[int], replicas: int) -> list[list[float]]:
-        return [[self.message_seconds(each) for each in nbytes]]
+    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[tuple[float, ...]]:
+        return [tuple(self.message_seconds(each) for each in nbytes)]
 
     def message_seconds(self, nbytes: int) -> float:
         return self._overhead + self._server.message_seconds(nbytes)
@@ -39,7 +39,8 @@ class ServerNetwork:
     def sum_seconds(self, nbytes: int, replicas: int) -> float:
         return self._overhead + nbytes / self._server.reduce_bytes_per_s
 
-    def update_seconds(self, parameters: int) -> float:
+    def update_seconds(self, unit: int) -> float:
+        parameters = self._sizes.cost(unit, 1).parameters
         return self._overhead + parameters / self._server.device_adam_params_per_s
 
     def lacks(self, stages: int, replicas: int) -> str:
@@ -50,8 +51,10 @@ def chosen(ground: Ground) -> Plan:
     """The fastest plan of all shapes that the spec leaves open. Raises DoesNotFit where none
     fits."""
 
-    def prove(line: Pipeline, seconds: float) -> Verdict:
-        schedule, peak = ground.proved(line)
+    asked = question(ground)
+
+    def prove(row: Candidate, stages: Stages, seconds: float) -> Verdict:
+        schedule, peak = ground.proved(line_of(asked, row, stages))
         if tier := ground.budgets.lacking(peak):
             reason = ground.lacks(tier, peak[tier])
             return Verdict(device_bytes=peak[DEVICE], reason=reason)
@@ -62,7 +65,7 @@ def chosen(ground: Ground) -> Plan:
     least = sum(sizes.weight_bytes(u) + sizes.state_bytes(u) for u in range(units_of(spec.model)))
     if least > there:
         raise ground.refusal(HOST_TIER, least)
-    found = search(question(ground), ServerNetwork(ground), prove)
+    found = search(asked, ServerNetwork(ground), prove)
     if not isinstance(found.made, Plan):
         raise DoesNotFit(_nothing(found.candidates), tier=DEVICE)
     best = found.candidates[0]

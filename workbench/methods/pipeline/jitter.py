@@ -22,8 +22,10 @@ Table = dict[Kind, np.ndarray]
 class Jitter:
     """Standard deviations in seconds, and the seed of the draws."""
 
-    compute_s: float = 0.0
-    network_s: float = 0.0
+    compute_s: float | tuple[float, ...] = 0.0
+    """Of all stages, or of each."""
+    network_s: float | tuple[float, ...] = 0.0
+    """Of all links, or of each link between stages."""
     seed: int = 0
 
     def draws(self, stages: int, micros: int, copy: int = 0) -> Table:
@@ -31,7 +33,11 @@ class Jitter:
         pipeline. Of a pass it is what is added, of a message too: row s is of the link between
         stages s and s + 1."""
         rng = np.random.default_rng([self.seed, copy])
-        found = {kind: self.compute_s * rng.standard_normal((stages, micros)) for kind in PASSES}
+        of_stage = np.zeros((stages, 1))
+        of_stage[:, 0] = self.compute_s
+        found = {kind: of_stage * rng.standard_normal((stages, micros)) for kind in PASSES}
+        of_link = np.zeros((stages, 1))
+        of_link[: stages - 1 or None, 0] = self.network_s
         for kind in MESSAGES:
-            found[kind] = self.network_s * np.abs(rng.standard_normal((stages, micros)))
+            found[kind] = of_link * np.abs(rng.standard_normal((stages, micros)))
         return found
