@@ -76,7 +76,7 @@ def test_all_shapes_are_compared_one_stage_and_a_slice_a_stage_among_them(config
         (stages, copies, micro)
         for stages in range(1, 7)
         for copies in range(1, 8 // stages + 1)
-        for micro in SIZES
+        for micro in (1, 2, min(4, -(-24 // copies)))
     }
     stages, micro, seconds = made.get_min()
     best = made.candidates[0]
@@ -131,8 +131,8 @@ def test_links_are_within_hosts_or_between_them(config):
 def test_measured_jitter_makes_steps_longer(config):
     shaky = replace(
         PROFILE,
-        between=replace(BETWEEN, jitter=Deviation(sd_s=5e-3)),
-        jitter=Deviation(sd_s=1e-3),
+        between=replace(BETWEEN, jitter=Deviation(sd_s=2e-2)),
+        jitter=Deviation(sd_s=4e-3),
     )
     asked = {"per_vm": 1, "gpus": 3, "gpu_memory_capacity": "100MiB"}
     calm, shaken = config(**asked), config(**asked, profile=shaky)
