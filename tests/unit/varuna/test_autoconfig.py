@@ -85,7 +85,6 @@ def test_all_shapes_are_compared_one_stage_and_a_slice_a_stage_among_them(config
     assert made.micro_batch[stages] == micro
     assert set(made.batch_times) == set(range(1, 7))
     assert sum(map(len, made.stages)) == 6
-    assert get_varuna_config(made.stage_to_rank_map()) == (stages, best.replicas)
     five = next(row for row in made.candidates if (row.replicas, row.micro) == (5, 4))
     assert five.microbatches == 2  # ceil(ceil(24 / 5) / 4)
 
@@ -158,7 +157,7 @@ def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, co
         load(tmp_path, machine=other)
     data = json.loads((tmp_path / "profile.json").read_text())
     for change, sentence in (
-        ({"slices": []}, "slices are none"),
+        ({"slices": []}, "slices have passes of .. samples"),
         ({"slices": [data["slices"][0], data["slices"][0] | {"passes": []}]}, "slice 1 has passes"),
         ({"within": {"latency_s": 1, "bytes_per_s": 0}}, "within is .*; its rate is positive"),
         ({"version": 2}, "version is 2; it must be 1"),
