@@ -120,7 +120,9 @@ class ModelProfile:
     def __post_init__(self) -> None:
         sizes = self.samples
         if not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1:
-            raise ValueError(f"slices have passes of {[*sizes]} samples; they ascend from 1 or more")
+            raise ValueError(
+                f"slices have passes of {[*sizes]} samples; they ascend from 1 or more"
+            )
         for number, each in enumerate(self.slices):
             if (other := [one.samples for one in each.passes]) != [*sizes]:
                 raise ValueError(f"slice {number} has passes of {other} samples, not of {[*sizes]}")
