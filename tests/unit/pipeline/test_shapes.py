@@ -16,6 +16,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline import shapes
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import ServerNetwork, chosen, question
+from workbench.methods.pipeline.outlook import Outlook, line_of
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.several import of_size
 from workbench.schedule.plan import Candidate, DoesNotFit
@@ -62,17 +63,16 @@ def every_shape(device: str, order: str) -> list[tuple[Candidate, int, float, fl
     ground = ground_of(device, order=order)
     asked, network = question(ground), ServerNetwork(ground)
     found = []
-    for look in shapes._looks(asked, network):
+    for look in shapes.looks(asked, network):
         if look.row.reason:
             continue
-        line = shapes.line_of(asked, look.row)
-        balance = Balance(line, asked.sizes, asked.units)
+        line, outlook = line_of(asked, look.row), Outlook(asked, network, look.row)
         cuts = {cut.stages for cut in look.cuts}
-        cuts |= {balance.within(part) for part in range(500_000, 2_000_000, 300_000)}
+        cuts |= {outlook.balance.within(part) for part in range(500_000, 2_000_000, 300_000)}
         for stages in cuts:
             schedule, peak = ground.proved(replace(line, stages=stages))
             seconds = ground.plan(schedule, peak).step_seconds
-            quick = shapes.foreseen(asked, network, look.row, stages)
+            quick = outlook.seconds(stages)
             found.append((look.row, peak[DEVICE], seconds, quick))
     return found
 
@@ -121,7 +121,7 @@ def test_all_shapes_are_rows_and_those_that_are_refused_say_why():
     }
     reasons = "; ".join(row.reason for row in others)
     for part in (
-        "a batch of 12 does not divide into micro-batches of 8 on each of 1 replicas",
+        "a batch of 12 is no multiple of 1 replicas x 8 samples",
         "of device memory are needed, ",
         "are no multiple of 3 ranks",
         "halves of backward passes were not profiled",
@@ -142,13 +142,13 @@ def test_many_micro_batches_are_foreseen_from_fewer():
     """As exactly as where all of them are looked at."""
     ground = ground_of(batch=400, micro=1)
     asked, network = question(ground), ServerNetwork(ground)
-    for look in shapes._looks(asked, network):
+    for look in shapes.looks(asked, network):
         if look.row.replicas == 1:
             (cut, *_), row = look.cuts, look.row
-            line = shapes.line_of(asked, row, cut.stages)
-            balance = Balance(line, asked.sizes, asked.units)
-            every = shapes._step(line, balance, asked, network, None)
+            line = line_of(asked, row, cut.stages)
+            every = Outlook(asked, network, row).step(line)
             assert cut.seconds == pytest.approx(every, rel=0.002)
+            balance = Balance(line, asked.sizes, asked.units)
             assert balance.most(cut.stages) == cut.device_bytes
 
 

@@ -82,8 +82,8 @@ class Balance:
 
         @cache
         def beside(start: int, stop: int) -> int:
-            """Bytes that a micro-batch takes at most in a pass over units, beside all that it keeps
-            there: forward it has kept that of units before, backward that of units before alone."""
+            """Bytes that a micro-batch takes at most in passes over units, less what it keeps there
+            in all: in a unit's own passes nothing is kept for the units behind it."""
             most = max(self._each[unit + 1] + works[unit] for unit in range(start, stop))
             return most - self._each[stop]
 
@@ -94,9 +94,7 @@ class Balance:
     def needed(self, stage: int, units: range) -> int:
         """Bytes that a stage of these units needs of its device, at least."""
         flight, waiting = self._flights[stage], 0
-        if (
-            self._listed
-        ):  # micro-batches wait as the stage's input, and activations are those of one
+        if self._listed:  # they wait as the stage's input, and activations are those of one
             waiting = flight * self._sizes.input_bytes(units.start, self.micro)
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
@@ -110,9 +108,9 @@ class Balance:
             sizes.input_bytes(unit, self.micro) if 0 < unit < self.units else 0
             for unit in (units.start, units.stop)
         )
-        held = 1 if self._listed else self._flights[stage]  # outputs that autograd holds, too
+        held = 0 if self._listed else self._flights[stage]  # outputs, by autograd
         places = min(AHEAD, self._micros)  # of messages that come, and that go
-        messages = places * (first + end) + (places + held * (not self._listed)) * end
+        messages = places * (first + end) + (places + held) * end
         again = self._listed and stage < self._ranks - 1
         if again and self._micros > 1:  # a forward pass may have begun on the other lane
             messages += max(self._costs[unit].forward_scratch_bytes for unit in units)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.methods.pipeline.balance import Stages
+from workbench.core.spec import MOST_PASSES
 from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.pipeline.outlook import Question, line_of
 from workbench.methods.pipeline.proofs import Ground
-from workbench.methods.pipeline.shapes import Question, Verdict, line_of, search
+from workbench.methods.pipeline.shapes import Cut, search
 from workbench.model import units_of
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit, Plan
@@ -23,7 +24,8 @@ class ServerNetwork:
     """Messages, sums and updates of the devices of one server (profile/server.py)."""
 
     def __init__(self, ground: Ground) -> None:
-        self._server, self._sizes, self.contention = ground.server, ground.sizes, ground.costs
+        self._server, self._sizes, self._spec = ground.server, ground.sizes, ground.spec
+        self.contention, self.by_stage = ground.costs, False
         self._overhead = ground.server.action_overhead_s
         self.norm_s = self._overhead if ground.spec.clip is not None else 0.0
 
@@ -43,8 +45,18 @@ class ServerNetwork:
         parameters = self._sizes.cost(unit, 1).parameters
         return self._overhead + parameters / self._server.device_adam_params_per_s
 
-    def lacks(self, stages: int, replicas: int) -> str:
+    def lacks(self, row: Candidate) -> str:
+        passes = self._spec.model.layers * row.microbatches
+        if passes > MOST_PASSES:
+            return f"{passes} forward passes a step are more than can be planned, {MOST_PASSES}"
+        return indivisible(self._spec.batch, row.replicas, row.micro)
+
+
+def indivisible(batch: int, replicas: int, micro: int) -> str:
+    """Why a run does not divide its batch so; empty where it does."""
+    if batch % (replicas * micro) == 0:
         return ""
+    return f"a batch of {batch} is no multiple of {replicas} replicas x {micro} samples"
 
 
 def chosen(ground: Ground) -> Plan:
@@ -53,31 +65,28 @@ def chosen(ground: Ground) -> Plan:
 
     asked = question(ground)
 
-    def prove(row: Candidate, stages: Stages, seconds: float) -> Verdict:
-        schedule, peak = ground.proved(line_of(asked, row, stages))
+    def prove(row: Candidate, cut: Cut) -> tuple[Candidate, Plan | None]:
+        schedule, peak = ground.proved(line_of(asked, row, cut.stages))
+        row = replace(row, device_bytes=peak[DEVICE])
         if tier := ground.budgets.lacking(peak):
-            reason = ground.lacks(tier, peak[tier])
-            return Verdict(device_bytes=peak[DEVICE], reason=reason)
+            return replace(row, reason=ground.lacks(tier, peak[tier])), None
         plan = ground.plan(schedule, peak)
-        return Verdict(device_bytes=peak[DEVICE], seconds=plan.step_seconds, made=plan)
+        return replace(row, seconds=plan.step_seconds), plan
 
     spec, sizes, there = ground.spec, ground.sizes, ground.budgets.host
     least = sum(sizes.weight_bytes(u) + sizes.state_bytes(u) for u in range(units_of(spec.model)))
     if least > there:
         raise ground.refusal(HOST_TIER, least)
-    found = search(asked, ServerNetwork(ground), prove)
-    if not isinstance(found.made, Plan):
-        raise DoesNotFit(_nothing(found.candidates), tier=DEVICE)
-    best = found.candidates[0]
-    settings = found.made.settings | {"order": best.order, "micro": best.micro}
-    notes = [f"the fastest of {len(found.candidates)} shapes: {best.shape}"]
+    rows, plan = search(asked, ServerNetwork(ground), prove)
+    if plan is None:
+        raise DoesNotFit(_nothing(rows), tier=DEVICE)
+    best = rows[0]
+    notes = [f"the fastest of {len(rows)} shapes: {best.shape}"]
     if best.ranks < spec.ranks:
         spare = spec.ranks - best.ranks
         notes.append(f"{spare} of {spec.ranks} ranks spare: with them no shape is faster")
-    return replace(
-        found.made, settings=settings, candidates=found.candidates,
-        notes=(*found.made.notes, *notes),
-    )  # fmt: skip
+    settings = plan.settings | {"order": best.order, "micro": best.micro}
+    return replace(plan, settings=settings, candidates=rows, notes=(*plan.notes, *notes))
 
 
 def _nothing(refused: Sequence[Candidate]) -> str:

@@ -24,10 +24,10 @@ from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import ORDERS, in_flight
+from workbench.methods.pipeline.outlook import Outlook, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
-from workbench.methods.pipeline.shapes import Question, Verdict, foreseen, line_of, search
-from workbench.methods.varuna.placement import clustered
+from workbench.methods.pipeline.shapes import Cut, search
 from workbench.methods.varuna.profile import ModelProfile, Named, Wire, load
 from workbench.profile.profile import UnitCost
 from workbench.schedule.build.division import packs_of
@@ -95,7 +95,7 @@ class SliceSizes:
 class HostsNetwork:
     """Links within hosts and between them, and sums over rings (shapes.Network)."""
 
-    contention, norm_s = None, 0.0
+    contention, norm_s, by_stage = None, 0.0, True
 
     def __init__(self, profile: ModelProfile, gpus_per_vm: int) -> None:
         self._profile, self._per_host = profile, gpus_per_vm
@@ -140,7 +140,8 @@ class HostsNetwork:
     def update_seconds(self, unit: int) -> float:
         return self._profile.slices[unit].update_s
 
-    def lacks(self, stages: int, replicas: int) -> str:
+    def lacks(self, row: Candidate) -> str:
+        stages, replicas = row.stages, row.replicas
         if replicas > 1 and not self._profile.sums:
             return "sums over copies were not profiled; profile on two ranks or more"
         wires = [wire for copy in range(replicas) for wire in self.wires(stages, stages, copy)]
@@ -190,19 +191,16 @@ class AutoConfig:
             device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
             orders=("varuna", *others) if order == "auto" else (order,),
             activations="keep",
-            even=False,
         )
-        found = search(self._question, self._network, self._proved)
-        self.candidates = found.candidates
-        """All shapes, the best first, those that are refused last."""
-        fitting = [row for row in reversed(found.candidates) if not row.reason]
+        self.candidates, self.stages = search(self._question, self._network, self._proved)
+        """All shapes, the best first, those that are refused last; and slices of each stage of the
+        best, None where nothing fits."""
+        fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
         the best of all seconds and memory are foreseen (`candidates`)."""
         self.micro_batch = {row.stages: row.micro for row in fitting}
         """Stages -> samples of its micro-batches."""
-        self.stages = found.made
-        """Slices of each stage of the fastest shape; None where nothing fits."""
         if verbose:
             sys.stdout.writelines(f"{row.words()}\n" for row in self.candidates)
 
@@ -217,14 +215,9 @@ class AutoConfig:
             )
         return best.stages, best.micro, best.seconds
 
-    def stage_to_rank_map(self) -> str:
-        """The map of the fastest shape."""
-        self.get_min()
-        return clustered(self.candidates[0].stages, self.candidates[0].replicas)
-
-    def _proved(self, row: Candidate, stages: Stages, seconds: float) -> Verdict:
+    def _proved(self, row: Candidate, cut: Cut) -> tuple[Candidate, Stages]:
         """Bytes of the schedule whose units are stages, and a step with jitter."""
-        asked = self._question
+        asked, stages, seconds = self._question, cut.stages, cut.seconds
         units = packs_of([1] * len(stages))
         few = min(row.microbatches, row.stages * (3 + ceil(MORE / row.stages)))
         line = line_of(asked, row, units, few)
@@ -237,11 +230,12 @@ class AutoConfig:
         if most > asked.device_bytes:
             needed, there = format_bytes(most), format_bytes(asked.device_bytes)
             reason = f"{needed} of device memory are needed, {there} are there"
-            return Verdict(device_bytes=most, reason=reason)
+            return replace(row, device_bytes=most, reason=reason), stages
         if (jitter := self._jitter(row.stages, stages)) is not None:
             seeds = [replace(jitter, seed=seed) for seed in range(SEEDS)]
-            seconds = fmean(foreseen(asked, self._network, row, stages, each) for each in seeds)
-        return Verdict(device_bytes=most, seconds=seconds, made=stages)
+            outlook = Outlook(asked, self._network, row)
+            seconds = fmean(outlook.seconds(stages, each) for each in seeds)
+        return replace(row, device_bytes=most, seconds=seconds), stages
 
     def _jitter(self, ranks: int, stages: Stages) -> Jitter | None:
         """The measured jitter of a pipeline's passes and links, None where there is none."""

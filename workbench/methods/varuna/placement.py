@@ -49,13 +49,3 @@ def get_this_rank_config_varuna(stage_to_rank_map: str, rank: int) -> tuple[int,
         if rank in ranks:
             return stage, ranks.index(rank)
     raise ValueError(f"rank {rank} is not in {stage_to_rank_map!r}")
-
-
-def clustered(stages: int, copies: int) -> str:
-    """The map of so many stages and copies.
-
-    >>> clustered(4, 2)
-    '0,4;1,5;2,6;3,7;'
-    """
-    rows = ([str(copy * stages + stage) for copy in range(copies)] for stage in range(stages))
-    return "".join(",".join(row) + ";" for row in rows)

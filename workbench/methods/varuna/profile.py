@@ -118,32 +118,26 @@ class ModelProfile:
     version: Literal[1] = 1
 
     def __post_init__(self) -> None:
-        if not self.slices:
-            raise ValueError("slices are none; a model has one at least")
         sizes = self.samples
         if not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1:
-            raise ValueError(f"passes are of {[*sizes]} samples; sizes ascend from 1 or more")
+            raise ValueError(
+                f"slices have passes of {[*sizes]} samples; they ascend from 1 or more"
+            )
         for number, each in enumerate(self.slices):
-            other = tuple(one.samples for one in each.passes)
-            if other != sizes:
-                raise ValueError(
-                    f"slice {number} has passes of {[*other]} samples, slice 0 of {[*sizes]}"
-                )
-            for one in each.passes:
-                if min(one.forward_s, one.backward_s) <= 0:
-                    raise ValueError(f"slice {number} has a pass of 0 seconds or less: {one}")
+            if (other := [one.samples for one in each.passes]) != [*sizes]:
+                raise ValueError(f"slice {number} has passes of {other} samples, not of {[*sizes]}")
         for name in ("within", "between"):
             wire = getattr(self, name)
             if wire is not None and (wire.bytes_per_s <= 0 or wire.latency_s < 0):
                 raise ValueError(f"{name} is {wire}; its rate is positive, its latency 0 or more")
         for one in self.sums:
-            if one.ranks < 2 or one.nbytes < 1 or one.seconds <= 0:
-                raise ValueError(f"sums have {one}; 2 ranks, 1 byte and a time are the least")
+            if one.ranks < 2 or one.nbytes < 1:
+                raise ValueError(f"sums have {one}; 2 ranks and 1 byte are the least")
 
     @property
     def samples(self) -> tuple[int, ...]:
         """Sizes of micro-batches that were profiled."""
-        return tuple(one.samples for one in self.slices[0].passes)
+        return tuple(one.samples for slice_ in self.slices[:1] for one in slice_.passes)
 
     def save(self, folder: Path) -> None:
         """Write it into a folder, whole or not at all; another one there is replaced."""
@@ -160,10 +154,8 @@ def load(folder: Path, model: Named | None = None, machine: Named | None = None)
         found: ModelProfile = read_as(ModelProfile, read_json(path, where), where)
     except FileNotFoundError:
         raise ValueError(f"{where} is not there; a Profiler writes it") from None
-    for what, wanted, there in (
-        ("model", model, found.model),
-        ("machine", machine, found.machine),
-    ):
+    pairs = {"model": (model, found.model), "machine": (machine, found.machine)}
+    for what, (wanted, there) in pairs.items():
         if wanted not in (None, there):
             raise ValueError(f"{where} is of the {what} {there}, not of {wanted}; profile anew")
     return found
