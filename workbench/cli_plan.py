@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from workbench.core.bytesize import format_bytes
 from workbench.runs.planning import Answer
 from workbench.runs.progress import describe_model, describe_packs, format_step
+from workbench.schedule.plan import Candidate
+
+MOST_ROWS = 32
+"""Candidates that a plan shows; all are in its JSON."""
 
 
 def print_plans(
@@ -31,7 +37,17 @@ def print_plans(
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {time}{window}; peak {peaks}")
         print(f"{'':17s}bound by {plan.binding}")
-        for note in (*describe_packs(plan.settings), *plan.notes):
+        for note in (*describe_packs(plan.settings), *plan.notes, *_table(plan.candidates)):
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
+
+
+def _table(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """Shapes that were compared, the best first, those that are refused last."""
+    if candidates:
+        yield f"{len(candidates)} shapes, as stages x replicas:"
+    for row in candidates[:MOST_ROWS]:
+        yield f"  {row.words()}"
+    if len(candidates) > MOST_ROWS:
+        yield f"  and {len(candidates) - MOST_ROWS} more, which --json shows"

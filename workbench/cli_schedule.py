@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from workbench.methods.pipeline import ideal, orders, quick
+from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import (
     B,
     F,
@@ -32,6 +34,7 @@ US = 1e-6
 LONGEST_S = 1e6
 """Longest pass or message that can be timed."""
 PARTS = ("FWD", "BWD", "SEND", "LONG")
+JITTER = ("COMPUTE", "NETWORK")
 STRICT, PUBLISHED = "list", "published"
 
 
@@ -60,6 +63,13 @@ def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
         "50000,100000,5000,20000; passes by stage: 20/30/25,40/60/50,5,20",
     )  # fmt: skip
     add("--per-host", type=int, default=4, metavar="G", help="ranks of a host (default 4)")
+    add(
+        "--jitter", metavar="COMPUTE,NETWORK",
+        help="standard deviations in microseconds of passes and messages, for a mean efficiency",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, metavar="S", help="first seed of the jitter (default 0)")
+    add("--seeds", type=int, default=8, metavar="K", help="seeds to take the mean of (default 8)")
+    add("--replicas", type=int, default=1, metavar="D", help="copies with jitter of their own")
     add("--gantt", type=Path, metavar="FILE", help="draw it: .png, .pdf or .svg")
     add("--csv", type=Path, metavar="FILE", help="write it as torch's pipeline runtime loads it")
 
@@ -72,6 +82,7 @@ def show_schedule(arguments: argparse.Namespace) -> None:
     counts = {
         "ranks": ranks, "microbatches": micros, "per-host": arguments.per_host,
         "stash": micros if arguments.stash is None else arguments.stash,
+        "seeds": arguments.seeds, "replicas": arguments.replicas,
     }  # fmt: skip
     for what, number in counts.items():
         if not 1 <= number <= MOST:
@@ -81,6 +92,7 @@ def show_schedule(arguments: argparse.Namespace) -> None:
     rule = _rule(arguments, order)
     passes = _passes(arguments, order, chunks)
     times = _Times.read(arguments.us, ranks * chunks, ranks, arguments.per_host)
+    jitter = _jitter(arguments, times)
     ran = quick.timeline(passes, times.passes, times.links, rule)
     if arguments.gantt is not None:
         _draw(arguments.gantt, ran, times.quanta, f"{name}, {micros} micro-batches")
@@ -92,8 +104,56 @@ def show_schedule(arguments: argparse.Namespace) -> None:
     end = max(timed.end_s for timed in ran)
     busy = sum(timed.end_s - timed.start_s for timed in ran)
     print(f"{times.told(end)}, {1 - busy / (ranks * end):.1%} of them waited")
+    if jitter is not None:
+        steps = _disturbed(passes, times, rule, jitter, arguments)
+        of_stage = [micros * (2 * own[F] + own[B]) for own in times.passes]
+        work = max(sum(of_stage[rank::ranks]) for rank in range(ranks))
+        print(
+            f"with jitter {fmean(steps) / US:.0f} us a step; efficiency N(2f+b)/makespan "
+            f"{fmean(work / each for each in steps):.3f}, the mean of {len(steps)} seeds from "
+            f"{jitter.seed}"
+        )
     if arguments.csv is not None and any(each.kind is R for own in passes for each in own):
         print("torch's runtime knows no recomputation: the CSV leaves it out")
+
+
+def _jitter(arguments: argparse.Namespace, times: _Times) -> Jitter | None:
+    """The jitter that is asked for, of the first seed."""
+    text = arguments.jitter
+    if text is None:
+        return None
+    words = text.split(",")
+    if times.quanta or len(words) != len(JITTER):
+        raise ValueError(
+            f"--jitter is {text!r}; it must be {','.join(JITTER)} in microseconds, beside --us"
+        )
+    (compute,), (network,) = (
+        _numbers(part, word, 1, "--jitter") for part, word in zip(JITTER, words, strict=True)
+    )
+    if arguments.seed < 0:
+        raise ValueError(f"seed is {arguments.seed}; it must not be negative")
+    return Jitter(compute_s=compute, network_s=network, seed=arguments.seed)
+
+
+def _disturbed(
+    passes: Sequence[Sequence[Pass]],
+    times: _Times,
+    rule: quick.Rule,
+    jitter: Jitter,
+    arguments: argparse.Namespace,
+) -> list[float]:
+    """Seconds of a step under each seed: those of the slowest copy."""
+    found = []
+    for seed in range(jitter.seed, jitter.seed + arguments.seeds):
+        tables = (
+            replace(jitter, seed=seed).draws(len(times.passes), arguments.microbatches, copy)
+            for copy in range(arguments.replicas)
+        )
+        steps = (
+            quick.step_seconds(passes, times.passes, times.links, rule, draws) for draws in tables
+        )
+        found.append(max(steps))
+    return found
 
 
 def _rule(arguments: argparse.Namespace, order: Order) -> quick.Rule:
@@ -168,7 +228,7 @@ class _Times:
         return f"{end / US:.0f} us a step"
 
 
-def _numbers(part: str, text: str, count: int) -> list[float]:
+def _numbers(part: str, text: str, count: int, flag: str = "--us") -> list[float]:
     """Read one number for all of `count` stages, or one each; returns seconds for each."""
     try:
         found = [float(word) * US for word in text.split("/")]
@@ -177,7 +237,7 @@ def _numbers(part: str, text: str, count: int) -> list[float]:
     if len(found) not in {1, count} or not all(0 <= each <= LONGEST_S for each in found):
         each = f", or {count} with / between them" if count > 1 else ""
         raise ValueError(
-            f"{part} of --us is {text!r}; it must be one number of microseconds{each}, at most "
+            f"{part} of {flag} is {text!r}; it must be one number of microseconds{each}, at most "
             f"{LONGEST_S / US:g}"
         )
     return found * count if len(found) == 1 else found

@@ -80,6 +80,13 @@ def test_a_pipeline_goes_on_from_its_checkpoint_under_another_shape(tmp_path):
     assert_equals_plain(longer.with_(start_from=""), training, parameters)
 
 
+def test_ranks_may_be_spare(tmp_path):
+    """A plan of fewer processes than ranks, each of which has a slot."""
+    spec = spec_for(method="varuna", ranks=3, steps=2)
+    training, parameters = trained(schedule_for("varuna", spec, 2, 3), spec, tmp_path)
+    assert_equals_plain(spec, training, parameters)
+
+
 def test_a_gradient_that_is_late_lets_a_forward_pass_go_first(tmp_path):
     """Rank 2 sends its gradients of the last step late: rank 1 then does not wait for the second
     with its last forward pass still to do, and trains alike."""

@@ -41,7 +41,12 @@ HARMONY = {
     "harmony_table1": "harmony.table1",
 }
 """Exhibits of Harmony (VLDB'22)."""
-VARUNA = {"varuna_bubbles": "varuna.bubbles"}
+VARUNA = {
+    "varuna_schedules": "varuna.schedules",
+    "varuna_bubbles": "varuna.bubbles",
+    "varuna_jitter": "varuna.jitter",
+    "varuna_scaling": "varuna.scaling",
+}
 """Exhibits of Varuna (EuroSys'22)."""
 EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA
 

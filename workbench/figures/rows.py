@@ -31,6 +31,7 @@ simulation."""
 
 NUMBERS = {
     "value", "low", "high", "x", "layers", "window", "parameters", "ranks", "minibatch",
+    "rank", "micro", "start", "end",
 }  # fmt: skip
 """Columns of numbers; `TRUTHS` are of truths and gaps, all others of texts."""
 TRUTHS = {"sound", "calibrated"}
@@ -98,7 +99,7 @@ def measured(
     model = record.spec["model"]
     return {
         "method": record.method,
-        "label": METHODS[record.method].label,
+        "label": known()[record.method].label,
         "pair": pair,
         "x": x,
         "layers": model["layers"],

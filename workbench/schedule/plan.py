@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
+from workbench.core.bytesize import format_bytes
 from workbench.schedule.schedule import Schedule
 
 CLIPPED = "step_seconds_where_clipped"
@@ -19,6 +20,53 @@ class DoesNotFit(ValueError):
     def __init__(self, message: str, *, tier: str | None = None) -> None:
         super().__init__(message)
         self.tier = tier or "device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A shape of a pipeline that a planner has looked at."""
+
+    order: str
+    """Order of its passes."""
+    stages: int
+    """Pipeline positions."""
+    replicas: int
+    """Pipelines side by side."""
+    micro: int
+    """Samples of a micro-batch."""
+    microbatches: int
+    """Micro-batches of a replica in a step."""
+    activations: str = ""
+    """Fate of activations, as the plan's settings say it."""
+    seconds: float | None = None
+    """Predicted, of a step; None where it was refused without looking."""
+    device_bytes: int | None = None
+    """Bytes of the fullest device."""
+    proved: bool = False
+    """Whether these are those of its schedule; else they are foreseen without one."""
+    reason: str = ""
+    """Why it is refused; empty where it fits."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that it has."""
+        return self.stages * self.replicas
+
+    @property
+    def shape(self) -> str:
+        """In words: ``2 x 1, 8 micro-batches of 4, varuna, recompute``."""
+        sizes = (
+            f"{self.stages} x {self.replicas}, {self.microbatches} micro-batches of {self.micro}"
+        )
+        return ", ".join(filter(None, (sizes, self.order, self.activations)))
+
+    def words(self) -> str:
+        """One line of a table."""
+        if self.reason:
+            return f"{self.shape}: {self.reason}"
+        about = "" if self.proved else "about "
+        nbytes = f"{about}{format_bytes(self.device_bytes)} of device memory"
+        return f"{self.shape}: {about}{self.seconds:.4g} s a step, {nbytes}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +93,8 @@ class Plan:
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Sentences for readers: constraints violated, assumptions, defects of published runs."""
+    candidates: tuple[Candidate, ...] = ()
+    """Shapes among which it was chosen, the best first, those that are refused last."""
     spread: float = 0.0
     """Share of `step_seconds` by which a measured step may be shorter or longer: that of the
     hardware, once the plan is told."""

@@ -13,7 +13,7 @@ from workbench.core.spec import RunSpec
 class Options(options.Options):
     depth: int | Literal["auto"] = "auto"
     """How many layers ``deep`` it goes, 100 % at most."""
-    order: Literal["first", "last"] = "first"
+    end: Literal["first", "last"] = "first"
     """Which layer it begins with."""
 
     def check(self, spec: RunSpec) -> None:

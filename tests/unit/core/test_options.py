@@ -52,8 +52,8 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
         asked("--help")
     told = " ".join(capsys.readouterr().out.split())
     assert "options of deep: --depth DEPTH How many layers deep it goes, 100 % at most. (a" in told
-    (spec,) = asked("-m", "deep", "--depth", "3", "--set", "order=last")
-    assert (spec.options.depth, spec.options.order) == (3, "last")
+    (spec,) = asked("-m", "deep", "--depth", "3", "--set", "end=last")
+    assert (spec.options.depth, spec.options.end) == (3, "last")
     assert [each.method for each in asked("-m", "all", "--depth", "3", "-l", "4")][-1] == "deep"
 
     field = form_fields()["depth"]
@@ -62,10 +62,10 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     form.set(method=["plain", "deep"], depth="1..2")
     plain, _, *others = form.specs()
     assert (plain, [each.options.depth for each in others]) == (RunSpec(method="plain"), [1, 2])
-    assert expand({"method": "deep"}, grid={"depth": [2], "order": ["last"]})[0].options.depth == 2
+    assert expand({"method": "deep"}, grid={"depth": [2], "end": ["last"]})[0].options.depth == 2
 
     written = json.loads(record(spec.to_dict()).to_json())
-    assert written["spec"]["options"] == {"depth": 3, "order": "last"}
+    assert written["spec"]["options"] == {"depth": 3, "end": "last"}
     read = RunRecord.from_json(json.dumps(written))
     assert make_spec(read.spec) == RunSpec.from_dict(read.spec) == spec
     assert row(read)["depth"] == 3
@@ -81,7 +81,7 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     [
         ({"depth": 17}, "depth is 17; it must be at most 16"),
         ({"depth": "low"}, "depth is 'low'; it must be a whole number or auto"),
-        ({"order": "none"}, "order is 'none'; it must be first or last"),
+        ({"end": "none"}, "end is 'none'; it must be first or last"),
         (
             {"window": 4},
             "window is 4; with deep it has no meaning, leave it at 'auto': .*stronghold",

@@ -8,14 +8,13 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.stronghold import sizes
+from workbench.exhibits.base import Opened
+from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
 from workbench.figures.style import LOOKS, lighter
-from workbench.figures.verdict import Verdict, as_table, at_least
+from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline.orders import varuna_quanta
-from workbench.model.corpus import STDLIB
 from workbench.published.tables import FOLDER
 
 FILE = FOLDER / "varuna_bubbles.csv"
@@ -42,10 +41,10 @@ def bubble_percent(depth: int, micros: int) -> float:
     return 100 * first.count(None) / (len(first) - 1)
 
 
-class Bubbles(Exhibit):
+class Bubbles(VarunaExhibit):
     """54 published points, and the lists that they follow from."""
 
-    figure, system = "varuna_bubbles", "Varuna"
+    figure = "varuna_bubbles"
     title = "Bubbles of Varuna's lists"
     section = "the tools of the released code"
     claim = (
@@ -53,20 +52,8 @@ class Bubbles(Exhibit):
         "of their time."
     )
     runs = False
-    introduction = (
-        "Varuna (EuroSys'22): pipelines on machines that come and go",
-        "The first exhibit of the third system, of which the schedule is built. The tables of its "
-        "paper were not available to this project; this figure was published with the code.",
-    )
-    words_form, place_form = "exhibit {figure}", "{section}"
     about = "Published values beside what the lists give: nothing runs for them"
-
-    def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
-        return sizes.named(size)
-
-    def preview(self, at: Opened) -> pd.DataFrame:
-        """Nothing runs."""
-        return pd.DataFrame([{"run": "nothing runs", "note": "lists are generated in a second"}])
+    columns = LISTED
 
     def published(self) -> pd.DataFrame:
         """Depth, micro-batches over it, and the published bubbles in percent."""
@@ -101,7 +88,7 @@ class Bubbles(Exhibit):
             )
             axes.plot(ours["x"], ours["value"], "--", color=tone, lw=1.0, label=f"{depth:g} stages")
             axes.plot(
-                theirs["x"], theirs["value"], LOOKS["varuna"].marker, color=tone, ms=3.5,
+                theirs["x"], theirs["value"], "o", color=tone, ms=3.5,
                 markerfacecolor="white", markeredgewidth=0.8,
             )  # fmt: skip
         axes.set_xlabel("micro-batches over pipeline depth")
@@ -131,12 +118,6 @@ class Bubbles(Exhibit):
             1.0, near, 1.0, series,
             why_not=WHY_WRONG,
         )  # fmt: skip
-
-    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        return as_table([*self.claims(rows)])
-
-    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.reindex(columns=list(LISTED)).rename(columns=LISTED)
 
 
 EXHIBIT = Bubbles()

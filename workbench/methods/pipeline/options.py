@@ -1,25 +1,26 @@
-"""Options of pipelines: replicas, and which units lie in which stage."""
+"""Options of pipelines: replicas, which units lie in which stage, and who chooses these."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
-from workbench.methods.options import Chunks, numbers_of_units
+from workbench.methods.options import Auto, Chunks, numbers_of_units
 
 EXAMPLE = "5 4 4 3"
 """Stages in a message to somebody who gave others."""
+VARUNA = "varuna"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
     """Options of all orders."""
 
-    replicas: int = 1
+    replicas: int | Auto = "auto"
     """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
-    stage."""
+    stage. ``auto`` is one, or as many as are fastest where the shape is chosen (`micro`)."""
     stages: str = "auto"
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
     balances measured time within memory."""
@@ -32,24 +33,35 @@ class Options(Common):
         numbers_of_units("stages", self.stages, EXAMPLE)
 
     @property
+    def copies(self) -> int:
+        """Pipelines side by side where nobody chooses."""
+        return 1 if self.replicas == "auto" else self.replicas
+
+    @property
     def given_stages(self) -> list[int]:
         """Units of each stage, where the user gave them; else empty."""
         return numbers_of_units("stages", self.stages, EXAMPLE)
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        if self.replicas < 1 or spec.ranks % self.replicas:
+        if self.chooses(spec):
+            return
+        if self.copies < 1 or spec.ranks % self.copies:
             raise ValueError(f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks")
-        pieces = spec.microbatches * self.replicas
+        pieces = spec.microbatches * self.copies
         if spec.batch % pieces:
             raise ValueError(
                 f"a batch of {spec.batch} does not divide into {spec.microbatches} micro-batches "
-                f"on each of {self.replicas} replicas"
+                f"on each of {self.copies} replicas"
             )
 
     def micro_sizes(self, spec: RunSpec) -> set[int]:
         """Samples of the micro-batches of a run."""
-        return {spec.batch // (spec.microbatches * self.replicas)}
+        return {spec.batch // (spec.microbatches * self.copies)}
+
+    def chooses(self, spec: RunSpec) -> bool:
+        """Whether the planner chooses what of the pipeline's shape is not given (choosing.py)."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +71,14 @@ class Interleaved(Chunks, Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputing(Options):
-    """Options of orders whose lists say when activations are computed again."""
+    """Options of orders whose lists say when activations are computed again. Where `microbatches`
+    is not given, the planner chooses the shape."""
+
+    micro: int | Auto = "auto"
+    """Samples of a micro-batch, where `microbatches` does not say how many there are; ``auto`` is
+    what is fastest."""
+    order: Literal["varuna", "auto"] = "varuna"
+    """Order of passes; ``auto`` is the fastest of all orders."""
 
     checkpointed: ClassVar[bool] = False
 
@@ -70,6 +89,31 @@ class Recomputing(Options):
                 f"activations is {spec.activations!r}; {spec.method} computes them again, "
                 "but for those of the last stage: give recompute or auto"
             )
+        if not self.chooses(spec):
+            for name, value, usual in (
+                ("micro", self.micro, "auto"),
+                ("order", self.order, VARUNA),
+            ):
+                if value != usual:
+                    raise ValueError(
+                        f"{name} is {value!r}; where microbatches is given, here as "
+                        f"{spec.microbatches}, the shape is not chosen: leave one of them out"
+                    )
+            return
+        for name, value, most in (
+            ("replicas", self.replicas, spec.ranks),
+            ("micro", self.micro, spec.batch),
+        ):
+            if value != "auto" and not 1 <= value <= most:
+                raise ValueError(f"{name} is {value}; it must be 1 to {most}, or auto")
+
+    def micro_sizes(self, spec: RunSpec) -> set[int]:
+        if not self.chooses(spec):
+            return super().micro_sizes(spec)
+        return set() if self.micro == "auto" else {self.micro}
+
+    def chooses(self, spec: RunSpec) -> bool:
+        return spec.microbatches == 1
 
 
 @dataclass(frozen=True, kw_only=True)

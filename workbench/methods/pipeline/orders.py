@@ -166,6 +166,11 @@ class Order:
     """Whether recomputations are in its lists."""
 
     @property
+    def again(self) -> str:
+        """How its activations are computed again (draft.Pipeline)."""
+        return "recompute" if self.halved or self.recomputes else "checkpoint"
+
+    @property
     def options(self) -> str:
         """Name of the class of its options (options.py)."""
         if self.recomputes:

@@ -2,8 +2,9 @@
 
 Stages are units here, and a step is arrays (schedule/arrays.py): passes on a lane of each rank, or
 on two that take turns, and messages on lanes of their own. These meet as in the simulator, or are
-links of a latency (`Links`). Memory is a formula (`orders.in_flight`); whoever chooses by this
-proves the choice.
+links of a rate and a latency (`Links`). Memory is a formula (balance.py); whoever chooses by this
+proves the choice. What comes after the passes of a step, and several pipelines side by side, are in
+steps.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from itertools import pairwise
 import numpy as np
 
 from workbench.methods.pipeline.draft import AHEAD, LANES
+from workbench.methods.pipeline.jitter import Table
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W
 from workbench.schedule.action import COMPUTE, LATER, Kind
 from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.build.inbox import taken_from
-from workbench.schedule.event_loop import times
+from workbench.schedule.event_loop import Contention, times
 from workbench.schedule.turns import NEVER, Turns
 
 IN_FLIGHT = 4
@@ -40,6 +42,14 @@ class Links:
     seconds: Sequence[float]
     """From stage s to stage s + 1, or back; of the link between them."""
     in_flight: int = IN_FLIGHT
+    wire_s: Sequence[float] = ()
+    """Before that: seconds of a message, its bytes by the link's rate, in which the next one waits;
+    none where links have any rate."""
+
+
+Messages = float | Sequence[float] | Links
+"""Seconds of a message that keeps both sides busy, of all or of each link between stages; or links.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +81,10 @@ class Timed:
 def step_seconds(
     passes: Sequence[Sequence[Pass]],
     seconds: Sequence[Mapping[Kind, float]],
-    messages: float | Links = 0.0,
+    messages: Messages = 0.0,
     rule: Rule = STRICT,
+    draws: Table | None = None,
+    contention: Contention | None = None,
 ) -> float:
     """Seconds from the first pass of a step to the end of the last; arguments as of `timeline`.
 
@@ -80,29 +92,38 @@ def step_seconds(
     >>> step_seconds(lists("1f1b", 4, 8), [{F: 1.0, B: 2.0}] * 4)
     33.0
     """
-    return max(timed.end_s for timed in timeline(passes, seconds, messages, rule))
+    ran = timeline(passes, seconds, messages, rule, draws, contention)
+    return max(timed.end_s for timed in ran)
 
 
 def timeline(
     passes: Sequence[Sequence[Pass]],
     seconds: Sequence[Mapping[Kind, float]],
-    messages: float | Links = 0.0,
+    messages: Messages = 0.0,
     rule: Rule = STRICT,
+    draws: Table | None = None,
+    contention: Contention | None = None,
 ) -> list[Timed]:
     """When each pass of a step runs, rank by rank in the order of their lists.
 
-    `seconds`: stage -> kind of pass -> seconds that a micro-batch takes. `messages`: the seconds
-    of one that keeps both sides busy, or links. Raises ValueError for lists whose passes wait for
-    each other.
+    `seconds`: stage -> kind of pass -> seconds that a micro-batch takes. `draws` are added to these
+    and to messages (jitter.py). `contention` is how lanes of a rank disturb each other, which they
+    do not where none is given. Raises ValueError for lists whose passes wait for each other.
     """
     step = _Step(passes, rule)
     graph = step.graph(messages if isinstance(messages, Links) else None)
     alone = [seconds[stage][kind] for kind, stage, _ in step.nodes]
     if isinstance(messages, Links):
-        alone += [messages.seconds[stage] for stage in step.links]
+        of_link = messages.seconds
     else:
-        alone += [messages] * (graph.num_nodes - len(step.nodes))
-    starts, ends, ended = times(graph, alone, Undisturbed())
+        of_link = [messages] * step.stages if isinstance(messages, float | int) else messages
+    alone += [of_link[link] for _, link, _ in step.messages]
+    if draws is not None:
+        nodes = [*step.nodes, *step.messages]
+        alone = [max(0.0, t + float(draws[n[0]][n[1:]])) for t, n in zip(alone, nodes, strict=True)]
+    if step.wires:
+        alone += [messages.wire_s[link] for link in step.wires]
+    starts, ends, ended = times(graph, alone, contention or Undisturbed())
     if ended < graph.num_nodes:
         raise ValueError("the order deadlocks: its passes wait for each other")
     own = ((rank, each) for rank, those in enumerate(passes) for each in those)
@@ -119,8 +140,10 @@ class _Step:
         self.ranks, self.rule = len(passes), rule
         self.nodes: list[tuple[Kind, int, int]] = []
         """(kind, stage, micro-batch) of each pass, rank by rank in order; messages come behind."""
-        self.links: list[int] = []
-        """Link that each message takes, where messages are links."""
+        self.messages: list[tuple[Kind, int, int]] = []
+        """(kind of what sends it, link, micro-batch) of the nodes of messages."""
+        self.wires: list[int] = []
+        """Link of each node that is a message on its wire; they come last."""
         self.bounds = [0]
         for rank, own in enumerate(passes):
             self.nodes += [(p.kind, p.chunk * self.ranks + rank, p.micro) for p in own]
@@ -163,6 +186,7 @@ class _Step:
             if (both := (one >= 0) & (other >= 0)).any()
         ]
         edges.append(self._stashed())
+        wires: list[tuple[Kind, np.ndarray, np.ndarray]] = []
         for send, receive, made, used in (
             (Kind.SEND, Kind.RECV, self.at[F][:-1], self.at[F][1:]),
             (Kind.SEND_GRAD, Kind.RECV_GRAD, self.back[1:], self.wants[:-1]),
@@ -170,14 +194,21 @@ class _Step:
             if self.ranks == 1 or not made.size:
                 edges.append(np.stack([made.ravel(), used.ravel()], axis=1))
                 continue
+            numbered = [(send, link, micro) for link, micro in np.ndindex(made.shape)]
             if links is not None:
+                self.messages += numbered
                 arrived, new = self._linked(send, made, used, links.in_flight)
+                if any(links.wire_s):
+                    wires.append((send, made, arrived))
             else:
+                self.messages += 2 * numbered
                 freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
                 arrived, new = self._met(send, receive, made.ravel(), used.ravel(), freed.ravel())
             edges += new
             if send is Kind.SEND_GRAD:
                 self.arrivals[:-1] = arrived.reshape(made.shape)
+        for send, made, arrived in wires:
+            edges += self._wired(send, made, arrived, links.in_flight)
         return ArrayGraph(
             lane_keys=self.lanes,
             lane_of=self.lane_of,
@@ -196,9 +227,8 @@ class _Step:
         self, send: Kind, made: np.ndarray, used: np.ndarray, in_flight: int
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Messages of a latency: a node each, on one of so many lanes of its link."""
-        at, (links, micros) = len(self.lane_of), made.shape
+        at, links = len(self.lane_of), len(made)
         messages = at + np.arange(made.size).reshape(made.shape)
-        self.links += [link for link in range(links) for _ in range(micros)]
         edges = [np.stack([made.ravel(), messages.ravel()], axis=1)]
         edges.append(np.stack([messages.ravel(), used.ravel()], axis=1))
         lane_of = np.empty(made.shape, dtype=np.int64)
@@ -211,6 +241,25 @@ class _Step:
                 edges.append(_in_turn(messages[link, order[place::in_flight]]))
         self.lane_of = np.concatenate([self.lane_of, lane_of.ravel()])
         return messages, edges
+
+    def _wired(
+        self, send: Kind, made: np.ndarray, messages: np.ndarray, in_flight: int
+    ) -> list[np.ndarray]:
+        """What messages take of their link's wire, one after the other: a node each, before that of
+        their latency."""
+        wires = len(self.lane_of) + np.arange(made.size).reshape(made.shape)
+        edges = []
+        for link, own in enumerate(wires):
+            rank = (link if send is Kind.SEND else link + 1) % self.ranks
+            order = np.argsort(made[link])
+            sent, come = own[order], messages[link, order]
+            edges += [np.stack([made[link, order], sent], axis=1), _in_turn(sent)]
+            edges.append(np.stack([sent, come], axis=1))
+            edges.append(np.stack([come[:-in_flight], sent[in_flight:]], axis=1))
+            self.wires += [link] * len(own)
+            self.lane_of = np.append(self.lane_of, [len(self.lanes)] * len(own))
+            self.lanes.append((rank, f"{LANES[send]}.{link}.wire"))
+        return edges
 
     def _met(
         self, send: Kind, receive: Kind, made: np.ndarray, used: np.ndarray, freed: np.ndarray

@@ -1,6 +1,6 @@
 """Varuna (Athlur et al., EuroSys 2022): a user's module as an elastic pipeline.
 
-    from workbench.methods.varuna import CutPoint, Varuna
+    from workbench.methods.varuna import AutoConfig, CutPoint, Varuna
 
 The names are imported when they are used: planning needs no torch.
 """
@@ -10,7 +10,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-HOMES = {"CutPoint": "cut_point", "Varuna": "pipeline"}
+HOMES = {
+    "AutoConfig": "autoconfig",
+    "CutPoint": "cut_point",
+    "Varuna": "pipeline",
+    "get_this_rank_config_varuna": "autoconfig",
+    "get_varuna_config": "autoconfig",
+}
 """Public name -> its module."""
 __all__ = [*HOMES]
 

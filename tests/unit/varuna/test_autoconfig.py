@@ -1,0 +1,202 @@
+"""The shape of a user's model on so many GPUs, from a profile of its slices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from workbench.methods.varuna import AutoConfig, get_this_rank_config_varuna, get_varuna_config
+from workbench.methods.varuna.profile import (
+    Deviation,
+    ModelProfile,
+    Named,
+    RingSum,
+    Slice,
+    SlicePasses,
+    Wire,
+    load,
+)
+from workbench.schedule.plan import DoesNotFit
+
+SIZES = (1, 2, 4)
+MIB = 1 << 20
+WITHIN = Wire(latency_s=1e-5, bytes_per_s=1e10)
+BETWEEN = Wire(latency_s=2e-3, bytes_per_s=5e8)
+
+
+def slice_of(number: int) -> Slice:
+    seconds = 2e-3 * (1 + number % 3)
+    return Slice(
+        parameters=MIB,
+        weight_bytes=4 * MIB,
+        state_bytes=8 * MIB,
+        boundary_bytes=256 << 10,
+        update_s=1e-4,
+        passes=tuple(
+            SlicePasses(
+                samples=size,
+                forward_s=seconds * (0.5 + 0.5 * size),
+                backward_s=2 * seconds * (0.5 + 0.5 * size),
+                kept_bytes=8 * MIB * size,
+                scratch_bytes=MIB * size,
+            )
+            for size in SIZES
+        ),
+    )
+
+
+PROFILE = ModelProfile(
+    model=Named(name="gpt", digest="1a"),
+    machine=Named(name="H100", digest="2b"),
+    device_bytes=1 << 30,
+    slices=tuple(map(slice_of, range(6))),
+    within=WITHIN,
+    between=BETWEEN,
+    sums=tuple(RingSum(ranks=2, nbytes=n, seconds=1e-4 + n / 1e9) for n in (MIB, 64 * MIB)),
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Makes an AutoConfig; changes of the profile are by name, those of the call too."""
+
+    def make(gpus=8, per_vm=4, batch=24, profile=PROFILE, **changes) -> AutoConfig:
+        profile.save(tmp_path)
+        return AutoConfig(gpus, per_vm, batch, tmp_path, verbose=False, **changes)
+
+    return make
+
+
+def test_all_shapes_are_compared_one_stage_and_a_slice_a_stage_among_them(config):
+    made = config()
+    shapes = {(row.stages, row.replicas, row.micro) for row in made.candidates}
+    assert shapes == {
+        (stages, copies, micro)
+        for stages in range(1, 7)
+        for copies in range(1, 8 // stages + 1)
+        for micro in (1, 2, min(4, -(-24 // copies)))
+    }
+    stages, micro, seconds = made.get_min()
+    best = made.candidates[0]
+    assert (best.stages, best.micro, best.seconds, best.proved) == (stages, micro, seconds, True)
+    assert seconds == min(made.batch_times.values()) == made.batch_times[stages]
+    assert made.micro_batch[stages] == micro
+    assert set(made.batch_times) == set(range(1, 7))
+    assert sum(map(len, made.stages)) == 6
+    five = next(row for row in made.candidates if (row.replicas, row.micro) == (5, 4))
+    assert five.microbatches == 2  # ceil(ceil(24 / 5) / 4)
+
+
+def test_memory_is_proved_and_one_sample_may_be_too_many(config):
+    roomy = config(gpus=1, gpu_memory_capacity="1GiB")
+    assert roomy.get_min()[0] == 1
+    need = roomy.candidates[0].device_bytes
+    tight = config(gpus=1, gpu_memory_capacity=need - 1)
+    assert tight.candidates[0].device_bytes < need
+    assert tight.get_min()[2] >= roomy.get_min()[2]
+    none = config(gpus=6, gpu_memory_capacity="16MiB")
+    assert all("of device memory are needed, 16 MiB are there" in r.reason for r in none.candidates)
+    assert none.batch_times == {}
+    with pytest.raises(DoesNotFit, match="no shape of gpt fits 6 GPUs"):
+        none.get_min()
+
+
+def test_deep_pipelines_are_for_memory_and_slow_links_for_few_of_them(config):
+    """Copies whose sums cost little are faster; where weights are too many for a device, stages
+    divide them; where sums are slow, stages take their place."""
+    assert config(batch=32).get_min()[0] == 1
+    slow = replace(PROFILE, sums=tuple(replace(s, seconds=20 * s.seconds) for s in PROFILE.sums))
+    assert config(batch=32, profile=slow).get_min()[0] > 1
+    assert config(batch=32, gpu_memory_capacity="100MiB").get_min()[0] > 1
+
+
+def test_links_are_within_hosts_or_between_them(config):
+    """Replicas of three stages on hosts of four: the second one's ranks 3 and 4 lie on two."""
+    near, mixed, far = (config(gpus=6, per_vm=n) for n in (6, 4, 1))
+    times = [
+        next(r.seconds for r in made.candidates if (r.stages, r.replicas, r.micro) == (3, 2, 1))
+        for made in (near, mixed, far)
+    ]
+    assert times[0] < times[1] < times[2]
+    unknown = config(gpus=6, per_vm=4, profile=replace(PROFILE, between=None, sums=()))
+    reasons = {(row.stages, row.replicas): row.reason for row in unknown.candidates}
+    assert reasons[6, 1] == "messages between hosts were not profiled; profile on such ranks"
+    assert reasons[2, 2].startswith("sums over copies were not profiled")
+    assert not reasons[3, 1]
+
+
+def test_measured_jitter_makes_steps_longer(config):
+    shaky = replace(
+        PROFILE,
+        between=replace(BETWEEN, jitter=Deviation(sd_s=2e-2)),
+        jitter=Deviation(sd_s=4e-3),
+    )
+    asked = {"per_vm": 1, "gpus": 3, "gpu_memory_capacity": "100MiB"}
+    calm, shaken = config(**asked), config(**asked, profile=shaky)
+    assert shaken.get_min()[0] == 3
+    assert shaken.get_min()[2] > 1.05 * calm.get_min()[2]
+    assert config(**asked, profile=shaky).get_min() == shaken.get_min()
+
+
+def test_other_orders_are_compared(config):
+    every = config(gpus=4, order="auto", gpu_memory_capacity="160MiB")
+    assert {row.order for row in every.candidates} >= {"varuna", "gpipe", "1f1b", "interleaved"}
+    own = config(gpus=4, gpu_memory_capacity="160MiB")
+    assert every.get_min()[2] <= own.get_min()[2]
+
+
+def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, config):
+    PROFILE.save(tmp_path)
+    assert load(tmp_path, PROFILE.model, PROFILE.machine) == PROFILE
+    other = Named(name="bert", digest="3c")
+    with pytest.raises(ValueError, match=r"is of the model gpt \(1a\), not of bert \(3c\)"):
+        config(model=other)
+    with pytest.raises(ValueError, match=r"is of the machine H100 \(2b\), not of bert"):
+        load(tmp_path, machine=other)
+    data = json.loads((tmp_path / "profile.json").read_text())
+    for change, sentence in (
+        ({"slices": []}, "slices have passes of .. samples"),
+        ({"slices": [data["slices"][0], data["slices"][0] | {"passes": []}]}, "slice 1 has passes"),
+        ({"within": {"latency_s": 1, "bytes_per_s": 0}}, "within is .*; its rate is positive"),
+        ({"version": 2}, "version is 2; it must be 1"),
+    ):
+        (tmp_path / "profile.json").write_text(json.dumps(data | change))
+        with pytest.raises(ValueError, match=sentence):
+            load(tmp_path)
+    with pytest.raises(ValueError, match="is not there; a Profiler writes it"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gpus": 0}, "num_gpus is 0; it must be 1 or more"),
+        ({"order": "fastest"}, "order is 'fastest'; it must be one of gpipe,"),
+        ({"gpu_memory_capacity": "3G"}, "'3G' is not an amount of memory"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(config, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        config(**changes)
+
+
+def test_maps_of_ranks():
+    text = "0,4;1,5;2,6;3,7;"
+    assert get_varuna_config(text) == (4, 2)
+    assert [get_this_rank_config_varuna(text, rank) for rank in (0, 5, 7)] == [
+        (0, 0),
+        (1, 1),
+        (3, 1),
+    ]
+    for wrong, sentence in (
+        ("0,1;2;", "the stages of '0,1;2;' have 2, 1 ranks"),
+        ("0;2;", "rank 1 is missing in '0;2;'"),
+        ("0;0;", "rank 0 stands 2 times in '0;0;'"),
+        ("a;", "stage_to_rank_map is 'a;'; it must be as in"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            get_varuna_config(wrong)
+    with pytest.raises(ValueError, match="rank 8 is not in"):
+        get_this_rank_config_varuna(text, 8)

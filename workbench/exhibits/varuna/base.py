@@ -1,0 +1,50 @@
+"""Base of Varuna's exhibits. The values of its paper were not available to this project: facts of
+its released code, and of its simulator, take their place."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.harmony import sizes
+from workbench.figures.verdict import Verdict, as_table
+from workbench.model.corpus import STDLIB
+
+
+class VarunaExhibit(Exhibit):
+    """An exhibit with the columns that it lists and the claims that it judges."""
+
+    system = "Varuna"
+    introduction = (
+        "Varuna (EuroSys'22): pipelines on machines that come and go",
+        "Exhibits of the third system. The values of its paper were not available to this project: "
+        "of the paper only the abstract is quoted. Hollow is published, or (dotted) what another "
+        "simulator of the same rules gives; hatched (in lines: half filled) is simulated, filled "
+        "is measured.",
+    )
+    words_form, place_form = "exhibit {figure}", "{section}"
+    about: ClassVar[str]
+    """Where its numbers are from, if nothing runs."""
+    columns: ClassVar[dict[str, str]]
+    """Columns of the rows, as the report names them."""
+
+    def sized(self, size: str, text: str = STDLIB) -> Any:
+        return sizes.named(size)
+
+    def preview(self, at: Opened) -> pd.DataFrame:
+        """Nothing runs."""
+        return pd.DataFrame([{"run": "nothing runs", "note": self.about}])
+
+    @abstractmethod
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Judge the claim, part by part."""
+
+    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+        return as_table([*self.claims(rows)])
+
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.reindex(columns=list(self.columns)).rename(columns=self.columns)

@@ -1,0 +1,180 @@
+"""Varuna on more GPUs: measured on 1, 2 and 4 of one kind, simulated beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
+from workbench.exhibits.base import Opened
+from workbench.exhibits.hardware.server_table import table as server_rows
+from workbench.exhibits.varuna.base import VarunaExhibit
+from workbench.exhibits.varuna.policies import POLICIES
+from workbench.figures import draw as drawing
+from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, one, pick, quotient, table
+from workbench.figures.style import LOOKS, bar_look
+from workbench.figures.verdict import UNTESTED, Verdict, at_least
+from workbench.methods.pipeline import quick
+from workbench.methods.pipeline.orders import B, F, R
+from workbench.partition.stages import min_max_stages
+from workbench.published import hardware
+from workbench.published.servers import server_runs
+from workbench.published.tables import FOLDER
+
+SEQ, VOCAB = 1024, 50304
+XL = {"layers": 48, "hidden": 1600, "batch": 64, "dtype": "bf16", "status": "ok"}
+"""GPT-2 XL, as the benchmarks of servers train it."""
+GPUS = (1, 2, 4)
+TORCH = ("torch-gpipe", "torch-1f1b")
+OTHERS = ("data-parallel", "gpipe", "1f1b", *TORCH)
+METHODS = {"plain": GPUS[:1], "varuna": GPUS, **dict.fromkeys(OTHERS, GPUS[1:])}
+"""On how many GPUs each is to be shown."""
+REPLICAS = (16, 32, 64, 128)
+"""Pipelines side by side."""
+RULE = POLICIES["varuna"]
+NO_SUCH_RUNS = (
+    ("up to 18 times as fast as splitting layers across machines", 18.0,
+     "no method here splits layers"),
+    ("about 5 times cheaper on spot machines than on dedicated ones", 5.0, "no prices are kept "
+     "here"),
+    ("trains 200 billion parameters on spot machines", None, "there are no such machines here; "
+     "configurations in the released scripts end at 20 billion"),
+)  # fmt: skip
+"""Claims of the abstract, their ratio, and why they are not judged. The other one, on pipelines, is
+judged where messages vary (jitter.py)."""
+
+
+class Scaling(VarunaExhibit):
+    """Speeds of servers, and of the configurations in the released scripts."""
+
+    figure, title = "varuna_scaling", "Varuna on more GPUs"
+    section = "the paper's abstract, and scripts of the released code"
+    claim = (
+        "Varuna trains models of up to 200 billion parameters on commodity machines, up to 18 times"
+        " as fast as by splitting layers across them."
+    )
+    runs = False
+    about = "Measured rows of this project's benchmark, and simulations: nothing runs for them"
+    columns = {
+        "label": "method or model", "pair": "pipeline", "x": "GPUs", "value": "value",
+        "unit": "unit", "source": "source", "hardware": "hardware", "how": "how",
+    }  # fmt: skip
+
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        rows = [*_measured(at), *_simulated()]
+        return table(rows, COLUMNS, figure=self.figure, size=at.size.name, status="ok")
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """Measured by method; simulated by model."""
+        from matplotlib.patches import Patch
+
+        drawing.prepare(figure, 1.1)
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
+        here, beyond = (pick(rows, source=source) for source in (MEASURED, SIMULATED))
+        if here.empty:
+            drawing.empty(left, "nothing was measured and committed yet")
+        else:
+            drawing.lines(left, here, "GPUs", "samples/s", log="x", ticks=GPUS)
+            left.set_xlim(GPUS[0] / 1.2, GPUS[-1] * 1.2)
+            drawing.title(left, "measured: GPT-2 XL, batch 64")
+        groups = {
+            model: f"{model}\n{part['x'].min():,.0f} to {part['x'].max():,.0f}"
+            for model, part in beyond.groupby("label", sort=False)
+        }
+        drawing.bars(right, beyond, groups, "TFLOP/s a GPU", column="label", number="{:.1f}")
+        drawing.title(right, "simulated: configurations of the scripts, and GPUs")
+        hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
+        drawing.legend(figure, here, as_lines=True, more=[hatched])
+        lacking = [
+            f"{drawing.label_of(name)} on {', '.join(map(str, absent))}"
+            for name, numbers in METHODS.items()
+            if (absent := sorted({*numbers} - {*pick(here, method=name)["x"]}))
+        ]
+        drawing.small_print(
+            figure,
+            "The paper's own values were not available: only its abstract is quoted, in the "
+            "verdicts. Measured: bf16, sequence 1024, all of a GPU's memory, each method's fastest "
+            f"setting. Not measured: {'; '.join(lacking) or 'nothing'}.",
+            f"Simulated (hatched): {', '.join(map(str, REPLICAS))} pipelines, depth, micro-batch "
+            "and batch of 8,192 as in the released scripts, fp32 on V100s by published constants "
+            f"({hardware.DEFAULT}); messages, and sums of gradients after the last pass, at the "
+            "11.9 GB/s of their link; no jitter, any number of stashed inputs. Operations that are "
+            "done again are not counted.",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Beside torch where that was measured; what the abstract says, and why it stays open."""
+        here = pick(rows, source=MEASURED, x=GPUS[-1])
+        ours = one(here, method="varuna")
+        theirs = max((v for name in TORCH if (v := one(here, method=name))), default=None)
+        words = f"GPT-2 XL on {GPUS[-1]} GPUs: Varuna over torch's faster pipeline"
+        yield at_least(words, None, quotient(ours, theirs), 1.0, (MEASURED, ""))
+        for words, ratio, why in NO_SUCH_RUNS:
+            told = {"published": ratio, "here": None, "judged": "", "why": why}
+            yield Verdict(claim=f"abstract: {words}", verdict=UNTESTED, **told)
+
+
+def _measured(at: Opened) -> Iterator[dict[str, Any]]:
+    """The fastest run of each method by GPUs, on the machine with most of them."""
+    rows = pick(server_rows(server_runs(at.roots())), method=tuple(METHODS), **XL)
+    rows = rows[rows["device_cap_gib"].isna()].sort_values("samples_per_second")
+    rows = rows[rows["device"].isin(rows["device"].mode()[:1])]
+    for run in rows.drop_duplicates(["method", "ranks"], keep="last").itertuples():
+        yield {
+            "method": run.method, "label": run.label, "x": run.ranks, "unit": "samples/s",
+            "value": run.samples_per_second, "source": MEASURED, "hardware": run.hardware,
+            "device": "cuda", "how": run.how,
+        }  # fmt: skip
+
+
+def _simulated() -> Iterator[dict[str, Any]]:
+    """TFLOP/s a GPU of each configuration, by replicas."""
+    for told in pd.read_csv(FOLDER / "varuna_configs.csv").itertuples():
+        shape = {"layers": told.layers, "hidden": told.hidden, "heads": told.heads}
+        model = ModelSpec(**shape, seq=SEQ, vocab=VOCAB)
+        for replicas in REPLICAS:
+            micros = -(-told.batch // (replicas * told.micro))
+            seconds = step_seconds(model, told.micro, told.depth, micros, replicas)
+            gpus = told.depth * replicas
+            yield {
+                "method": "varuna", "label": told.model, "x": gpus, "unit": "TFLOP/s a GPU",
+                "value": told.batch * tera_operations(model) / seconds / gpus,
+                "pair": f"{told.depth} x {replicas}, micro-batch {told.micro}",
+                "source": SIMULATED, "hardware": hardware.machine().name,
+                "how": "simulated with constants of the published machine",
+            }  # fmt: skip
+
+
+def tera_operations(model: ModelSpec) -> float:
+    """Of a sample, forward and backward, none twice (Narayanan et al., SC 2021, section 3)."""
+    hidden, layers = model.hidden, model.layers
+    more = 1 + SEQ / (6 * hidden) + VOCAB / (16 * layers * hidden)
+    return 72e-12 * SEQ * layers * hidden**2 * more
+
+
+@cache
+def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas: int) -> float:
+    """A step on the published machine: passes, sum of a stage's gradients in a ring, update."""
+    machine = hardware.machine()
+    units = hardware.profile(hardware.DEFAULT, model, micro).units
+    last = [unit.forward_s + unit.backward_s for unit in units]
+    every = [unit.recompute_s + own for unit, own in zip(units, last, strict=True)]
+    seconds = [
+        {F: sum(u.forward_s for u in own), R: sum(u.recompute_s for u in own),
+         B: sum(u.backward_s for u in own)}
+        for part in min_max_stages(every, depth, lambda stage, units: True, last)
+        for own in [units[part.start : part.stop]]
+    ]  # fmt: skip
+    message = micro * SEQ * model.hidden * hardware.FP32_BYTES / machine.h2d_bytes_per_s
+    links = quick.Links(seconds=[message] * (depth - 1))
+    passes = quick.step_seconds(RULE.passes(depth, micros), seconds, links, RULE.rule)
+    parameters = model.parameters / depth
+    ring = 2 * (replicas - 1) / replicas * parameters * hardware.FP32_BYTES
+    return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s
+
+
+EXHIBIT = Scaling()

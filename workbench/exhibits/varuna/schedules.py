@@ -1,0 +1,228 @@
+"""Varuna's schedule: its lists, Gantt charts in theory, and a step that ran beside its plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Opened
+from workbench.exhibits.preview import preview
+from workbench.exhibits.varuna.base import VarunaExhibit
+from workbench.exhibits.varuna.policies import POLICIES
+from workbench.figures import draw as drawing
+from workbench.figures import rows as tidy
+from workbench.figures.rows import HERE, MEASURED, SIMULATED, one, pick, quotient
+from workbench.figures.style import PAGE_IN
+from workbench.figures.verdict import Verdict, at_least
+from workbench.methods.pipeline import ideal, quick
+from workbench.methods.pipeline.orders import B, F, R
+from workbench.methods.pipeline.proofs import STEPS, Ground
+from workbench.published.tables import FOLDER
+from workbench.runs.planning import answer, choose_profile
+from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
+from workbench.schedule.looks import LOOKS
+from workbench.schedule.simulate import Event, simulate
+
+RANKS, MICROS = 4, 5
+THEORY = ("varuna", "varuna-list", "gpipe")
+"""Policies of the charts in quanta."""
+KINDS = (F, R, B)
+CHART_IN, LETTERS_PT = 0.95, 5.0
+LIST, STEP, PASS = "list", "step", "pass"
+"""Quantities: a published list, a step of a chart, a pass in it."""
+Span = tuple[int, str, int, float, float]
+"""Rank, kind, micro-batch, start and end of a pass."""
+
+
+class Schedules(VarunaExhibit):
+    """Lists of ranks, charts in theory, and one step simulated and measured."""
+
+    figure, title = "varuna_schedules", "Varuna's schedule, in theory and as it ran"
+    section = "the paper's schedule figure, and the generator of the released code"
+    claim = (
+        "One rule makes Varuna's lists, and as forward passes go first where a gradient is late, a "
+        "step takes less time than GPipe's."
+    )
+    columns = {
+        "quantity": "quantity", "label": "what", "chart": "chart", "value": "value", "unit": "unit",
+        "source": "source", "status": "status", "note": "published", "how": "how",
+    }  # fmt: skip
+    about = "no GPU can be used here, so all charts are theory"
+
+    def specs(self, size: Any) -> list[RunSpec]:
+        """Varuna on all ranks of the size."""
+        batch, ranks = MICROS * (size.text.micro or 4), size.most_here()
+        more = {"microbatches": MICROS, "steps": size.steps, "device_memory": None}
+        return [size.spec("varuna", size.text, ranks=ranks, minibatch=batch, **more)]
+
+    def preview(self, at: Opened) -> pd.DataFrame:
+        return super().preview(at) if at.simulated else preview(self.stages(at), at.store)
+
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        rows = [*_lists(), *_theory(), *(row for each in records for row in _ran(each, at.store))]
+        if not records:
+            why = self.about if at.simulated else "not run yet"
+            rows.append({"quantity": STEP, "method": "varuna", "source": MEASURED, "status": why})
+        columns = (*tidy.COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
+        return tidy.table(rows, columns, figure=self.figure, size=at.size.name)
+
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return super().listed(rows[rows["quantity"] != PASS])
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """A chart for each step: in quanta, then simulated and measured in milliseconds."""
+        from matplotlib.patches import Patch
+
+        steps, passes = pick(rows, quantity=STEP), pick(rows, quantity=PASS)
+        figure.set_size_inches(PAGE_IN, CHART_IN * len(steps))
+        until = passes.groupby("unit")["end"].max()
+        last = steps.drop_duplicates("unit", keep="last").index
+        for axes, step in zip(figure.subplots(len(steps), 1), steps.itertuples(), strict=True):
+            if pd.isna(step.value):
+                drawing.empty(axes, f"measured: {drawing.missing_words(step.status)}", 110)
+                continue
+            _draw_chart(axes, pick(passes, chart=step.chart, source=step.source), until[step.unit])
+            drawing.title(axes, f"{step.chart}, {step.source}: {step.value:.4g} {step.unit}")
+            axes.tick_params(labelbottom=step.Index in last, labelsize=6)
+            axes.set_xlabel(f"time ({step.unit})" if step.Index in last else "", fontsize=7)
+        kinds = [(Patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
+        drawing.place_legend(figure, kinds)
+        drawing.small_print(
+            figure,
+            "Letters: pass and micro-batch. Hatched: simulated; filled: measured. Quanta: forward "
+            "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
+            "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
+            " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
+            "its schedule simulated with what was measured of this machine before; ranks that "
+            "share a processor disturb each other.",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Lists are the published ones, Varuna is shorter than GPipe, and it ran as listed."""
+        theory, listed = (SIMULATED, ""), pick(rows, quantity=LIST)["sound"]
+        words = f"all {len(listed)} published lists are ours, pass by pass (share)"
+        yield at_least(words, 1.0, float(listed.mean()), 1.0, theory)
+        quanta = pick(rows, quantity=STEP, unit="quanta")
+        ours, theirs = (one(quanta, label=POLICIES[name].label) for name in ("varuna", "gpipe"))
+        words = f"{RANKS} ranks, {MICROS} micro-batches: GPipe's quanta over Varuna's"
+        yield at_least(words, None, quotient(theirs, ours), 1.0, theory)
+        ran = pick(rows, quantity=PASS, source=MEASURED)
+        words = "measured: forward passes in the list's order, and the others (share of ranks)"
+        yield at_least(words, None, _in_order(ran) if len(ran) else None, 1.0, (MEASURED, ""))
+
+
+def _lists() -> Iterator[dict[str, Any]]:
+    """Lists that are published (`note`), and whether ours agree (`sound`)."""
+    published = json.loads((FOLDER / "varuna_lists.json").read_text())["lists"]
+    about = {"quantity": LIST, "source": SIMULATED, "status": "ok", "how": "orders.py"}
+    for name, ranks, micros, rank, told in (each.values() for each in published):
+        ours = " ".join(map(str, POLICIES[name].passes(ranks, micros)[rank]))
+        label = f"{POLICIES[name].label}: {micros} micro-batches, rank {rank} of {ranks}"
+        yield about | {"method": name, "label": label, "note": told, "sound": ours == told}
+
+
+def _theory() -> Iterator[dict[str, Any]]:
+    """A step of each policy in quanta, and its passes."""
+    for policy in (POLICIES[name] for name in THEORY):
+        links, passes = quick.Links(seconds=[0.0] * (RANKS - 1)), policy.passes(RANKS, MICROS)
+        ran = quick.timeline(passes, [ideal.QUANTA] * RANKS, links, policy.rule)
+        about = {"method": policy.method, "label": policy.label, "unit": "quanta", "status": "ok"}
+        about |= {"chart": f"{policy.label}, {RANKS} ranks, {MICROS} micro-batches"}
+        spans = [(t.rank, t.each.kind, t.each.micro, t.start_s, t.end_s) for t in ran]
+        yield from _step(spans, about | {"source": SIMULATED, "how": "in theory"})
+
+
+def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
+    """The last step of a run, simulated and measured; why it has none, where it has none."""
+    about = tidy.measured(record, "ms") | {"quantity": STEP, "low": None, "high": None}
+    if record.status != "ok":
+        yield about
+        return
+    try:
+        events = load_timeline(store.folder(record.key)).events
+    except (FileNotFoundError, ValueError) as error:
+        yield about | {"value": None, "status": f"its timeline is not usable: {error}"}
+        return
+    ranks, micros = record.spec["ranks"], record.spec["microbatches"]
+    about |= {"chart": f"Varuna on {ranks} ranks, {micros} micro-batches", "how": "its last step"}
+    before = {"source": SIMULATED, "variant": HERE}
+    yield from _step(_last_step(_predicted(record, store)), about | before)
+    yield from _step(_last_step(events), about)
+
+
+def _predicted(record: RunRecord, store: Store) -> list[Event]:
+    """Steps of the run's schedule with what was measured of this machine; none where it was not."""
+    spec = RunSpec.from_dict(record.spec)
+    planned = answer(spec, store)
+    if planned.source != "measured" or planned.plan.schedule is None:
+        return []
+    profile = choose_profile(spec, store, None)
+    ground = Ground.of(spec, {profile.microbatch: profile})
+    return simulate(planned.plan.schedule, ground.costs, steps=STEPS).events
+
+
+def _last_step(events: Iterable[Event]) -> list[Span]:
+    """Passes of a rank's stage in ms, each over the units that it goes through."""
+    passes = pd.DataFrame([e for e in events if e.kind in KINDS])
+    if passes.empty:
+        return []
+    passes = passes[passes["step"] == passes["step"].max()]
+    found = passes.groupby(["rank", "kind", "microbatch"], sort=False).agg(
+        start=("start_s", "min"), end=("end_s", "max")
+    )
+    times = (found - found["start"].min()) * 1e3
+    return [(*key, start, end) for key, start, end in times.itertuples()]
+
+
+def _step(spans: list[Span], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of a step and of its passes; none where it has no pass."""
+    if spans:
+        yield about | {"quantity": STEP, "value": max(end for *_, end in spans)}
+    for rank, kind, micro, start, end in spans:
+        span = {"rank": rank, "kind": str(kind), "micro": micro, "start": start, "end": end}
+        yield about | {"quantity": PASS, "value": end - start, **span}
+
+
+def _in_order(passes: pd.DataFrame) -> float:
+    """Share of ranks whose forward passes, and whose others, are in the order of Varuna's list."""
+    ranks, micros = (1 + int(passes[name].max()) for name in ("rank", "micro"))
+    kept = []
+    for rank, listed in enumerate(POLICIES["varuna"].passes(ranks, micros)):
+        own = pick(passes, rank=rank).sort_values("start")
+        ran = [*zip(own["kind"], own["micro"], strict=True)]
+        told = [(each.kind, each.micro) for each in listed]
+        # Sorting is stable: forward passes first, each part in its own order.
+        first, other = (sorted(those, key=lambda each: each[0] != F) for those in (ran, told))
+        kept.append(first == other)
+    return sum(kept) / ranks
+
+
+def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
+    point = until / (PAGE_IN - 0.6) / 72
+    for each in passes.itertuples():
+        look, width = LOOKS[each.kind], each.end - each.start
+        hatched = {"hatch": "//////", "edgecolor": (1, 1, 1, 0.55)}
+        axes.barh(
+            each.rank, width - min(0.5 * point, width / 3), left=each.start, height=0.84,
+            color=look.color, linewidth=0, **(hatched if each.source == SIMULATED else {}),
+        )  # fmt: skip
+        words = f"{each.kind.lower()}{each.micro:g}"
+        if 0.62 * LETTERS_PT * len(words) + 1 <= width / point:
+            axes.text(
+                each.start + width / 2, each.rank, words, color=look.ink, fontsize=LETTERS_PT,
+                ha="center", va="center", bbox={"fc": look.color, "lw": 0, "pad": 0.4},
+            )  # fmt: skip
+    ranks = 1 + int(passes["rank"].max())
+    axes.set(xlim=(0, until * 1.005), ylim=(ranks - 0.5, -0.5))
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+
+
+EXHIBIT = Schedules()

@@ -1,0 +1,204 @@
+"""Stages of a pipeline, cut so that the slowest is as fast as possible, and what passes take.
+
+A stage's seconds are those of all passes over its units; its bytes are foreseen by what it keeps
+for each micro-batch in flight. The proof has the last word on memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import accumulate
+
+from workbench.methods.pipeline.draft import AHEAD, Pipeline
+from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
+from workbench.partition.stages import min_max_stages
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule.action import Kind
+
+Stages = tuple[range, ...]
+SLOWER = 0.1
+"""Share by which the slowest stage of a cut may be slower than that of the best cut, for less
+memory."""
+OVER, CHUNKED_OVER = 0.06, 0.6
+"""Share by which foreseen bytes may be too many, where ranks have one stage each, or several."""
+RUNGS = 32
+"""Budgets for which cuts are made between one number of bytes and twice as many."""
+
+
+class Balance:
+    """Units of a pipeline whose stages are not cut yet."""
+
+    def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
+        """`micros` is how many micro-batches there are, where the line is of fewer."""
+        self._sizes, self.units = sizes, units
+        self.micro, order = line.micro, ORDERS[line.method]
+        self._chunks = 1 + max(each.chunk for each in line.passes[0])
+        self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
+        inner = range(1, units - 1)
+        costs = [sizes.cost(unit, line.micro) for unit in range(units)]
+        if line.activations == "checkpoint":
+            costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
+        self._costs = costs
+        recomputes = line.activations == "recompute" and not order.recomputes
+        self._again = [recomputes and unit in inner for unit in range(units)]
+        self._in_last = [c.recompute_s + c.backward_s for c in costs] if self._listed else None
+        self._seconds = [
+            (c.forward_s if self._listed or again else 0.0)
+            + c.recompute_s
+            + (sum(c.halves) if self._halved else c.backward_s)
+            for c, again in zip(costs, self._again, strict=True)
+        ]
+        self._lent = {
+            (unit, sizes.owner(unit)): sizes.visit_bytes(unit) - sizes.weight_bytes(unit)
+            for unit in range(units)
+            if sizes.owner(unit) != unit
+        }
+        self._ranks, self._micros = line.ranks, micros or line.micros
+        flights = [
+            in_flight(line.passes[stage % line.ranks], stage // line.ranks)
+            for stage in range(line.ranks * self._chunks)
+        ]
+        self._flights = [self._micros if n == line.micros else n for n in flights]
+        samples = line.micro * self._micros
+        self._permanent = sizes.library_bytes + sizes.token_bytes(samples)
+        works = [
+            max(
+                c.recompute_scratch_bytes,
+                c.forward_scratch_bytes,
+                c.backward_scratch_bytes + sizes.fresh_bytes(u),
+                0,
+            )
+            for u, c in enumerate(costs)
+        ]
+        always = [2 * sizes.visit_bytes(u) + sizes.state_bytes(u) for u in range(units)]
+        each = [
+            sizes.input_bytes(unit, line.micro)
+            + (0 if again else c.kept_bytes)
+            + (c.half_bytes if self._halved else 0)
+            for unit, (c, again) in enumerate(zip(costs, self._again, strict=True))
+        ]
+        self._always, self._each = ([*accumulate(those, initial=0)] for those in (always, each))
+
+        @cache
+        def beside(start: int, stop: int) -> int:
+            """Bytes that a micro-batch takes at most in passes over units, less what it keeps there
+            in all: in a unit's own passes nothing is kept for the units behind it."""
+            most = max(self._each[unit + 1] + works[unit] for unit in range(start, stop))
+            return most - self._each[stop]
+
+        self._beside = beside
+
+    # -- stages ---------------------------------------------------------------------------------
+
+    def needed(self, stage: int, units: range) -> int:
+        """Bytes that a stage of these units needs of its device, at least."""
+        flight, waiting = self._flights[stage], 0
+        if self._listed:  # they wait as the stage's input, and activations are those of one
+            waiting = flight * self._sizes.input_bytes(units.start, self.micro)
+            flight = 1
+        always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
+        return waiting + always + flight * each
+
+    def foreseen(self, stage: int, units: range) -> int:
+        """Bytes that it needs with what passes work in, and messages that come and go: within
+        `OVER` of what is proved."""
+        sizes = self._sizes
+        first, end = (
+            sizes.input_bytes(unit, self.micro) if 0 < unit < self.units else 0
+            for unit in (units.start, units.stop)
+        )
+        held = 0 if self._listed else self._flights[stage]  # outputs, by autograd
+        places = min(AHEAD, self._micros)  # of messages that come, and that go
+        messages = places * (first + end) + (places + held) * end
+        again = self._listed and stage < self._ranks - 1
+        if again and self._micros > 1:  # a forward pass may have begun on the other lane
+            messages += max(self._costs[unit].forward_scratch_bytes for unit in units)
+        lent = sum(n for pair, n in self._lent.items() if len({*pair} & {*units}) == 1)
+        return self.needed(stage, units) + messages + self._beside(units.start, units.stop) + lent
+
+    def most(self, stages: Stages) -> int:
+        """Bytes of the fullest device, as foreseen, with all stages that it has."""
+        found = [0] * self._ranks
+        for stage, units in enumerate(stages):
+            found[stage % self._ranks] += self.foreseen(stage, units)
+        return max(found) + self._permanent
+
+    def _cut(self, fits: Callable[[int, range], bool]) -> Stages | None:
+        """The cut whose slowest stage is fastest among those that fit, None where none does; where
+        a rank has several stages, among all."""
+        count = self._ranks * self._chunks
+        every = self._chunks > 1
+        return min_max_stages(
+            self._seconds, count, lambda stage, units: every or fits(stage, units), self._in_last
+        )
+
+    def within(self, device_bytes: int) -> Stages:
+        """The cut that needs no more than so many bytes at least, or else the best of all."""
+        found = self._cut(lambda stage, units: self.needed(stage, units) <= device_bytes)
+        return found or self.best()
+
+    def best(self) -> Stages:
+        """The best cut of all."""
+        return self._cut(lambda stage, units: True)
+
+    def cuts(self, device_bytes: int) -> list[Stages]:
+        """Cuts that may need no more than these bytes, each foreseen to need less than the one
+        before. Budgets below come out of a row that is always the same, so that more memory takes
+        no cut away."""
+        best = self.best()
+        if self._chunks > 1:
+            return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
+
+        def cut(nbytes: int) -> Stages | None:
+            room = int(nbytes * (1 + OVER)) - self._permanent
+            return self._cut(lambda stage, units: self.foreseen(stage, units) <= room)
+
+        fits = self.most(best) <= device_bytes * (1 + OVER)
+        found: list[Stages] = []
+        this = best if fits else cut(_rung(device_bytes + 1))
+        while this is not None:
+            if found and self._slowest(this) > (1 + SLOWER) * self._slowest(best):
+                break
+            found.append(this)
+            this = cut(_rung(int(self.most(this) / (1 + OVER))))
+        last = None if found else cut(device_bytes)
+        return found or ([last] if last else [])
+
+    def _slowest(self, stages: Stages) -> float:
+        seconds = [self._seconds] * (len(stages) - 1) + [self._in_last or self._seconds]
+        return max(sum(own[u] for u in units) for own, units in zip(seconds, stages, strict=True))
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def unit_seconds(self, unit: int, last: bool) -> dict[Kind, float]:
+        """Kind of pass -> seconds that one takes alone over a unit, in the last stage or before."""
+        cost = self._costs[unit]
+        listed = self._listed and not last
+        halves = cost.halves if unit else (0.0, cost.backward_s)
+        again = cost.recompute_s if self._again[unit] else 0.0
+        return {
+            F: cost.forward_s if listed or self._again[unit] else cost.recompute_s,
+            R: cost.recompute_s,
+            B: again + cost.backward_s + cost.gradient_copy_s,
+            I: again + halves[0],
+            W: halves[1],
+        }
+
+    def pass_seconds(
+        self, stages: Stages, alone: Callable[[float], float]
+    ) -> list[dict[Kind, float]]:
+        """Stage -> kind of pass -> seconds; `alone` are those of a unit's pass where others take
+        none -> those that it takes."""
+        found = []
+        for stage, units in enumerate(stages):
+            last = stage == len(stages) - 1
+            each = [self.unit_seconds(unit, last) for unit in units]
+            found.append({kind: sum(alone(one[kind]) for one in each) for kind in (F, R, B, I, W)})
+        return found
+
+
+def _rung(nbytes: int) -> int:
+    """The next budget below that is some 32nds of a power of two."""
+    step = max(1, (1 << max(0, (nbytes - 1).bit_length() - 1)) // RUNGS)
+    return (nbytes - 1) // step * step

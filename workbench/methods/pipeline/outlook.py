@@ -1,0 +1,171 @@
+"""A step of a pipeline of some shape as it is foreseen: its seconds, without a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal, Protocol
+
+from workbench.methods.pipeline.balance import Balance, Stages
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.jitter import Jitter, Table
+from workbench.methods.pipeline.orders import ORDERS, B, F, W, lists
+from workbench.methods.pipeline.quick import Messages, Rule, timeline
+from workbench.methods.pipeline.steps import Ending, Loan, Sum, step_seconds
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule.event_loop import Contention
+from workbench.schedule.plan import Candidate
+
+MOST_COPIES = 16
+"""Copies that get draws; the slowest of more is hardly slower."""
+STEADY = 48
+"""Micro-batches after which a step grows evenly with further ones, in pipelines of few stages."""
+CHUNKS = 2
+"""Stages of a rank, in orders with several."""
+
+
+class Network(Protocol):
+    """Seconds of what is no pass, and of passes besides their own."""
+
+    contention: Contention | None
+    norm_s: float
+    by_stage: bool
+    """Whether gradients are added up a stage at once, when it has drained; else unit by unit."""
+
+    def pass_seconds(self, alone: float) -> float:
+        """Seconds of a unit's pass that takes `alone` by itself."""
+
+    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> Sequence[Messages]:
+        """Messages of so many bytes between stages, of each copy; one of copies that are alike.
+        Stage s lies on rank s % ranks of its copy."""
+
+    def message_seconds(self, nbytes: int) -> float:
+        """Seconds of a message between any two stages."""
+
+    def sum_seconds(self, nbytes: int, replicas: int) -> float:
+        """Seconds in which so many bytes are added up over copies."""
+
+    def update_seconds(self, unit: int) -> float:
+        """Seconds of an update on the device."""
+
+    def lacks(self, row: Candidate) -> str:
+        """Why nothing is said of a shape; empty where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked."""
+
+    sizes: Sizes
+    units: int
+    ranks: int
+    """Slots: processes that there may be."""
+    batch: int
+    micros: Sequence[int]
+    """Samples of the micro-batches that were profiled, or of the one that is wanted."""
+    device_bytes: int
+    orders: Sequence[str]
+    activations: Literal["auto", "keep", "recompute"] = "auto"
+    """Fate of activations in orders whose lists say nothing about it."""
+    chosen: bool = True
+    """Whether `micros` leaves the choice of one."""
+    replicas: int | None = None
+    """Where they are given."""
+    stages: Stages = ()
+    """Units of each stage, where they are given."""
+    clipped: bool = True
+
+
+class Outlook:
+    """What is foreseen of a shape. Of many micro-batches two smaller numbers are looked at, between
+    which a step grows as it does with all further ones."""
+
+    def __init__(self, question: Question, network: Network, row: Candidate) -> None:
+        self._question, self._network, self._row = question, network, row
+        half = row.stages * ceil(max(STEADY, 2 * row.stages) / row.stages)
+        few = row.microbatches <= 2 * half
+        counts = [row.microbatches] if few else [half, 2 * half]
+        self._lines = [line_of(question, row, micros=count) for count in counts]
+        self.balance = Balance(self._lines[-1], question.sizes, question.units, row.microbatches)
+
+    def seconds(self, stages: Stages, jitter: Jitter | None = None) -> float:
+        """Seconds of a step with these stages; with jitter of one seed."""
+        lines = [replace(line, stages=stages) for line in self._lines]
+        first, *more = (self.step(line, jitter) for line in lines)
+        if not more:
+            return first
+        each = (more[0] - first) / (lines[1].micros - lines[0].micros)
+        return more[0] + (self._row.microbatches - lines[1].micros) * each
+
+    def step(self, line: Pipeline, jitter: Jitter | None = None) -> float:
+        """Seconds of a step of one line."""
+        network, sizes = self._network, self._question.sizes
+        seconds = self.balance.pass_seconds(line.stages, network.pass_seconds)
+        nbytes = [sizes.input_bytes(stage.start, line.micro) for stage in line.stages[1:]]
+        turns = line.ranks > 1 and ORDERS[line.method].recomputes
+        rule = Rule(turns=turns, early=turns)
+        copies = [
+            timeline(line.passes, seconds, messages, rule, table, network.contention)
+            for messages, table in self._copies(line, nbytes, jitter)
+        ]
+        return step_seconds(copies, self._ending(line))
+
+    def _copies(
+        self, line: Pipeline, nbytes: Sequence[int], jitter: Jitter | None
+    ) -> Iterator[tuple[Messages, Table | None]]:
+        """Messages and draws of each copy; without jitter of those that are unlike."""
+        messages = self._network.messages(nbytes, line.ranks, line.replicas)
+        if jitter is None:
+            yield from ((each, None) for each in dict.fromkeys(messages))
+            return
+        for copy in range(min(line.replicas, MOST_COPIES)):
+            draws = jitter.draws(len(line.stages), line.micros, copy)
+            yield messages[copy % len(messages)], draws
+
+    def _ending(self, line: Pipeline) -> Ending:
+        """What comes after the passes of a step."""
+        network, sizes, replicas = self._network, self._question.sizes, line.replicas
+        stage_of = {unit: stage for stage, units in enumerate(line.stages) for unit in units}
+        back = W if ORDERS[line.method].halved else B
+        sums: list[list[Sum]] = []
+        updates, loans = [], []
+        for stage, units in enumerate(line.stages):
+            left, late, updated, passed = 0.0, 0.0, 0.0, 0.0
+            sums.append([])
+            for unit in units:
+                nbytes = sizes.visit_bytes(unit)
+                if not network.by_stage:
+                    added = network.sum_seconds(nbytes, replicas) if replicas > 1 else 0.0
+                    sums[-1].insert(0, Sum(unit=unit, before_s=left, seconds=added))
+                taken = self.balance.unit_seconds(unit, stage == len(line.stages) - 1)
+                left += network.pass_seconds(taken[back])
+                updated += network.update_seconds(unit)
+                late = max(late, updated - passed)
+                passed += network.pass_seconds(taken[F])
+                if stage_of[owner := sizes.owner(unit)] != stage:
+                    lent = network.message_seconds(nbytes - sizes.weight_bytes(unit))
+                    pair = stage, stage_of[owner]
+                    loans.append(Loan(unit=unit, owner=owner, stages=pair, seconds=lent))
+            if network.by_stage:
+                nbytes = sum(map(sizes.visit_bytes, units))
+                added = network.sum_seconds(nbytes, replicas) if replicas > 1 else 0.0
+                sums[-1].append(Sum(unit=units.start, seconds=added))
+            updates.append(late)
+        return Ending(sums=sums, norm_s=network.norm_s, updates_s=updates, loans=loans)
+
+
+def line_of(
+    question: Question, row: Candidate, stages: Stages = (), micros: int | None = None
+) -> Pipeline:
+    """The pipeline of a shape, with as many micro-batches as it has, or fewer."""
+    chunks = CHUNKS if ORDERS[row.order].chunked else 1
+    return Pipeline(
+        method=row.order,
+        passes=lists(row.order, row.stages, micros or row.microbatches, chunks),
+        stages=stages,
+        micro=row.micro,
+        replicas=row.replicas,
+        activations=row.activations,
+        clipped=question.clipped,
+    )

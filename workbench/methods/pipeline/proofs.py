@@ -1,0 +1,91 @@
+"""Plans of pipelines: a schedule is written, proved (bytes of every rank too) and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import RunSpec
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.program import Program
+from workbench.methods.rank_plans import binding
+from workbench.model import make_model
+from workbench.profile.budgets import Budgets
+from workbench.profile.match import check_profiles
+from workbench.profile.profile import Profile
+from workbench.profile.server import Server, ServerCosts, server_of
+from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
+from workbench.schedule.plan import DoesNotFit, Plan
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
+from workbench.schedule.simulate import simulate
+from workbench.schedule.validate import validate
+
+STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """A model on a machine: what all pipelines of one run stand on."""
+
+    spec: RunSpec
+    sizes: ProfiledSizes
+    server: Server
+    budgets: Budgets
+    profiled: tuple[int, ...]
+    """Samples of the micro-batches that were measured, ascending."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, profiles: Mapping[int, Profile]) -> Ground:
+        """The ground of a spec. Raises ValueError for profiles of another model."""
+        model = make_model(spec.model)
+        check_profiles(profiles, spec, model)
+        profile = profiles[min(profiles)]
+        server = server_of(profile, spec)
+        device = server.device_bytes - Budgets.launched(spec, profile)
+        return cls(
+            spec=spec,
+            sizes=profiled_sizes(model, spec, profiles),
+            server=server,
+            budgets=Budgets(device=device, host=server.host_bytes),
+            profiled=tuple(sorted(profiles)),
+        )
+
+    @property
+    def costs(self) -> ServerCosts:
+        """Costs of actions."""
+        return ServerCosts(self.sizes, self.server, shared_updates=False)
+
+    def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:
+        """A pipeline's schedule, and the bytes of each tier that no run of it exceeds."""
+        schedule = Program(line, self.sizes).schedule()
+        proved = validate(schedule).peak_bytes
+        return schedule, {
+            DEVICE: max(peaks[DEVICE] for peaks in proved.values()),
+            HOST_TIER: schedule.mapped_bytes,
+            DISK: 0,
+        }
+
+    def plan(self, schedule: Schedule, peak: dict[str, int]) -> Plan:
+        """The plan of a schedule that fits."""
+        simulated = simulate(schedule, self.costs, steps=STEPS)
+        moved = {way: n * schedule.replicas for way, n in schedule.moved_bytes().items()}
+        return Plan(
+            method=self.spec.method,
+            fits=True,
+            schedule=replace(schedule, budgets=self.budgets.to_dict()),
+            step_seconds=simulated.step_seconds,
+            peak_bytes=peak,
+            moved_bytes=moved,
+            binding=binding(simulated, schedule.num_ranks),
+            settings=dict(schedule.settings),
+        )
+
+    def lacks(self, tier: str, needed: int) -> str:
+        """A sentence about memory that is too small."""
+        there = format_bytes(self.budgets.to_dict()[tier])
+        return f"{format_bytes(needed)} of {tier} memory are needed, {there} are there"
+
+    def refusal(self, tier: str, needed: int) -> DoesNotFit:
+        """The error of a model for which that is the least."""
+        return DoesNotFit(self.lacks(tier, needed), tier=tier)

@@ -1,0 +1,171 @@
+"""The shape of a pipeline: how many stages, copies and samples of a micro-batch, in which order.
+
+All shapes are looked at that the ranks allow: P stages of D copies with P x D <= ranks, and
+micro-batches of the profiled sizes down to one sample, N = ceil(ceil(B / D) / m) of them. A step of
+each takes milliseconds to foresee (outlook.py), and what it needs of a device is a formula
+(balance.py). The best are proved, in the order of their steps, until no other is within `MARGIN` of
+the fastest that was proved, or `TRIALS` fit. Foreseen steps are too long by 2 % at most
+(tests/unit/pipeline/test_shapes.py), so a shape that is left out is slower. They may be too short
+where sums take cores from passes, which costs a proof and no plan. The fastest wins; of equals the
+one with fewer ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+from typing import Any, NamedTuple
+
+from workbench.core.bytesize import format_bytes
+from workbench.methods.pipeline.balance import Stages
+from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.pipeline.outlook import CHUNKS, Network, Outlook, Question
+from workbench.schedule.plan import Candidate
+
+MARGIN, TRIALS = 0.04, 12
+
+
+class Cut(NamedTuple):
+    """Stages of a shape, foreseen."""
+
+    seconds: float
+    device_bytes: int
+    stages: Stages
+
+
+Prover = Callable[[Candidate, Cut], tuple[Candidate, Any]]
+"""Returns the shape with what was proved, or with the reason why it is refused; and what the prover
+wants to have back if this shape is chosen."""
+
+
+@dataclass(kw_only=True)
+class Look:
+    """A shape, and its cuts that were not refused yet."""
+
+    row: Candidate
+    cuts: list[Cut] = field(default_factory=list)
+    made: Any = None
+
+    @property
+    def merit(self) -> tuple:
+        """By which shapes are sorted. What was proved comes before what is foreseen, which is
+        further from the best."""
+        row = self.row
+        seconds = inf if row.seconds is None else row.seconds
+        return bool(row.reason), not row.proved, seconds, row.ranks, row.stages
+
+    def foresee(self) -> None:
+        """Enter what is foreseen of the fastest cut."""
+        cut = min(self.cuts)
+        self.row = replace(self.row, seconds=cut.seconds, device_bytes=cut.device_bytes)
+
+    def refuse(self, nbytes: int, there: int) -> None:
+        """Refuse a shape that needs more than there is."""
+        told = f"about {format_bytes(nbytes)} of device memory are needed"
+        reason = f"{told}, {format_bytes(there)} are there"
+        self.row = replace(self.row, device_bytes=nbytes, reason=reason)
+
+
+def search(
+    question: Question, network: Network, prove: Prover
+) -> tuple[tuple[Candidate, ...], Any]:
+    """All shapes, the one that is chosen first, those that are refused last; and what the prover
+    made of the first one, None where nothing fits."""
+    found = [*looks(question, network)]
+    trials = [(cut, look) for look in found for cut in look.cuts]
+    trials.sort(key=lambda each: (each[0].seconds, each[1].row.ranks, each[0].device_bytes))
+    best, fitted = inf, 0
+    for cut, look in trials:
+        if cut.seconds * (1 - MARGIN) > best or fitted >= TRIALS:
+            break
+        row, made = prove(look.row, cut)
+        if row.reason:
+            look.cuts.remove(cut)
+            if look.cuts and look.made is None:
+                look.foresee()
+            elif look.made is None:
+                look.row = replace(row, proved=True)
+            continue
+        fitted += 1
+        best = min(best, row.seconds)
+        if look.made is None or row.seconds < look.row.seconds:
+            look.row, look.made = replace(row, proved=True), made
+    there = question.device_bytes
+    for look in found:  # foreseen to need a little too much, and too slow to be worth a proof
+        if look.made is None and not look.row.reason and look.row.device_bytes > there:
+            look.refuse(look.row.device_bytes, there)
+    found.sort(key=lambda look: look.merit)
+    return tuple(look.row for look in found), found[0].made if found else None
+
+
+def looks(question: Question, network: Network) -> Iterator[Look]:
+    """All shapes: refused, or with the cuts that may be tried."""
+    for row in _rows(question):
+        look = Look(row=row)
+        if reason := _reason(question, row) or network.lacks(row):
+            look.row = replace(row, reason=reason)
+            yield look
+            continue
+        outlook = Outlook(question, network, row)
+        balance, there = outlook.balance, question.device_bytes
+        for stages in [question.stages] if question.stages else balance.cuts(there):
+            look.cuts.append(Cut(outlook.seconds(stages), balance.most(stages), stages))
+        if look.cuts:
+            look.foresee()
+        else:
+            look.refuse(balance.most(balance.best()), there)
+        yield look
+
+
+def _rows(question: Question) -> Iterator[Candidate]:
+    """Shapes that the ranks allow. With one stage all orders are alike, and called as the first."""
+    most = min(question.ranks, question.units)
+    depths = [len(question.stages)] if question.stages else range(1, most + 1)
+    for order, stages in ((order, stages) for order in question.orders for stages in depths):
+        kinds = _fates(question, order, stages)
+        if stages == 1 and order != question.orders[0]:
+            kinds = [kind for kind in kinds if kind == "checkpoint" and order == "1f1b"]
+        for replicas in range(1, question.ranks // stages + 1):
+            if question.replicas not in (None, replicas):
+                continue
+            for micro in _micro_sizes(question, replicas):
+                micros = ceil(ceil(question.batch / replicas) / micro)
+                for kind in kinds:
+                    yield Candidate(
+                        order=order, stages=stages, replicas=replicas, micro=micro,
+                        microbatches=micros, activations=kind,
+                    )  # fmt: skip
+
+
+def _micro_sizes(question: Question, replicas: int) -> list[int]:
+    """Samples of the micro-batches to try with so many copies: 1, 2, 4, ... and what was profiled,
+    up to the largest of these, or to the share of a copy."""
+    if not question.chosen:
+        return [*question.micros]
+    most = min(max(question.micros), ceil(question.batch / replicas))
+    powers = (1 << k for k in range(most.bit_length()))
+    return sorted({each for each in (*powers, *question.micros, most) if each <= most})
+
+
+def _fates(question: Question, order: str, stages: int) -> list[str]:
+    """What may become of activations."""
+    row = ORDERS[order]
+    if row.recomputes:
+        return ["recompute" if stages > 1 else "keep"]
+    given = {"keep": ["keep"], "recompute": [row.again]}
+    return given.get(question.activations, ["keep", row.again])
+
+
+def _reason(question: Question, row: Candidate) -> str:
+    """Why a shape cannot be; empty where it can."""
+    order = ORDERS[row.order]
+    if question.batch < row.replicas:
+        return f"a batch of {question.batch} leaves some of {row.replicas} replicas without any"
+    if order.chunked and row.stages * CHUNKS > question.units:
+        return f"{row.stages * CHUNKS} stages need a unit each, and the model has {question.units}"
+    if order.chunked and row.microbatches % row.stages:
+        return f"{row.microbatches} micro-batches are no multiple of {row.stages} ranks"
+    if order.halved and not question.sizes.cost(question.units - 1, row.micro).input_half_s:
+        return f"halves of backward passes were not profiled; a run of {row.order} does it"
+    return ""

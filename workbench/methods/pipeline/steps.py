@@ -1,0 +1,80 @@
+"""How long a whole step takes: its passes (quick.py), and sums, norm and updates after them.
+
+Copies of a pipeline, each with its own draws, do not wait for each other until their gradients are
+added up. A stage's sum begins when the last copy has them, beside the backward passes of the stages
+before, and takes the seconds of its bytes and of the ring of copies. The norm waits for all sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.methods.pipeline.orders import F
+from workbench.methods.pipeline.quick import Timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """Gradients of a unit, or of a stage, that are added up over copies."""
+
+    unit: int
+    before_s: float = 0.0
+    """Seconds before the end of the stage's last pass at which they are complete."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loan:
+    """Weights that one stage borrows of another one."""
+
+    unit: int
+    owner: int
+    stages: tuple[int, int]
+    """Of the unit, and of its owner."""
+    seconds: float
+    """Of the message that takes gradients to the owner, or weights back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What comes after the passes of a step, by stages."""
+
+    sums: Sequence[Sequence[Sum]]
+    """In the order in which a stage completes them."""
+    norm_s: float = 0.0
+    updates_s: Sequence[float] = ()
+    """Seconds after the norm by which the first pass of the next step may have to wait."""
+    loans: Sequence[Loan] = ()
+
+
+def step_seconds(copies: Sequence[Sequence[Timed]], ending: Ending) -> float:
+    """Seconds from the first pass of a step to that of the next one; `copies` have equal passes."""
+    ranks = 1 + max(timed.rank for timed in copies[0])
+    count = len(ending.sums)
+    starts, ends = [float("inf")] * count, [0.0] * count
+    for copy in copies:
+        for timed in copy:
+            stage = timed.each.chunk * ranks + timed.rank
+            ends[stage] = max(ends[stage], timed.end_s)
+            if timed.each.kind is F:
+                starts[stage] = min(starts[stage], timed.start_s)
+    ready: dict[int, float] = {}
+    for rank in range(ranks):
+        done = 0.0
+        own = [
+            (ends[s] - one.before_s, one)
+            for s in range(rank, count, ranks)
+            for one in ending.sums[s]
+        ]
+        for complete, one in sorted(own, key=lambda each: each[0]):
+            done = max(done, complete) + one.seconds
+            ready[one.unit] = done
+    for loan in ending.loans:
+        ready[loan.owner] = max(ready[loan.owner], ready[loan.unit]) + loan.seconds
+    updates = [*ending.updates_s] or [0.0] * count
+    for loan in ending.loans:
+        to, of = loan.stages
+        updates[to] = max(updates[to], updates[of] + loan.seconds)
+    waits = max(0.0, *(late - start for late, start in zip(updates, starts, strict=True)), 0.0)
+    return max(*ends, *ready.values()) + ending.norm_s + waits

@@ -1,0 +1,246 @@
+"""The shape in which a user's model trains on so many GPUs (Athlur et al., EuroSys 2022).
+
+From a profile (profile.py) all numbers of stages, copies and micro-batches are compared
+(methods/pipeline/shapes.py): stages of any slices in a row, balanced by time and memory, of which
+the last one computes nothing again; P = 1, a slice a stage, and m = 1 are among them. Memory is
+proved for the schedule of stages. The step of a shape that is proved has the measured jitter, the
+mean of some draws; the others are further from the best than jitter makes up for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.methods.pipeline.balance import Stages
+from workbench.methods.pipeline.jitter import Jitter
+from workbench.methods.pipeline.orders import ORDERS, in_flight
+from workbench.methods.pipeline.outlook import Outlook, Question, line_of
+from workbench.methods.pipeline.program import Program
+from workbench.methods.pipeline.quick import Links
+from workbench.methods.pipeline.shapes import Cut, search
+from workbench.methods.varuna.profile import ModelProfile, Named, Wire, load
+from workbench.profile.profile import UnitCost
+from workbench.schedule.build.division import packs_of
+from workbench.schedule.plan import Candidate, DoesNotFit
+from workbench.schedule.schedule import DEVICE
+from workbench.schedule.validate import validate
+
+MORE = 8
+"""Micro-batches beside three a stage, with which a schedule holds as much as with any more."""
+SEEDS = 3
+"""Draws of jitter whose mean is a step."""
+MEASURED = ("forward_s", "backward_s", "kept_bytes", "scratch_bytes")
+
+
+class SliceSizes:
+    """`Sizes` (profile/unit_costs.py) of slices as units, or of the stages of a cut."""
+
+    def __init__(self, profile: ModelProfile, stages: Stages | None = None) -> None:
+        self._profile, self.library_bytes = profile, profile.library_bytes
+        self._parts = stages or packs_of([1] * len(profile.slices))
+        self.cost = lru_cache(maxsize=None)(self._cost)
+
+    def _sum(self, unit: int, name: str) -> int:
+        return sum(getattr(self._profile.slices[each], name) for each in self._parts[unit])
+
+    def _cost(self, unit: int, samples: int) -> UnitCost:
+        """Between two measured sizes in proportion; more samples take no less."""
+        each = []
+        for slice_ in (self._profile.slices[number] for number in self._parts[unit]):
+            row = []
+            for name in MEASURED:
+                values = [getattr(one, name) for one in slice_.passes]
+                least = np.minimum.accumulate(values[::-1])[::-1]
+                row.append(float(np.interp(samples, self._profile.samples, least)))
+            each.append(row)
+        forward, backward, kept, _ = (sum(column) for column in zip(*each, strict=True))
+        scratch = max(row[-1] for row in each)
+        inner = [self._profile.slices[number].boundary_bytes for number in self._parts[unit][1:]]
+        return UnitCost(
+            kind="block", parameters=self._sum(unit, "parameters"), forward_s=forward,
+            recompute_s=forward, backward_s=backward, kept_bytes=round(kept) + samples * sum(inner),
+            forward_scratch_bytes=round(scratch), recompute_scratch_bytes=round(scratch),
+            backward_scratch_bytes=round(scratch),
+        )  # fmt: skip
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        first = self._parts[unit].start
+        return samples * self._profile.slices[first].boundary_bytes if first else 0
+
+    def weight_bytes(self, unit: int) -> int:
+        return self._sum(unit, "weight_bytes")
+
+    visit_bytes = fresh_bytes = weight_bytes
+
+    def state_bytes(self, unit: int) -> int:
+        return self._sum(unit, "state_bytes")
+
+    def owner(self, unit: int) -> int:
+        return unit
+
+    def token_bytes(self, samples: int) -> int:
+        return samples * self._profile.slices[0].boundary_bytes
+
+
+class HostsNetwork:
+    """Links within hosts and between them, and sums over rings (shapes.Network)."""
+
+    contention, norm_s, by_stage = None, 0.0, True
+
+    def __init__(self, profile: ModelProfile, gpus_per_vm: int) -> None:
+        self._profile, self._per_host = profile, gpus_per_vm
+
+    def pass_seconds(self, alone: float) -> float:
+        return alone
+
+    def wires(self, stages: int, ranks: int, copy: int = 0) -> list[Wire | None]:
+        """Of the links between stages of one copy, whose ranks are neighbours."""
+        hosts = [(copy * ranks + stage % ranks) // self._per_host for stage in range(stages)]
+        return [
+            self._profile.within if a == b else self._profile.between for a, b in pairwise(hosts)
+        ]
+
+    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[Links]:
+        found = []
+        for copy in range(replicas):
+            wires = self.wires(len(nbytes) + 1, ranks, copy)
+            times = [n / wire.bytes_per_s for n, wire in zip(nbytes, wires, strict=True)]
+            latencies = tuple(wire.latency_s for wire in wires)
+            found.append(Links(seconds=latencies, wire_s=tuple(times)))
+        return found
+
+    def message_seconds(self, nbytes: int) -> float:
+        return 0.0  # a slice's weights are its own
+
+    def sum_seconds(self, nbytes: int, replicas: int) -> float:
+        """Of the ring that was measured with the nearest number of copies; in a ring of n each
+        byte goes through 2 (n - 1) / n times."""
+        if replicas == 1:
+            return 0.0
+        sums = self._profile.sums
+        ring = min((one.ranks for one in sums), key=lambda ranks: (abs(ranks - replicas), ranks))
+        points = sorted((one.nbytes, one.seconds) for one in sums if one.ranks == ring)
+        high, last = points[-1]
+        if nbytes > high:
+            seconds = last * nbytes / high
+        else:
+            seconds = float(np.interp(nbytes, *zip(*points, strict=True)))
+        return seconds * (1 - 1 / replicas) / (1 - 1 / ring)
+
+    def update_seconds(self, unit: int) -> float:
+        return self._profile.slices[unit].update_s
+
+    def lacks(self, row: Candidate) -> str:
+        stages, replicas = row.stages, row.replicas
+        if replicas > 1 and not self._profile.sums:
+            return "sums over copies were not profiled; profile on two ranks or more"
+        wires = [wire for copy in range(replicas) for wire in self.wires(stages, stages, copy)]
+        if None in wires:
+            where = "between hosts" if self._profile.between is None else "within a host"
+            return f"messages {where} were not profiled; profile on such ranks"
+        return ""
+
+
+class AutoConfig:
+    """The fastest shape, and what was compared.
+
+    `gpu_memory_capacity` is in bytes or as ``16GiB``, else the profiled devices'; `order` is
+    ``auto`` for the fastest of all orders; a `model` that is named must be the profile's.
+    """
+
+    def __init__(
+        self,
+        num_gpus: int,
+        gpus_per_vm: int,
+        batch_size: int,
+        profile_folder: str | Path,
+        gpu_memory_capacity: int | str | None = None,
+        verbose: bool = True,
+        order: str = "varuna",
+        model: Named | None = None,
+    ) -> None:
+        """Compare all shapes. Raises ValueError for a number below 1, an order that is none, and a
+        profile that is not there or of another model. That nothing fits is said by `get_min`."""
+        counts = {"num_gpus": num_gpus, "gpus_per_vm": gpus_per_vm, "batch_size": batch_size}
+        for name, number in counts.items():
+            if number < 1:
+                raise ValueError(f"{name} is {number}; it must be 1 or more")
+        if order not in (*ORDERS, "auto"):
+            raise ValueError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}, auto")
+        self.profile = load(Path(profile_folder), model)
+        self.num_gpus, self.batch_size = num_gpus, batch_size
+        self._network = HostsNetwork(self.profile, gpus_per_vm)
+        others = [name for name in ORDERS if name != "varuna"]
+        capacity = gpu_memory_capacity
+        self._question = Question(
+            sizes=SliceSizes(self.profile),
+            units=len(self.profile.slices),
+            ranks=num_gpus,
+            batch=batch_size,
+            micros=self.profile.samples,
+            device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
+            orders=("varuna", *others) if order == "auto" else (order,),
+            activations="keep",
+        )
+        self.candidates, self.stages = search(self._question, self._network, self._proved)
+        """All shapes, the best first, those that are refused last; and slices of each stage of the
+        best, None where nothing fits."""
+        fitting = [row for row in reversed(self.candidates) if not row.reason]
+        self.batch_times = {row.stages: row.seconds for row in fitting}
+        """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
+        the best of all seconds and memory are foreseen (`candidates`)."""
+        self.micro_batch = {row.stages: row.micro for row in fitting}
+        """Stages -> samples of its micro-batches."""
+        if verbose:
+            sys.stdout.writelines(f"{row.words()}\n" for row in self.candidates)
+
+    def get_min(self) -> tuple[int, int, float]:
+        """Stages, samples of a micro-batch, and seconds of a step of the fastest shape. Raises
+        DoesNotFit where none fits."""
+        best = self.candidates[0]
+        if best.reason:
+            raise DoesNotFit(
+                f"no shape of {self.profile.model.name} fits {self.num_gpus} GPUs; the first of "
+                f"{len(self.candidates)}: {best.words()}"
+            )
+        return best.stages, best.micro, best.seconds
+
+    def _proved(self, row: Candidate, cut: Cut) -> tuple[Candidate, Stages]:
+        """Bytes of the schedule whose units are stages, and a step with jitter."""
+        asked, stages, seconds = self._question, cut.stages, cut.seconds
+        units = packs_of([1] * len(stages))
+        few = min(row.microbatches, row.stages * (3 + ceil(MORE / row.stages)))
+        line = line_of(asked, row, units, few)
+        if few in map(in_flight, line.passes):  # more are in flight where there are more
+            line = line_of(asked, row, units)
+        sizes = SliceSizes(self.profile, stages)
+        proved = validate(Program(line, sizes).schedule()).peak_bytes
+        tokens = sizes.token_bytes(row.micro * (row.microbatches - line.micros))
+        most = max(peaks[DEVICE] for peaks in proved.values()) + tokens
+        if most > asked.device_bytes:
+            needed, there = format_bytes(most), format_bytes(asked.device_bytes)
+            reason = f"{needed} of device memory are needed, {there} are there"
+            return replace(row, device_bytes=most, reason=reason), stages
+        if (jitter := self._jitter(row.stages, stages)) is not None:
+            seeds = [replace(jitter, seed=seed) for seed in range(SEEDS)]
+            outlook = Outlook(asked, self._network, row)
+            seconds = fmean(outlook.seconds(stages, each) for each in seeds)
+        return replace(row, device_bytes=most, seconds=seconds), stages
+
+    def _jitter(self, ranks: int, stages: Stages) -> Jitter | None:
+        """The measured jitter of a pipeline's passes and links, None where there is none."""
+        network = tuple(wire.jitter.sd_s for wire in self._network.wires(len(stages), ranks))
+        compute = tuple(self.profile.jitter.sd_s * len(units) ** 0.5 for units in stages)
+        if not any(compute) and not any(network):
+            return None
+        return Jitter(compute_s=compute, network_s=network or 0.0)

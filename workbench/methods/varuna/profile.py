@@ -1,0 +1,161 @@
+"""The profile of a model that is cut at its CutPoints: one file, of one model on one machine.
+
+    FOLDER/profile.json
+
+A slice is what lies between two CutPoints, the smallest part that a stage can be made of. Measured
+are its passes in micro-batches of several sizes, messages within a host and between two, sums over
+rings of copies, and how far these deviate. Whoever measures calls `save`; `load` refuses another
+model's. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from workbench.core.files import write_whole
+from workbench.core.jsonfile import read_json
+from workbench.core.schema import read_as
+
+FILE = "profile.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A model or a machine: its name, and a digest of what decides the numbers."""
+
+    name: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.digest})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicePasses:
+    """Passes of one slice over a micro-batch of so many samples. Seconds are medians; spreads are
+    half of the distance of their quartiles."""
+
+    samples: int
+    forward_s: float
+    backward_s: float
+    """Without the recomputation."""
+    kept_bytes: int
+    """Kept from the forward to the backward pass, without input and output."""
+    forward_spread_s: float = 0.0
+    backward_spread_s: float = 0.0
+    scratch_bytes: int = 0
+    """Peak inside a pass beyond what is kept and what it returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A part of the model between two CutPoints."""
+
+    parameters: int
+    weight_bytes: int
+    """Of its weights; its gradients have as many."""
+    state_bytes: int
+    """Of the optimizer's states, fp32 masters among them."""
+    boundary_bytes: int
+    """Bytes that enter it, a sample: of the first slice those of the model's inputs."""
+    update_s: float = 0.0
+    """The optimizer's step over it."""
+    passes: tuple[SlicePasses, ...]
+    """By samples, ascending; of all slices the same ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """How far single passes or messages deviate from their usual time: jitter."""
+
+    median_s: float = 0.0
+    """Half of them deviate by less."""
+    sd_s: float = 0.0
+    """Standard deviation; of messages, which only come later, of a normal one whose size it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """Messages from one rank to the next while both compute."""
+
+    latency_s: float
+    """Of the least message."""
+    bytes_per_s: float
+    jitter: Deviation = Deviation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSum:
+    """An all-reduce: so many bytes, added up over so many ranks."""
+
+    ranks: int
+    nbytes: int
+    seconds: float
+    spread_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """A model on a machine."""
+
+    model: Named
+    machine: Named
+    device_bytes: int
+    """Memory of a device that a process may use."""
+    slices: tuple[Slice, ...]
+    within: Wire | None = None
+    """Messages within a host; None where that was not measured."""
+    between: Wire | None = None
+    """Messages from host to host."""
+    sums: tuple[RingSum, ...] = ()
+    jitter: Deviation = Deviation()
+    """Of the passes of a slice."""
+    library_bytes: int = 0
+    """Memory of a device that libraries keep."""
+    version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        sizes = self.samples
+        if not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1:
+            raise ValueError(
+                f"slices have passes of {[*sizes]} samples; they ascend from 1 or more"
+            )
+        for number, each in enumerate(self.slices):
+            if (other := [one.samples for one in each.passes]) != [*sizes]:
+                raise ValueError(f"slice {number} has passes of {other} samples, not of {[*sizes]}")
+        for name in ("within", "between"):
+            wire = getattr(self, name)
+            if wire is not None and (wire.bytes_per_s <= 0 or wire.latency_s < 0):
+                raise ValueError(f"{name} is {wire}; its rate is positive, its latency 0 or more")
+        for one in self.sums:
+            if one.ranks < 2 or one.nbytes < 1:
+                raise ValueError(f"sums have {one}; 2 ranks and 1 byte are the least")
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Sizes of micro-batches that were profiled."""
+        return tuple(one.samples for slice_ in self.slices[:1] for one in slice_.passes)
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder, whole or not at all; another one there is replaced."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> ModelProfile:
+    """The profile in a folder. Raises ValueError where there is none, where it does not fit, and
+    where it is of another model or machine than the one named."""
+    path = Path(folder) / FILE
+    where = f"the profile {path}"
+    try:
+        found: ModelProfile = read_as(ModelProfile, read_json(path, where), where)
+    except FileNotFoundError:
+        raise ValueError(f"{where} is not there; a Profiler writes it") from None
+    pairs = {"model": (model, found.model), "machine": (machine, found.machine)}
+    for what, (wanted, there) in pairs.items():
+        if wanted not in (None, there):
+            raise ValueError(f"{where} is of the {what} {there}, not of {wanted}; profile anew")
+    return found
