@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor
 
 from baselines.common import named_units
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
 from workbench.runtime.checkpoint import KINDS, label_of, reader, write_unit
+from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import Saved
 
 
@@ -94,27 +95,16 @@ class Together:
             if told[0] is None:
                 return
             with suppress(OSError):
-                self._together(super().write, Path(told[0]))
+                as_one(partial(super().write, Path(told[0])), dist.group.WORLD)
 
     def write(self, folder: Path) -> None:
         """As `Holder.write`, on the first rank, inside its `save`."""
         dist.broadcast_object_list([str(folder)], src=0)
-        self._together(super().write, folder)
+        as_one(partial(super().write, folder), dist.group.WORLD)
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`, on every rank."""
-        self._together(super().restore, saved)
-
-    def _together(self, do: Callable[[Any], None], what: Any) -> None:
-        """Raises the trouble of any rank, as its kind."""
-        mine, told = None, [None] * dist.get_world_size()
-        try:
-            do(what)
-        except (OSError, ValueError, SafetensorError) as error:
-            mine = (ValueError if isinstance(error, ValueError) else OSError)(str(error))
-        dist.all_gather_object(told, mine)
-        for error in filter(None, told):
-            raise error
+        as_one(partial(super().restore, saved), dist.group.WORLD)
 
 
 class StageHolder(Together, ModuleHolder):

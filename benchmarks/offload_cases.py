@@ -289,7 +289,7 @@ SPEEDS = {
         Speed(start_s=40, start_s_per_billion=7, step_s_per_billion=0.02),
     ),
     **dict.fromkeys(
-        ("gpipe", "1f1b", "interleaved", "zb-h1"),
+        ("gpipe", "1f1b", "interleaved", "zb-h1", "varuna"),
         Speed(start_s=50, start_s_per_billion=10, step_s_per_billion=0.02),
     ),
     **dict.fromkeys(

@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
         for name in names
         for kept in (True, False)
     },
+    "varuna": {"method": "varuna", "activations": "recompute"},
     "zero-offload": {"method": "zero-offload"},
     "zero-infinity": {"method": "zero-infinity"},
     "dp-swap": {"method": "dp-swap"},
@@ -39,7 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
 PIPELINED = (
     "1f1b (keep)", "torch-1f1b (keep)", "1f1b", "torch-1f1b", "gpipe", "torch-gpipe",
     "zb-h1 (keep)", "torch-zero-bubble (keep)", "interleaved (keep)", "torch-interleaved (keep)",
-    "gpipe (keep)", "torch-gpipe (keep)",
+    "gpipe (keep)", "torch-gpipe (keep)", "varuna",
 )  # fmt: skip
 """Each of ours beside torch's own, in the order in which they are run."""
 ROOFS = ("data-parallel", *dict.fromkeys(name.removesuffix(" (keep)") for name in PIPELINED))

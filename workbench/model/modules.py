@@ -178,9 +178,12 @@ class Decomposed(LayeredModel):
     def norm_calls(self, unit: int, path: str) -> int:
         return self._looks[self.kind(unit)].norms.get(path, 0)
 
+    def learns(self, unit: int, local_name: str) -> bool:
+        """Whether a parameter is trained: it asks for gradients, and some reach it."""
+        return local_name not in {*self._frozen[unit], *self._unreached[unit]}
+
     def decays(self, unit: int, local_name: str) -> bool:
-        untrained = {*self._frozen[unit], *self._unreached[unit]}
-        return local_name not in untrained and super().decays(unit, local_name)
+        return self.learns(unit, local_name) and super().decays(unit, local_name)
 
     @property
     def alike(self) -> bool:

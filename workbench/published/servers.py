@@ -32,6 +32,7 @@ LABELS = {
     "1f1b": "1F1B",
     "interleaved": "interleaved",
     "zb-h1": "ZB-H1",
+    "varuna": "Varuna",
     "torch-gpipe": "torch GPipe",
     "torch-1f1b": "torch 1F1B",
     "torch-interleaved": "torch interleaved",

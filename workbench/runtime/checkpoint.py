@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -121,18 +121,23 @@ def save(
         target = publish(temporary, manifest)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if FULL.search(str(error)) and _make_room(folder):  # the next try has none to give
+        if FULL.search(str(error)) and make_room(folder):  # the next try has none to give
             notes += [MADE_ROOM] if MADE_ROOM not in notes else []
             return save(folder, holder, manifest, statistics, notes)
         raise OSError(f"the checkpoint {temporary.name[1:]} was not written: {error}") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _remove_all_but([saved.path for saved in whole(folder)][:KEEP], folder)
+    remove_older(folder)
     return target
 
 
-def _make_room(folder: Path) -> bool:
+def remove_older(folder: Path) -> None:
+    """Remove all but the newest `KEEP` whole checkpoints, unfinished ones too."""
+    _remove_all_but([saved.path for saved in whole(folder)][:KEEP], folder)
+
+
+def make_room(folder: Path) -> bool:
     """Whether there were checkpoints beside the newest whole one, of which every byte is looked at
     before they are removed."""
     for saved in whole(folder):
@@ -144,7 +149,7 @@ def _make_room(folder: Path) -> bool:
 
 def _remove_all_but(kept: list[Path], folder: Path) -> bool:
     others = [path for path in steps_in(folder) if path not in kept]
-    for path in others:
+    for path in (*others, *folder.glob(".step-*")):
         shutil.rmtree(path, ignore_errors=True)
     return bool(others)
 
@@ -157,7 +162,7 @@ def label_of(kind: str, model: LayeredModel, unit: int, local: str) -> str:
 def write_unit(folder: Path, unit: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """A unit's file, from tensors by their labels."""
     named = {label: tensor.cpu().contiguous() for label, tensor in tensors}
-    save_file(named, folder / _file_of(unit))
+    save_file(named, folder / file_of(unit))
 
 
 @contextmanager
@@ -167,7 +172,7 @@ def reader(saved: Saved, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
 
     Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
     """
-    name, folder = _file_of(unit), saved.path
+    name, folder = file_of(unit), saved.path
     if name not in saved.manifest.files:
 
         def lacking(label: str, into: Tensor) -> None:
@@ -181,22 +186,29 @@ def reader(saved: Saved, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
             names = set(file.keys())
 
             def read(label: str, into: Tensor) -> None:
-                if label not in names:
-                    raise ValueError(f"the checkpoint {folder} has no {label}")
-                saved = file.get_tensor(label)
-                if saved.shape != into.shape:
-                    raise ValueError(
-                        f"{label} in the checkpoint {folder} has shape {tuple(saved.shape)}, "
-                        f"the model's is {tuple(into.shape)}"
-                    )
-                into.copy_(saved)
+                found = file.get_tensor(label) if label in names else None
+                check_fits(folder, label, found, into)
+                into.copy_(found)
 
             yield read
     except (OSError, SafetensorError) as error:
         raise unreadable(folder, error) from error
 
 
-def _file_of(unit: int) -> str:
+def check_fits(folder: Path, label: str, found: Tensor | None, into: Tensor) -> None:
+    """Raise ValueError where a checkpoint's tensor is none of the model's; None is one that it
+    lacks."""
+    if found is None:
+        raise ValueError(f"the checkpoint {folder} has no {label}")
+    if found.shape != into.shape:
+        raise ValueError(
+            f"{label} in the checkpoint {folder} has shape {tuple(found.shape)}, "
+            f"the model's is {tuple(into.shape)}"
+        )
+
+
+def file_of(unit: int) -> str:
+    """Name of a unit's file."""
     return f"unit-{unit:05d}.safetensors"
 
 
@@ -210,13 +222,20 @@ def whole(folder: Path) -> Iterator[Saved]:
 def statistics(saved: Saved) -> dict[str, Tensor]:
     """The running statistics of a checkpoint; none where its model has none. Raises OSError where
     they cannot be read."""
-    if STATISTICS not in saved.manifest.files:
-        return {}
-    saved.check([STATISTICS])
+    return tensors_of(saved, [STATISTICS] if STATISTICS in saved.manifest.files else [])
+
+
+def tensors_of(saved: Saved, names: Collection[str]) -> dict[str, Tensor]:
+    """All tensors of some files by their labels, which lie in the files until they are copied.
+    Raises OSError where they cannot be read."""
+    if lacking := {*names} - saved.manifest.files.keys():
+        raise unreadable(saved.path, f"it has no {min(lacking)}")
+    saved.check(names)
     try:
-        return load_file(saved.path / STATISTICS)
+        files = [load_file(saved.path / name) for name in names]
     except SafetensorError as error:
         raise unreadable(saved.path, error) from error
+    return {label: tensor for file in files for label, tensor in file.items()}
 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:

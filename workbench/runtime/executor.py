@@ -87,23 +87,23 @@ class Executor:
         record_from: int = 0,
         origin: float | None = None,
         board: Board | None = None,
+        rank: int | None = None,
         compute_stream: torch.cuda.Stream | None = None,
         announce: Work | None = None,
         together: bool = False,
         on_failure: Callable[[BaseException], None] | None = None,
+        abandon_s: float | None = None,
     ) -> None:
-        """Events count from `origin` (time.perf_counter), by default from the first segment's
-        beginning. `compute_stream` is the stream on which passes were recorded, if some were.
+        """Several ranks need a board; one whose ranks meet in messages and sums alone does without,
+        and says its `rank`. Events count from `origin` (time.perf_counter), by default from the
+        first segment's beginning. `compute_stream` is the stream on which passes were recorded, if
+        some were.
         `announce` says that there is room for a message, once all that its RECV waits for has
         ended, or on CUDA is waited for by the current stream. `together`: one thread walks all
-        lanes that are only issued."""
-        if schedule.mesh.processes != 1 and board is None:
-            raise ValueError(
-                f"the schedule {schedule.name!r} has {schedule.mesh.processes} ranks; several need "
-                "a board"
-            )
+        lanes that are only issued. `abandon_s` after a failure, lanes that wait for other processes
+        by means that nobody can end are left behind, and nothing can run any more."""
         self.schedule = schedule
-        self._board, self._on_failure = board, on_failure
+        self._board, self._on_failure, self._abandon_s = board, on_failure, abandon_s
         self._timings = Timings(origin)
         self.events = self._timings.events
         self.step_numbers: list[int] = []
@@ -114,9 +114,15 @@ class Executor:
         self._on_step_end = on_step_end
         self._record_from = record_from
         self._announce = announce
-        rank = board.position if board else 0
+        rank = board.position if board else (rank or 0)
         found = lane_threads(schedule, rank, announces=announce is not None, together=together)
         self._waits, self._remote = found.local, found.remote
+        seen = found.published or any(self._remote[i] for own in found.lanes.values() for i in own)
+        if board is None and (seen or schedule.mesh.processes > 1 and rank is None):
+            raise ValueError(
+                f"the schedule {schedule.name!r} has {schedule.mesh.processes} ranks; several need "
+                "a board"
+            )
         self._lane_items = found.threads
         self._announcing, self._publishing = found.announcing, found.publishing
         beside = {index for lane in found.publishing for index in found.lanes[lane]}
@@ -161,7 +167,7 @@ class Executor:
         try:
             if self._streams:  # a lane that only launches must not hold the others for long
                 sys.setswitchinterval(SWITCH_S)
-                _keep_what_is_there()
+                _keep_what_is_there(collect=not self.step_numbers)
             self._start_lanes(steps)
             self._walk(COMPUTE, steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
@@ -211,17 +217,25 @@ class Executor:
             for thread, ended in self._threads:
                 if thread.ident is None:  # its start was interrupted: it begins yet, or never
                     ended.wait(START_S)
-                if thread.ident is not None:
-                    ended.wait()  # `join`, interrupted, takes a running thread for dead (gh-90882)
+                # `join`, interrupted, takes a running thread for dead (gh-90882)
+                if thread.ident is not None and self._has_ended(ended):
                     thread.join()
+            left = any(not ended.is_set() for thread, ended in self._threads if thread.ident)
             self._threads.clear()
-            if self._streams:
+            if self._streams and not left:
                 # A device that failed has told a lane already, and that cause is the one to raise.
                 with suppress(RuntimeError) if self._stop else nullcontext():
                     torch.cuda.synchronize(self._device)
         except BaseException as error:
             self._fail(error)
             self._drain()
+
+    def _has_ended(self, ended: threading.Event) -> bool:
+        """Wait for a lane's end; False for one that is left behind."""
+        while not ended.wait(self._abandon_s):
+            if self._stop:
+                return False
+        return True
 
     def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
         """The life of a lane that has a thread of its own."""
@@ -347,10 +361,11 @@ class Executor:
             completion.set()
 
 
-def _keep_what_is_there() -> None:
+def _keep_what_is_there(*, collect: bool = True) -> None:
     """Let the garbage collector look no more at what exists: models, schedules and what compilers
     left are a million objects, through which it goes for a quarter of a second and more, while no
     thread launches anything.
     """
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()

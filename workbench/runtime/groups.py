@@ -1,4 +1,5 @@
-"""Sums over the ranks that name them, which need not be all, and over their replicas.
+"""Sums over the ranks that name them, which need not be all, and over their replicas; and what all
+ranks do as one.
 
 Replicas of one stage of a pipeline add up their gradients, and no other stage's.
 """
@@ -6,9 +7,12 @@ Replicas of one stage of a pipeline add up their gradients, and no other stage's
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 
 from workbench.schedule.action import Action, Kind
@@ -39,3 +43,23 @@ class Groups:
         ranks = self._ranks[action.meeting]
         dist.all_reduce(values, group=self._made.get((*ranks,)))
         return ranks[0]
+
+
+def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
+    """Have every rank of a group do something; returns what all of them found, by rank. None is
+    this process alone.
+
+    Raises, on every rank, the ValueError or OSError of the first one that has one.
+    """
+    if group is None:
+        return [do()]
+    told: list[Any] = [None] * dist.get_world_size(group)
+    try:
+        mine = do(), None
+    except (OSError, ValueError, SafetensorError) as error:
+        mine = None, (ValueError if isinstance(error, ValueError) else OSError)(str(error))
+    dist.all_gather_object(told, mine, group=group)
+    for _, error in told:
+        if error is not None:
+            raise error
+    return [found for found, _ in told]

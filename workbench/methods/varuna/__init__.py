@@ -1,6 +1,27 @@
-"""Varuna (EuroSys 2022): elastic pipelines that choose their own shape."""
+"""Varuna (Athlur et al., EuroSys 2022): a user's module as an elastic pipeline.
 
-from workbench.methods.varuna.autoconfig import AutoConfig
-from workbench.methods.varuna.placement import get_this_rank_config_varuna, get_varuna_config
+    from workbench.methods.varuna import AutoConfig, CutPoint, Varuna
 
-__all__ = ["AutoConfig", "get_this_rank_config_varuna", "get_varuna_config"]
+The names are imported when they are used: planning needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+HOMES = {
+    "AutoConfig": "autoconfig",
+    "CutPoint": "cut_point",
+    "Varuna": "pipeline",
+    "get_this_rank_config_varuna": "autoconfig",
+    "get_varuna_config": "autoconfig",
+}
+"""Public name -> its module."""
+__all__ = [*HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

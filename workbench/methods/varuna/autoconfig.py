@@ -21,6 +21,7 @@ from statistics import fmean
 import numpy as np
 
 from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import ORDERS, in_flight
@@ -244,3 +245,22 @@ class AutoConfig:
         if not any(compute) and not any(network):
             return None
         return Jitter(compute_s=compute, network_s=network or 0.0)
+
+
+def get_varuna_config(stage_to_rank_map: str) -> tuple[int, int]:
+    """Stages, and copies of each.
+
+    >>> get_varuna_config("0,4;1,5;2,6;3,7;")
+    (4, 2)
+    """
+    found = StageMap.parse(stage_to_rank_map)
+    return found.stages, found.replicas
+
+
+def get_this_rank_config_varuna(stage_to_rank_map: str, rank: int) -> tuple[int, int]:
+    """Stage and copy of a rank. Raises ValueError for one that is not in the map.
+
+    >>> get_this_rank_config_varuna("0,4;1,5;2,6;3,7;", 5)
+    (1, 1)
+    """
+    return StageMap.parse(stage_to_rank_map).place(rank)

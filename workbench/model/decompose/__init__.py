@@ -9,13 +9,13 @@ begin, `layer` and `program` are what comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.model.decompose.blocks import choose, has_weights
+from workbench.model.decompose.blocks import around, choose, has_weights
 from workbench.model.decompose.cut import Piece, cut
 from workbench.model.decompose.layer import Layer, Value, local_tensors
 from workbench.model.decompose.probe import Undecomposed, record
@@ -41,22 +41,31 @@ def decompose(
     kwargs: dict[str, Any] | None = None,
     *,
     criterion: Callable[[Any, Any], Tensor] | None = None,
+    at: Collection[str] | None = None,
 ) -> list[Layer]:
     """Cut a model, which may be on the meta device, into a strictly sequential list of layers.
 
     `args` and `kwargs` are an example of what the model is called with. Of its tensors only shapes,
     dtypes and whether they need gradients are read. Those whose first dimension is as long as that
     of the first tensor are batches of samples; that size is free later, all else is fixed.
-    `blocks.choose` has the rule of what becomes a layer. With a criterion, the last layer puts out
-    `criterion(output, targets)`, taken to be one fp32 number, instead of the model's output.
+    `blocks.choose` has the rule of what becomes a layer; where paths of modules are given as `at`,
+    each layer but the first begins with the one call of one of them. With a criterion, the last
+    layer puts out `criterion(output, targets)`, taken to be one fp32 number, instead of the model's
+    output.
 
     Raises ValueError when the calls the model makes between its blocks cannot be found, or are
     others at another batch size, with the reason and what to do.
     """
-    kwargs = dict(sorted((kwargs or {}).items()))
+    kwargs = dict(sorted((kwargs or {}).items(), key=lambda item: _rank(*item)))
     if not isinstance(args, tuple):
         raise ValueError(f"the example arguments must be a tuple, not a {type(args).__name__}")
-    return _decompose(model, args, kwargs, choose(model), criterion, grow=True)
+    blocks = choose(model) if at is None else around(model, at)
+    return _decompose(model, args, kwargs, blocks, criterion, grow=True, at=at)
+
+
+def _rank(name: str, value: Any) -> tuple[bool, str]:
+    """Arguments by name, but tensors of one row last: the first tensor tells the batch's size."""
+    return isinstance(value, Tensor) and value.shape[:1] == (1,), name
 
 
 def from_list(
@@ -94,12 +103,13 @@ def _decompose(
     criterion: Callable | None,
     *,
     grow: bool,
+    at: Collection[str] | None = None,
 ) -> list[Layer]:
     if isinstance(criterion, nn.Module) and has_weights(criterion):
         raise ValueError("a criterion with parameters cannot be added: make it part of the model")
     trace, mode = record(model, args, kwargs, blocks, grow=grow)
     programs, modes = [], _modes(model)
-    pieces = cut(trace, blocks, model)
+    pieces = cut(trace, blocks, model, at)
     for piece in pieces:
         piece.plan.mode = mode
         targets = [call.target for call in piece.plan.calls if isinstance(call.target, str)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from torch import nn
 
@@ -21,6 +21,26 @@ def choose(model: nn.Module) -> set[str]:
     * a module without children is a layer if it has parameters.
     """
     return {*_choose(model, "", top=True)} or {""}
+
+
+def around(model: nn.Module, at: Collection[str]) -> set[str]:
+    """Paths of the largest modules that can be called and hold none of the modules at these paths:
+    their code is not followed, and all code around them is. The modules themselves are among
+    them."""
+    above = {"", *(path[:end] for path in at for end in _ends(path))}
+    for path, module in model.named_modules():
+        if path.rpartition(".")[0] in above and type(module) in (nn.ModuleList, nn.ModuleDict):
+            above.add(path)
+    return {
+        path
+        for path, module in model.named_modules()
+        if path not in above and path.rpartition(".")[0] in above
+    }
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Where the paths of the modules above end."""
+    return (place for place, letter in enumerate(path) if letter == ".")
 
 
 def _choose(

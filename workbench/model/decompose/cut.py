@@ -6,6 +6,8 @@ go to the first of them, or partly to the second where that halves the bytes tha
 that is needed further down crosses every cut on the way, as the same tensor. What depends on no
 input (positions, causal masks, zeros of the batch's size) is not relayed but made where it is used.
 
+Where modules are named to cut at, layers begin with their calls, and nowhere else.
+
 A cut is not made, so that two blocks are one layer, where a tensor would cross that is not a stack
 of samples, or where two views of one memory would cross and one is written to later. A single
 tensor that crosses and is written to later is copied before.
@@ -14,7 +16,7 @@ tensor that crosses and is written to later is copied before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -40,16 +42,22 @@ class Piece:
     outputs: tuple[Value, ...]
 
 
-def cut(trace: Trace, blocks: set[str], model: nn.Module) -> list[Piece]:
-    """The layers, in order; at least one."""
-    return _Cutter(trace, blocks, model).pieces()
+def cut(
+    trace: Trace, blocks: set[str], model: nn.Module, at: Collection[str] | None = None
+) -> list[Piece]:
+    """The layers, in order; at least one. `at` are paths of modules whose calls begin a layer.
+    Raises ValueError for one that is not called once, or where what crosses is no stack of samples.
+    """
+    return _Cutter(trace, blocks, model, at).pieces()
 
 
 class _Cutter:
     """Positions are places in `order`, the calls that depend on inputs or weights."""
 
-    def __init__(self, trace: Trace, blocks: set[str], model: nn.Module) -> None:
-        self.trace, self.blocks, self.model = trace, blocks, model
+    def __init__(
+        self, trace: Trace, blocks: set[str], model: nn.Module, at: Collection[str] | None
+    ) -> None:
+        self.trace, self.blocks, self.model, self.at = trace, blocks, model, at
         self.maker = {n: i for i, call in enumerate(trace.calls) for n in call.results}
         self.free = self._free_calls()
         self.order = [i for i, free in enumerate(self.free) if not free]
@@ -116,6 +124,8 @@ class _Cutter:
 
     def _starts(self) -> tuple[list[int], list[str]]:
         """Positions where layers begin, and the first block of each."""
+        if self.at is not None:
+            return self._given_starts(self.at)
         starts, names = [0], []
         before = None  # position of the block before
         for position, i in enumerate(self.order):
@@ -133,6 +143,31 @@ class _Cutter:
                 names.append(call.target)
             before = position
         return starts, names or [""]
+
+    def _given_starts(self, at: Collection[str]) -> tuple[list[int], list[str]]:
+        """Positions of the calls of the modules at these paths, and their paths."""
+        starts, names = [0], [""]
+        calls = Counter(call.target for call in self.trace.calls if call.target in at)
+        for path in at:
+            if calls[path] != 1:
+                times = f"{calls[path]} times" if calls[path] else "never"
+                raise ValueError(f"{path!r} is called {times} in a forward pass; a cut is one call")
+        for position, i in enumerate(self.order):
+            call = self.trace.calls[i]
+            if call.target not in at:
+                continue
+            if not position or not self._may_cut(position):
+                shapes = [self.trace.shapes[n] for n in self.crossing[position]]
+                raise ValueError(
+                    f"the model cannot be cut at {call.target!r}: what crosses it must be stacks "
+                    f"of samples that nothing writes to later, and it is {_in_words(shapes)}"
+                )
+            starts.append(position)
+            names.append(call.target)
+        if len(starts) <= len(at):
+            lost = sorted({*at} - {*names})
+            raise ValueError(f"what is called at {lost[0]!r} depends on no input: a cut follows it")
+        return starts, names
 
     def _crossing(self) -> list[list[int]]:
         """For each position, the numbers of the tensors that cross a cut before its call."""
@@ -246,6 +281,18 @@ def _per_sample(shape: Sequence[int | Affine]) -> tuple[tuple[int, ...], int | N
     if len(grown) > 1 or shape[dim].start:
         return None
     return (*shape[:dim], *shape[dim + 1 :]), dim, shape[dim].slope
+
+
+def _in_words(shapes: Sequence[Sequence[int | Affine]]) -> str:
+    """Shapes of tensors, with B for what follows the batch size."""
+
+    def size(dim: int | Affine) -> str:
+        if not isinstance(dim, Affine):
+            return str(dim)
+        rows = "B" if dim.slope == 1 else f"{dim.slope}B"
+        return f"{rows}{dim.start:+d}" if dim.start else rows
+
+    return ", ".join(f"[{', '.join(map(size, shape))}]" for shape in shapes) or "nothing"
 
 
 def _at_one(shape: Sequence[int | Affine]) -> tuple[int, ...]:

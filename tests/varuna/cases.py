@@ -1,0 +1,90 @@
+"""What workers of tests do; each function is run by every rank of a case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.varuna import net
+from workbench.core.stage_map import StageMap
+from workbench.methods.varuna import Varuna
+
+CLIP = 0.5
+torch.set_num_threads(1)
+
+
+def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
+    """The pipeline of the net."""
+    kw = {"weight_of": net.labels_of, "device": "cpu", **kw}
+    places = str(StageMap.of(stages, replicas))
+    inner = {"batchnorm": kw.pop("batchnorm", False)}
+    module = net.net(**inner) if replicas == 1 else lambda: net.net(**inner)
+    return Varuna(module, places, net.batch, batch, chunk, **kw)
+
+
+def share_of(model: Varuna, batch: int, step: int) -> dict:
+    """This process's rows of a step."""
+    share = model.share
+    return {
+        name: value[share.start : share.stop]
+        if isinstance(value, torch.Tensor) and len(value) == batch
+        else value
+        for name, value in net.batch(batch, step).items()
+    }
+
+
+def train(
+    stages: int,
+    replicas: int,
+    batch: int,
+    chunk: int,
+    steps: int,
+    optimizer: str = "adamw",
+    load: str | None = None,
+    save: str | None = None,
+    save_at: int = 0,
+    late: float = 0.0,
+    scale: float = 2.0**10,
+    **kw,
+) -> dict:
+    """Losses, this rank's weights, and the loss of the last batch in evaluation mode."""
+    if late:
+        kw["perturb"] = Late(late)
+    model = made(stages, replicas, batch, chunk, **kw)
+    optimizer, scheduler = getattr(net, optimizer)(model.parameters())
+    model.set_optimizer(optimizer, init_loss_scale=scale)
+    model.keep(scheduler)
+    if load:
+        assert model.load_checkpoint(load) == save_at
+    losses = []
+    for step in range(model.steps, steps):
+        loss, overflow = model.step(share_of(model, batch, step), CLIP)
+        losses.append(loss)
+        if not overflow:
+            optimizer.step()
+        scheduler.step()
+        if save and model.steps == save_at:
+            model.checkpoint(Path(save))
+    found = {
+        "losses": losses,
+        "weights": {name: value.tolist() for name, value in model.named_parameters()},
+        "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
+        "scale": model.scale.value,
+    }
+    model.close()
+    return found
+
+
+class Late:
+    """Makes actions late, each by a part of so many seconds that its name decides."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __call__(self, action, step) -> None:
+        import hashlib
+        import time
+
+        part = hashlib.sha256(f"{action.name} {step}".encode()).digest()[0] / 255
+        time.sleep(self._seconds * part)

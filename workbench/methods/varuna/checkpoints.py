@@ -1,0 +1,166 @@
+"""Checkpoints of a pipeline: any number of stages and replicas goes on from what another saved.
+
+Files are by slice of the module, tensors by their names in it (distributed_checkpoint.py), beside
+them the optimizer's state, the loss scale, and whatever the script gave to `keep`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.methods.varuna.kept import decoded, encoded
+from workbench.methods.varuna.step_end import Ended, LossScale
+from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
+from workbench.runtime.manifest import Manifest
+from workbench.runtime.optimizer_state import (
+    Parameters,
+    optimizer_tensors,
+    restore_optimizer,
+    weights,
+)
+
+PATIENCE = timedelta(minutes=5)
+"""How long a process that writes is waited for."""
+
+
+class Stateful(Protocol):
+    """Whatever a script keeps in checkpoints."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass
+class Progress:
+    """What was measured of each step so far."""
+
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    grad_norms: list[float | None] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+    def add(self, ended: Ended, seconds: float) -> None:
+        """A step that has ended."""
+        if ended.overflow:
+            self.skipped.append(len(self.losses))
+        self.losses.append(ended.loss)
+        self.grad_norms.append(ended.norm)
+        self.step_seconds.append(seconds)
+
+
+class Checkpoints:
+    """Saves and loads one process's part."""
+
+    def __init__(
+        self,
+        held: Parameters,
+        owned: Parameters,
+        statistics: Mapping[str, Tensor],
+        continues: dict[str, Any],
+        scale: LossScale,
+    ) -> None:
+        """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
+        whose slices are this stage's. `statistics` are BatchNorm's, by their names. `continues`
+        must be equal in a run that goes on. Every process of the world makes it."""
+        self._held, self._owned, self._statistics = held, owned, statistics
+        self._continues, self._scale = continues, scale
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._kept: list[Stateful] = []
+        self._saving: Saving | None = None
+        self.progress = Progress()
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def keep(self, *stateful: Stateful) -> None:
+        """Have checkpoints hold their states, in this order."""
+        for each in stateful:
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                raise ValueError(
+                    f"{type(each).__name__} cannot be kept: it lacks state_dict or load_state_dict"
+                )
+        self._kept += stateful
+
+    def save(self, folder: Path, may_commit: Callable[[int], bool]) -> Saving:
+        """Begin to write ``folder/step-N``; the one before is waited for."""
+        if self.optimizer is None:
+            raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
+        if self._saving is not None:
+            self._saving.wait()
+        units, numbers = optimizer_tensors(self.optimizer, self._owned)
+        done = self.progress
+        manifest = Manifest(
+            next_step=len(done.losses),
+            updates_done=len(done.losses) - len(done.skipped),
+            losses=done.losses,
+            step_seconds=done.step_seconds,
+            grad_norms=done.grad_norms,
+            skipped=done.skipped,
+            continues=self._continues,
+        )
+        kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
+        self._saving = save(
+            folder,
+            units,
+            manifest,
+            numbers=numbers,
+            statistics=self._statistics,
+            data={"scale": asdict(self._scale), "kept": kept},
+            group=self._group,
+            may_commit=may_commit,
+        )
+        return self._saving
+
+    def load(self, folder: Path) -> int | None:
+        """Take up the newest whole checkpoint; returns its step, None where there is none. Raises
+        ValueError for one of another module or batch, or with other things kept."""
+        if self.optimizer is None:
+            raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
+        loaded, _ = load_newest(folder, weights(self._held), self._group)
+        if loaded is None:
+            return None
+        manifest = loaded.saved.manifest
+        for name, value in self._continues.items():
+            if (there := manifest.continues.get(name)) != value:
+                raise ValueError(
+                    f"the checkpoint {loaded.saved.path} is of {name} {there!r}; this run has "
+                    f"{value!r}"
+                )
+        kept = loaded.data.get("kept", [])
+        if len(kept) != len(self._kept):
+            raise ValueError(
+                f"the checkpoint {loaded.saved.path} keeps {len(kept)} states; the script "
+                f"has given {len(self._kept)} to keep"
+            )
+        restore_optimizer(self.optimizer, self._held, loaded)
+        for name, value in self._statistics.items():
+            value.copy_(loaded.statistics[name])
+        for one, state in zip(self._kept, kept, strict=True):
+            one.load_state_dict(decoded(state))
+        for name, value in loaded.data.get("scale", {}).items():
+            setattr(self._scale, name, value)
+        self.progress = Progress(
+            losses=[float(loss) for loss in manifest.losses],
+            step_seconds=[*manifest.step_seconds],
+            grad_norms=[*manifest.grad_norms],
+            skipped=[*manifest.skipped],
+        )
+        return manifest.next_step
+
+    def wait(self) -> None:
+        """Until the last saving has ended. Raises what went wrong with it."""
+        if self._saving is not None:
+            self._saving.wait()
+
+
+def digest_of(shapes: dict[str, tuple[int, ...]]) -> str:
+    """A short hash of a module's parameters: their names and shapes."""
+    return hashlib.sha256(repr(sorted(shapes.items())).encode()).hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Process groups of a pipeline's workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.stage_map import StageMap
+from workbench.runtime.groups import PATIENCE
+
+CARRIERS = ("auto", "nccl", "gloo")
+
+
+def join(device: torch.device) -> None:
+    """Join the world that the environment names, unless the script has; without one, of this
+    process alone."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=PATIENCE)
+    else:
+        store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=PATIENCE)
+
+
+def carrier(wanted: str, device: torch.device) -> str:
+    """The backend of messages and sums. Raises ValueError for NCCL without a GPU."""
+    if wanted not in CARRIERS:
+        raise ValueError(f"transport is {wanted!r}; give {', '.join(CARRIERS)}")
+    if wanted == "nccl" and device.type != "cuda":
+        raise ValueError("transport is 'nccl', which needs a GPU; give gloo or auto")
+    return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
+
+
+def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
+    """A group of these ranks; all processes of the world make all groups, in one order. None for
+    one rank."""
+    ranks = sorted(ranks)
+    if len(ranks) < 2:
+        return None
+    return dist.new_group(ranks, backend=backend, timeout=PATIENCE)
+
+
+def neighbours(
+    places: StageMap, rank: int, backend: str, everybody: dist.ProcessGroup, device: torch.device
+) -> dict[tuple[int, bool], dist.ProcessGroup]:
+    """(neighbour in the pipeline, whether for activations) -> what carries messages: the group
+    of everybody with gloo, with NCCL a communicator for each, which has exchanged a number."""
+    found: dict[tuple[int, bool], dist.ProcessGroup] = {}
+    for replica in range(places.replicas):
+        for stage in range(places.stages - 1):
+            pair = places.rank(stage, replica), places.rank(stage + 1, replica)
+            for forward in (True, False):
+                made = everybody if backend == "gloo" else group(pair, backend)
+                if rank not in pair:
+                    continue
+                (peer,) = {*pair} - {rank}
+                found[peer, forward] = made
+                if made is not everybody:
+                    dist.all_reduce(torch.zeros(1, device=device), group=made)
+                    number = torch.zeros(1, device=device)
+                    sends = (rank == pair[0]) == forward
+                    (dist.send if sends else dist.recv)(number, peer, group=made)
+    return found
+
+
+def check_world(places: StageMap) -> None:
+    """Raise ValueError where a map is of another world."""
+    ranks = places.stages * places.replicas
+    if ranks != dist.get_world_size():
+        raise ValueError(
+            f"stage_to_rank_map {str(places)!r} has {ranks} ranks, and {dist.get_world_size()} "
+            "processes run"
+        )

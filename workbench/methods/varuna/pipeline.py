@@ -1,0 +1,295 @@
+"""The public class: a user's module, trained as a pipeline by the processes that make it.
+
+    model = Varuna(net, args.stage_to_rank_map, get_batch, batch_size, args.chunk_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.set_optimizer(optimizer)
+    loss, overflow = model.step(inputs, clip_grad_max_norm=1.0)
+    if not overflow:
+        optimizer.step()
+
+Each process holds one stage. A step is a schedule of any order of pipelines, proved before it runs
+and run by the executor of all methods; recomputations take turns with forward passes (section 3.2
+of the paper). Losses and gradients are those of the module itself on the whole batch, however many
+stages, replicas and micro-batches there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workbench.core.stage_map import StageMap
+from workbench.methods.pipeline.orders import ORDERS
+from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
+from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
+from workbench.methods.varuna.making import Question, in_turn
+from workbench.methods.varuna.shares import Shares
+from workbench.methods.varuna.slices import Inputs, check_inputs
+from workbench.methods.varuna.stage import Given
+from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
+from workbench.methods.varuna.stepping import FORWARD, Stepping
+from workbench.methods.varuna.weights import StageWeights
+from workbench.model.base import Context
+from workbench.runtime.distributed_checkpoint import Saving
+from workbench.runtime.executor import Perturb
+from workbench.runtime.group_transport import GroupTransport
+from workbench.runtime.stage_engine import MicroBatch, StageEngine
+
+
+class Stepped(NamedTuple):
+    """The outcome of a step."""
+
+    loss: float
+    """Mean over the global batch, equal on all ranks."""
+    overflow: bool
+    """Whether a gradient was not finite: the optimizer must not step."""
+
+
+class Varuna:
+    """One process's stage of a module."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        stage_to_rank_map: str,
+        get_batch_fn: Callable[..., Inputs],
+        batch_size: int,
+        chunk_size: int,
+        fp16: bool = False,
+        local_rank: int = -1,
+        device: int | str | torch.device = -1,
+        shared_weights: Sequence[tuple[str, str]] | None = None,
+        *,
+        bf16: bool = False,
+        order: str = "varuna",
+        seed: int = 0,
+        weight_of: Callable[[Inputs], float] | None = None,
+        transport: str = "auto",
+        perturb: Perturb | None = None,
+    ) -> None:
+        """`model`, or a function that makes it: then the processes of a host make it one after the
+        other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
+        global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
+        of parameters that are one weight. `seed` is that of random numbers in forward passes.
+        `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
+        number of labels; by default its rows. `perturb` is called around every action, for tests
+        and paced runs. Raises ValueError, one sentence, for what cannot be trained."""
+        self.map = StageMap.parse(stage_to_rank_map)
+        self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
+        self._device = _device(device, local_rank)
+        backend = carrier(transport, self._device)
+        _check_order(order)
+        if fp16 and bf16:
+            raise ValueError("fp16 and bf16 are both on; give one of them")
+        self._dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+        self._order, self._seed, self._weight_of = order, seed, weight_of
+        join(self._device)
+        check_world(self.map)
+        self.rank = dist.get_rank()
+        self.stage, self.replica = self.map.place(self.rank)
+        self._everybody = dist.new_group(backend="gloo")
+        question = Question(
+            model=model,
+            get_batch=get_batch_fn,
+            places=self.map,
+            shares=self._shares,
+            shared_weights=shared_weights or (),
+            device=self._device,
+            dtype=self._dtype,
+        )
+        turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
+        own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        self._part = own.stage
+        self._weights = StageWeights(own.stage, own.learning)
+        of_stages = [group(ranks, backend) for ranks in self.map.ranks]
+        replicas = of_stages[self.stage]
+        self._weights.spread(replicas, self.map.rank(self.stage, 0), self._part.buffers())
+        self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
+        engine = StageEngine(self._part, self._weights.gradients, replicas, autocast=self._autocast)
+        engine.transport = GroupTransport(
+            neighbours(self.map, self.rank, backend, self._everybody, self._device),
+            self._everybody,
+            process=lambda stage: self.map.rank(stage, self.replica),
+            forms=engine.forms,
+            device=self._device,
+        )
+        self._engine = engine
+        self._stepping = Stepping(
+            engine, self._device, place=(self.stage, self.replica),
+            shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
+        )  # fmt: skip
+        self.scale = LossScale()
+        continues = {"module": own.digest, "batch": batch_size, "seed": seed}
+        self._checkpoints = Checkpoints(
+            own.held, own.owned, self._part.statistics(), continues, self.scale
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps done, overflown ones too."""
+        return len(self._checkpoints.progress.losses)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the last step's gradients, before they were clipped."""
+        norms = self._checkpoints.progress.grad_norms
+        return norms[-1] if norms else None
+
+    # -- the module -----------------------------------------------------------------------------
+
+    @property
+    def share(self) -> range:
+        """Rows of each global batch that this process passes to `step`."""
+        return self._shares.share(self.replica)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This stage's parameters, by their names in the whole module."""
+        yield from self._weights.named.items()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This stage's parameters."""
+        yield from self._weights.named.values()
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("a stage is not called by itself; use step or evaluate")
+
+    # -- training -------------------------------------------------------------------------------
+
+    def set_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: float | str = "dynamic",
+        init_loss_scale: float = 2.0**20,
+        min_loss_scale: float = 1.0,
+    ) -> None:
+        """Name the optimizer of this stage's parameters. With fp16 the loss is scaled, by a number
+        or by one that is halved after an overflow and doubled after 2,000 steps without one.
+
+        Raises ValueError for an optimizer of other parameters."""
+        own = {id(parameter) for parameter in self.parameters()}
+        if any(id(p) not in own for one in optimizer.param_groups for p in one["params"]):
+            raise ValueError("the optimizer has parameters of no stage; give it model.parameters()")
+        self._checkpoints.optimizer = optimizer
+        if self._dtype == torch.float16:
+            self.scale.dynamic, self.scale.least = loss_scale == "dynamic", min_loss_scale
+            self.scale.value = init_loss_scale if self.scale.dynamic else float(loss_scale)
+
+    def step(self, inputs: Inputs, clip_grad_max_norm: float | None = None) -> Stepped:
+        """Forward and backward passes of a global batch, of which `inputs` are the rows of `share`,
+        equal on all stages of a replica. Gradients begin at zero and end as those of the mean loss,
+        reduced and clipped, in each parameter's `grad`."""
+        began = time.monotonic()
+        self._weights.attach()
+        micros = self._begin(inputs, self._shares, self.scale.value, training=True)
+        self._stepping.run(self._order, len(micros), self.steps)
+        losses, weight = mean_loss(self._engine.losses, micros)
+        ended = agree(
+            self._weights.gradients,
+            self._ties,
+            losses=losses,
+            weight=weight,
+            first=self.replica == 0,
+            wanted=False,
+            scale=self.scale.value,
+            nominal=self._shares.batch,
+            clip=clip_grad_max_norm,
+            everybody=self._everybody,
+        )
+        self.scale.update(overflow=ended.overflow)
+        self._checkpoints.progress.add(ended, time.monotonic() - began)
+        return Stepped(ended.loss, ended.overflow)
+
+    def evaluate(self, inputs: Inputs, batch_size: int | None = None) -> float:
+        """Mean loss of a batch of `batch_size` rows, by default that of training, in evaluation
+        mode, equal on all ranks; `inputs` are this replica's rows of it."""
+        shares = self._shares
+        if batch_size is not None:
+            shares = Shares(batch=batch_size, replicas=shares.replicas, chunk=shares.chunk)
+        micros = self._begin(inputs, shares, 1.0, training=False)
+        self._stepping.run(FORWARD, len(micros), self.steps)
+        sums = torch.tensor(mean_loss(self._engine.losses, micros), dtype=torch.float64)
+        dist.all_reduce(sums, group=self._everybody)
+        total, weight = sums.tolist()
+        return total / weight
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def keep(self, *stateful: Stateful) -> None:
+        """Have checkpoints hold the states of schedulers, samplers and the like."""
+        self._checkpoints.keep(*stateful)
+
+    def checkpoint(self, global_store: str | Path) -> Saving:
+        """Begin to write ``step-N`` in a folder that all processes share; every process calls it
+        after the same step, when the optimizer has stepped. Training may go on meanwhile; `wait`
+        says when it is whole. Raises ValueError for what no checkpoint holds."""
+        return self._checkpoints.save(Path(global_store), lambda step: True)
+
+    def load_checkpoint(self, global_store: str | Path) -> int | None:
+        """Take up the newest whole checkpoint of a folder, of any number of stages and replicas;
+        returns the steps done by it, None where there is none. Every process calls it."""
+        return self._checkpoints.load(Path(global_store))
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written, and let go of all tensors."""
+        self._checkpoints.wait()
+        self._stepping.close()
+
+    def _begin(
+        self, inputs: Inputs, shares: Shares, scale: float, *, training: bool
+    ) -> list[MicroBatch]:
+        """Divide this replica's rows into micro-batches."""
+        share, rows = shares.share(self.replica), shares.rows(self.replica)
+        tensors = check_inputs(inputs, len(share))
+        self._part.check(inputs)
+        first = self.steps * shares.batch + share.start
+        given, micros = [], []
+        for own in rows:
+            taken = own or range(1)  # an empty micro-batch repeats a row, which does not count
+            part = {
+                name: value[taken.start : taken.stop] if len(value) == len(share) else value
+                for name, value in tensors.items()
+            }
+            weight = float(len(own))
+            if own and self._weight_of is not None and self._part.last:
+                weight = float(self._weight_of({**inputs, **part}))
+            here = {name: value.to(self._device) for name, value in part.items()}
+            samples = tuple(first + row for row in taken)
+            ctx = Context(
+                seed=self._seed, step=self.steps, unit=0, samples=samples, training=training
+            )
+            given.append(Given(here, ctx))
+            micros.append(MicroBatch(samples=samples, weight=weight))
+        self._part.begin(given)
+        self._engine.begin(micros, scale / shares.batch, training=training)
+        return micros
+
+    def _autocast(self) -> AbstractContextManager:
+        if self._dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._dtype)
+
+
+def _device(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """Raises ValueError for a GPU that is not there."""
+    if device == -1:
+        number = max(0, local_rank)
+        device = number if torch.cuda.is_available() else "cpu"
+    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if found.type == "cuda":
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(found)
+    return found
+
+
+def _check_order(order: str) -> None:
+    able = [name for name, one in ORDERS.items() if not (one.chunked or one.halved)]
+    if order not in able:
+        raise ValueError(f"order is {order!r}; a stage a process has {', '.join(able)}")

@@ -1,0 +1,54 @@
+"""Rows of a global batch, divided among replicas and micro-batches.
+
+No row is lost or counted twice, whatever divides: replicas differ by at most one row, and so do the
+micro-batches of a replica (the original trains on a smaller batch, and weighs a short micro-batch
+as much as a full one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """A batch of `batch` rows on `replicas` pipelines, in micro-batches of at most `chunk` rows.
+
+    >>> shares = Shares(batch=7, replicas=2, chunk=2)
+    >>> shares.micros, shares.share(0), shares.share(1), [*map(shares.rows(1).__getitem__, (0, 1))]
+    (2, range(0, 4), range(4, 7), [range(0, 2), range(2, 3)])
+    """
+
+    batch: int
+    replicas: int
+    chunk: int
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"chunk_size is {self.chunk}; a micro-batch has a row at least")
+        if self.batch < self.replicas:
+            raise ValueError(
+                f"a batch of {self.batch} rows leaves some of {self.replicas} replicas without any"
+            )
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches N of each replica: as many as the largest share needs."""
+        return -(-len(self.share(0)) // self.chunk)
+
+    def share(self, replica: int) -> range:
+        """Rows of the global batch that are a replica's."""
+        return _part(self.batch, self.replicas, replica)
+
+    def rows(self, replica: int) -> list[range]:
+        """Rows of each micro-batch, counted within the replica's share; an empty one where a
+        smaller share has fewer rows than micro-batches."""
+        size = len(self.share(replica))
+        return [_part(size, self.micros, micro) for micro in range(self.micros)]
+
+
+def _part(size: int, parts: int, number: int) -> range:
+    """A part of so many rows; the first parts have one more where they do not divide."""
+    each, more = divmod(size, parts)
+    first = number * each + min(number, more)
+    return range(first, first + each + (number < more))

@@ -1,0 +1,166 @@
+"""A user's module as slices between its cut points.
+
+The slices call the module's own submodules on the module's own parameters (model/decompose), so a
+process keeps its stage's and lets go of the rest. Random numbers belong to samples
+(model/drawn.py), and no mask depends on stages, replicas or micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.methods.varuna.cut_point import cut_points
+from workbench.model.base import set_parameter
+from workbench.model.decompose import Undecomposed, decompose
+from workbench.model.drawn import generators, unkeyed
+from workbench.model.frozen import thaw
+from workbench.model.keyed import make_keyed
+from workbench.model.modules import Decomposed
+from workbench.model.refused import refuse
+from workbench.partition.stages import min_max_stages
+
+EXAMPLE = 2
+"""Samples of the example a module is looked at with; the number is free afterwards."""
+Inputs = Mapping[str, Any]
+"""Keyword arguments of a module's forward pass."""
+
+
+class Slices:
+    """The slices of a module."""
+
+    def __init__(self, module: nn.Module, get_batch: Callable[..., Inputs]) -> None:
+        """`get_batch` gives keyword arguments of so many samples. A module without cut points is
+        cut at its blocks. Raises ValueError, one sentence, for a module that cannot be cut."""
+        name = type(module).__name__
+        refuse(module, name)
+        self.module = make_keyed(module.train())
+        self.frozen = thaw(module)
+        with generators(0):
+            self.example = dict(get_batch(EXAMPLE))
+        self.inputs = check_inputs(self.example, EXAMPLE)
+        at = cut_points(module) or None
+        with unkeyed():
+            try:
+                self.layers = decompose(module, (), self.example, criterion=loss_of, at=at)
+            except Undecomposed as error:
+                raise ValueError(error.reason) from error
+        self.model = Decomposed(
+            module, self.layers, _no_initialize, hidden=0, vocab=0, max_seq=0,
+            targets=torch.zeros(EXAMPLE), frozen=self.frozen, foreign=True,
+        )  # fmt: skip
+
+        self.names: dict[int, str] = {}
+        """Parameter, by its id -> its name in the module, where the first slice has it."""
+        for layer in self.layers:
+            for local, parameter in layer.module.named_parameters():
+                self.names.setdefault(id(parameter), layer.state[local])
+
+        every = module.named_parameters(remove_duplicate=False)
+        self.aliases = {name: self.names[id(parameter)] for name, parameter in every}
+        """All names of parameters in the module -> the one that is used for each."""
+
+    @property
+    def count(self) -> int:
+        """Number of slices: cut points and one."""
+        return len(self.layers)
+
+    def stages(self, stages: int) -> list[range]:
+        """Slices of each stage, the longest stage as short as can be: by counted operations, of
+        which a backward pass has two forward passes' and all stages but the last repeat the
+        forward pass. Raises ValueError for more stages than slices."""
+        if not 1 <= stages <= self.count:
+            raise ValueError(
+                f"{stages} stages need {stages - 1} cut points at least, and the model has "
+                f"{self.count - 1}"
+            )
+        work = [self.model.flops(unit, 1, 1) + 1.0 for unit in range(self.count)]
+        inner, last = [4 * each for each in work], [3 * each for each in work]
+        found = min_max_stages(inner, stages, lambda stage, stretch: True, last)
+        return [*found]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter of the module, by its name."""
+        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
+
+    def owners(self, units: range) -> dict[int, dict[str, nn.Parameter]]:
+        """Parameters of slices: the first slice of the module that has one -> its name -> it."""
+        first: dict[int, int] = {}
+        for layer in reversed(self.layers):
+            first |= {id(parameter): layer.index for parameter in layer.module.parameters()}
+        found: dict[int, dict[str, nn.Parameter]] = {}
+        for unit in units:
+            for parameter in self.layers[unit].module.parameters():
+                own = found.setdefault(first[id(parameter)], {})
+                own[self.names[id(parameter)]] = parameter
+        return found
+
+    def holders(self, stages: Sequence[range]) -> dict[str, list[int]]:
+        """Parameters by their names in the module: the stages that hold each."""
+        found: dict[str, list[int]] = {}
+        for stage, units in enumerate(stages):
+            for unit in units:
+                for parameter in self.layers[unit].module.parameters():
+                    own = found.setdefault(self.names[id(parameter)], [])
+                    if stage not in own:
+                        own.append(stage)
+        return found
+
+    def learning(self, units: range) -> dict[str, bool]:
+        """Parameters of slices by their names in the module: whether each is trained. Raises
+        ValueError where slices have none."""
+        found: dict[str, bool] = {}
+        for unit in units:
+            for local, parameter in self.layers[unit].module.named_parameters():
+                name = self.names[id(parameter)]
+                found[name] = found.get(name, False) or self.model.learns(unit, local)
+        if not any(found.values()):
+            raise ValueError(
+                f"slices {units.start} to {units.stop - 1} of {self.count} have no weights that "
+                "are trained; use fewer stages, or move the cut points"
+            )
+        return found
+
+    def keep(self, units: range) -> None:
+        """Let go of the parameters of all other slices."""
+        kept = {id(p) for unit in units for p in self.layers[unit].module.parameters()}
+        for layer in self.layers:
+            if layer.index in units:
+                continue
+            for name, parameter in [*layer.module.named_parameters(remove_duplicate=False)]:
+                if id(parameter) not in kept:
+                    bare = torch.empty_like(parameter, device="meta")
+                    set_parameter(layer.module, name, nn.Parameter(bare))
+
+
+def loss_of(out: Any, _: Any) -> Tensor:
+    """The mean loss in what a module puts out: the tensor, its `loss`, or the first of several."""
+    found = getattr(out, "loss", None)
+    if found is None:
+        found = out[0] if isinstance(out, tuple | list) and out else out
+    if not isinstance(found, Tensor) or found.dim():
+        what = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else "none"
+        raise ValueError(f"the module must put out its mean loss, one number; it puts out {what}")
+    return found
+
+
+def check_inputs(inputs: Inputs, rows: int) -> dict[str, Tensor]:
+    """The tensors among a module's inputs, by name. Raises ValueError for tensors that are neither
+    of so many samples nor of one row, which is passed whole."""
+    found = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    for name, value in found.items():
+        if value.dim() and len(value) not in (1, rows):
+            raise ValueError(
+                f"input {name!r} has {len(value)} rows; {rows} samples were asked for (one row is "
+                "passed whole)"
+            )
+    if not any(value.dim() and len(value) == rows for value in found.values()):
+        raise ValueError(f"no input is a tensor of {rows} samples")
+    return found
+
+
+def _no_initialize(module: nn.Module, unit: int, seed: int) -> None:
+    raise AssertionError("a user's module comes with its weights")

@@ -1,0 +1,129 @@
+"""The end of a step: weights that stages share, the global norm, the loss, and the loss scale.
+
+All processes exchange one small tensor: the sum of the losses and their weight, the squared norm of
+the gradients, and whether anybody wants a checkpoint. So loss, norm and overflow are equal on all
+of them, and so is what each decides (the original's sections 1.4 and 1.9 of its step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.runtime.stage_engine import MicroBatch
+
+GROW_AFTER = 2000
+"""Steps without an overflow after which the loss scale doubles."""
+
+
+@dataclass
+class LossScale:
+    """The factor of the loss that keeps gradients of half precision from vanishing; 1 for other
+    precisions. Halved by an overflow, doubled after `GROW_AFTER` steps without one."""
+
+    value: float = 1.0
+    least: float = 1.0
+    dynamic: bool = False
+    quiet: int = 0
+    """Steps since the last change."""
+
+    def update(self, *, overflow: bool) -> None:
+        """After a step."""
+        if not self.dynamic:
+            return
+        self.quiet = 0 if overflow else self.quiet + 1
+        if overflow:
+            self.value = max(self.value / 2, self.least)
+        elif self.quiet == GROW_AFTER:
+            self.value, self.quiet = self.value * 2, 0
+
+
+class Tie(NamedTuple):
+    """A weight that several stages hold, here."""
+
+    gradient: Tensor
+    group: dist.ProcessGroup | None
+    """Processes of this replica that hold it; None where both copies are here."""
+    other: Tensor | None
+    """Gradient of the second copy here."""
+    counts: bool
+    """Whether this process counts it in the norm."""
+
+
+class Ended(NamedTuple):
+    """What all processes know of a step."""
+
+    loss: float
+    """Mean over everything that counts."""
+    overflow: bool
+    """Whether gradients are not finite, so that nobody may update."""
+    norm: float
+    """Global norm of the gradients before they were clipped."""
+    wanted: bool
+    """Whether some process wants a checkpoint."""
+
+
+def add_ties(ties: Sequence[Tie]) -> None:
+    """Make the gradients of shared weights the sum of all copies'."""
+    for tie in ties:
+        if tie.other is not None:
+            tie.gradient.add_(tie.other)
+        if tie.group is not None:
+            dist.all_reduce(tie.gradient, group=tie.group)
+        if tie.other is not None:
+            tie.other.copy_(tie.gradient)
+
+
+def squared_norm(gradients: Tensor, ties: Sequence[Tie]) -> float:
+    """Of a stage's gradients, flat; a shared weight counts once in the model."""
+    total = float(torch.linalg.vector_norm(gradients, dtype=torch.float64).square())
+    for tie in ties:
+        own = float(torch.linalg.vector_norm(tie.gradient, dtype=torch.float64).square())
+        total -= (tie.other is not None) * own + (not tie.counts) * own
+    return total
+
+
+def mean_loss(losses: Mapping[int, Tensor], micros: Sequence[MicroBatch]) -> tuple[float, float]:
+    """A process's parts of the sum of all losses, each times its weight, and of the weights;
+    nothing but on last stages."""
+    if not losses:
+        return 0.0, 0.0
+    parts = [float(losses[n]) * micro.weight for n, micro in enumerate(micros) if micro.weight]
+    return sum(parts), sum(micro.weight for micro in micros)
+
+
+def agree(
+    gradients: Tensor,
+    ties: Sequence[Tie],
+    *,
+    losses: float,
+    weight: float,
+    first: bool,
+    wanted: bool,
+    scale: float,
+    nominal: float,
+    clip: float | None,
+    everybody: dist.ProcessGroup,
+) -> Ended:
+    """Turn gradients of `scale / nominal` times the sum of the losses into those of the mean loss,
+    clipped to a global norm of `clip`. `losses` and `weight` are this process's
+    parts of the sums; `first`: the first replica, whose norm counts."""
+    add_ties(ties)
+    finite = bool(torch.isfinite(gradients).all())
+    squared = squared_norm(gradients, ties) if first and finite else 0.0
+    sums = torch.tensor([losses, weight, squared, not finite, wanted], dtype=torch.float64)
+    dist.all_reduce(sums, group=everybody)
+    losses, weight, squared, lost, asked = sums.tolist()
+    factor = nominal / (scale * weight)
+    norm = float("inf") if lost else max(squared, 0.0) ** 0.5 * factor
+    overflow = lost > 0 or not norm < float("inf")
+    if clip is not None and not overflow:
+        factor *= min(1.0, clip / (norm + 1e-6))
+    if not overflow and factor != 1.0:
+        gradients.mul_(factor)
+    return Ended(losses / weight, overflow, norm, asked > 0)

@@ -1,0 +1,96 @@
+"""Schedules of a pipeline whose units are stages, and their execution by one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.ideal import IdealSizes
+from workbench.methods.pipeline.orders import F, Pass, lists
+from workbench.methods.pipeline.program import Program
+from workbench.runtime.executor import Executor, Perturb
+from workbench.runtime.stage_engine import StageEngine
+from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import Event
+from workbench.schedule.validate import validate
+
+FORWARD = "forward"
+"""Instead of an order: forward passes alone, to evaluate."""
+ABANDON_S = 2.0
+"""How long a lane may wait for another process after a failure in this one."""
+
+
+@lru_cache(maxsize=8)
+def stage_schedule(order: str, stages: int, micros: int, replicas: int) -> Schedule:
+    """One step of an order, or forward passes alone."""
+    if order == FORWARD:
+        passes = [[Pass(F, micro) for micro in range(micros)] for _ in range(stages)]
+    else:
+        passes = lists(order, stages, micros)
+    line = Pipeline(
+        method=order,
+        passes=passes,
+        stages=[range(stage, stage + 1) for stage in range(stages)],
+        micro=1,
+        replicas=replicas,
+        clipped=False,
+    )
+    return Program(line, IdealSizes()).schedule()
+
+
+class Stepping:
+    """Executes steps on one process, a schedule for each number of micro-batches."""
+
+    def __init__(
+        self,
+        engine: StageEngine,
+        device: torch.device,
+        *,
+        place: tuple[int, int],
+        shape: tuple[int, int],
+        proves: bool,
+        perturb: Perturb | None = None,
+    ) -> None:
+        """`place`: (stage, replica) of the process; `shape`: stages and replicas. One process
+        `proves` schedules before they run."""
+        self._engine, self._device, self._perturb = engine, device, perturb
+        (self._stage, _), (self._stages, self._replicas) = place, shape
+        self._proves = proves
+        self._executors: dict[tuple[str, int], Executor] = {}
+        self._carries: tuple[str, int] | None = None
+
+    def run(self, order: str, micros: int, step: int) -> None:
+        """One step, to its end. Raises what failed here."""
+        key = order, micros
+        if key not in self._executors:
+            schedule = stage_schedule(order, self._stages, micros, self._replicas)
+            if self._proves and order != FORWARD:
+                validate(schedule)
+            self._executors[key] = Executor(
+                schedule,
+                self._engine.perform,
+                self._device,
+                rank=self._stage,
+                perturb=self._perturb,
+                announce=self._engine.transport.announce,
+                together=self._device.type == "cuda",
+                on_failure=lambda _: self._engine.transport.stop(),
+                abandon_s=ABANDON_S,
+            )
+        if self._carries != key:
+            self._engine.transport.use(self._executors[key].schedule)
+            self._carries = key
+        self._executors[key].run(step, 1)
+
+    def events(self) -> Sequence[Event]:
+        """Measured events of all steps."""
+        return [event for executor in self._executors.values() for event in executor.events]
+
+    def close(self) -> None:
+        """End what is left, and let go of all tensors."""
+        for executor in self._executors.values():
+            executor.close()
+        self._engine.close()

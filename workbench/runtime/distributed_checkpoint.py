@@ -1,0 +1,314 @@
+"""Checkpoints that several processes write and read, sharing a folder and nothing else.
+
+The folder is that of checkpoint.py, so every method continues it, and any number of stages and
+replicas what another saved (Varuna, section 1.10). torch.distributed.checkpoint writes and reads it
+through a storage of ours: its own keeps a pickle, which whoever shares the folder could have made.
+
+A saving goes on beside training: tensors are copied to the host, then a thread writes. It ends in
+one act of one process, the folder's renaming, after all files are on the disk and `may_commit` was
+asked: a host that was cut off, whose work others do by now, commits nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as md
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as Ended
+
+from workbench.core.files import flush
+from workbench.core.jsonfile import read_object
+from workbench.core.reporter import Untold
+from workbench.runtime import checkpoint
+from workbench.runtime.groups import as_one
+from workbench.runtime.manifest import (
+    Manifest,
+    Saved,
+    publish,
+    step_name,
+    steps_in,
+    sums,
+    take_newest,
+)
+from workbench.runtime.statistics import added
+
+Units = Mapping[int, Mapping[str, Tensor]]
+"""unit -> label, such as ``weight/NAME`` or ``momentum_buffer/NAME`` -> tensor."""
+STATE = "state.json"
+
+
+class Fenced(Exception):
+    """Nothing was committed: others go on with this run by now."""
+
+
+class Saving:
+    """A checkpoint that a thread writes. Raises, on every process, OSError where a disk refuses or
+    a process is gone, and Fenced; older checkpoints stay."""
+
+    def __init__(self, future: Future[Path]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether it is committed."""
+        return self._future.done() and bool(self.wait())
+
+    def wait(self) -> Path:
+        """The checkpoint's folder, once it is committed."""
+        return self._future.result()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint, beside the tensors of the caller that it was read into."""
+
+    saved: Saved
+    data: dict[str, Any]
+    numbers: dict[str, Any]
+    """By name, of the parameters of all units."""
+    statistics: dict[str, Tensor]
+    tensors: dict[str, dict[str, Tensor]]
+    """By name and kind, of the caller's units: those that it had none for."""
+
+
+def save(
+    folder: Path,
+    units: Units,
+    manifest: Manifest,
+    *,
+    numbers: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Tensor] | None = None,
+    group: dist.ProcessGroup | None = None,
+    may_commit: Callable[[int], bool] = lambda step: True,
+) -> Saving:
+    """Begin to write ``folder/step-N``; returns when all that is given may change again.
+
+    Every process of `group`, of gloo, calls it with the units that it holds, whole; one of those
+    that hold a unit writes it. None is this process alone. Nobody else uses the group until the
+    saving is done; its timeout ends the wait for a silent process. `manifest`, `data` (of JSON's
+    values) and `may_commit`, which a thread asks, count on the first process; `numbers` of all are
+    put together, `statistics` added up. Tensors are read after the work of the current stream.
+    Raises ValueError for what no checkpoint holds, on every process.
+    """
+
+    def tell() -> tuple[Any, ...]:
+        for label, tensor in _by_label(units).items():
+            if label.startswith("weight/") and tensor.dtype in (torch.bfloat16, torch.float16):
+                raise ValueError(f"{label} is {tensor.dtype}; checkpoints hold fp32 masters")
+        told = json.loads(json.dumps(data or {}, default=repr, allow_nan=False))
+        if wrong := [key for key, each in (data or {}).items() if told.get(key) != each]:
+            raise ValueError(f"{wrong[0]} is none of JSON's values: {data[wrong[0]]!r:.200}")
+        parts = {name: each.detach().cpu().clone() for name, each in (statistics or {}).items()}
+        sizes = {unit: sum(t.nbytes for t in labels.values()) for unit, labels in units.items()}
+        return sizes, parts, dict(numbers or {}), told, token_hex(4)
+
+    sizes, parts, counts, (told, *_), (token, *_) = zip(*as_one(tell, group), strict=True)
+    whose, first = _dealt(sizes), _rank(group) == 0
+    own = [unit for unit in units if whose[unit] == _rank(group)]
+    mine = {label: _on_host(t) for unit in own for label, t in units[unit].items()}
+    files = {label: checkpoint.file_of(unit) for unit in own for label in units[unit]}
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    if first:
+        mine |= (totals := added(parts))
+        files |= dict.fromkeys(totals, checkpoint.STATISTICS)
+    name, manifest = step_name(manifest.next_step), deepcopy(manifest)
+    state = {"data": told, "numbers": {key: n for part in counts for key, n in part.items()}}
+    # No other attempt has this folder: a host that was cut off may still write to its own.
+    temporary = folder / f".{name}-{token}"
+
+    def ask() -> None:
+        if not may_commit(manifest.next_step):
+            raise Fenced(f"the checkpoint {name} was not committed: others go on with this run")
+
+    def commit(written: dict[str, tuple[int, int]]) -> None:
+        (temporary / STATE).write_text(json.dumps(state))
+        publish(temporary, manifest, written, ask)
+        checkpoint.remove_older(folder)
+
+    writer = UnitWriter(temporary, files, commit)
+
+    def write(*, again: bool = True) -> Path:
+        try:
+            _through_torch(dcp.save, mine, group, storage_writer=writer)
+        except (OSError, RuntimeError) as error:  # of gloo, where a process is gone
+            if again and checkpoint.FULL.search(str(error)):
+                if first:
+                    checkpoint.make_room(folder)
+                return write(again=False)
+            raise OSError(f"the checkpoint {name} was not written: {error}") from error
+        finally:
+            if first:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return folder / name
+
+    pool = ThreadPoolExecutor(1, "checkpoint")
+    saving = Saving(pool.submit(write))
+    pool.shutdown(wait=False)
+    return saving
+
+
+def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> Loaded:
+    """Read a checkpoint into the tensors of this process's units, in place; every process of
+    `group` calls it. Raises, on every process, OSError where a file is damaged that one of them
+    reads, and ValueError where the checkpoint is of another model."""
+    given, found, state, statistics = _by_label(units), {}, {}, {}
+
+    def look() -> None:
+        names = [checkpoint.file_of(unit) for unit in units if units[unit]]
+        found.update(checkpoint.tensors_of(saved, names))
+        for label, into in given.items():
+            checkpoint.check_fits(saved.path, label, found.get(label), into)
+        statistics.update(checkpoint.statistics(saved))
+        if STATE in saved.manifest.files:
+            saved.check([STATE])
+            state.update(read_object(saved.path / STATE, f"{STATE} of the checkpoint {saved.path}"))
+
+    as_one(look, group)
+    rest = {label: torch.empty_like(each) for label, each in found.items() if label not in given}
+    _through_torch(dcp.load, given | rest, group, storage_reader=UnitReader(found))
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for label, tensor in rest.items():
+        kind, _, name = label.partition("/")
+        tensors.setdefault(name, {})[kind] = tensor
+    told = {key: state.get(key, {}) for key in ("data", "numbers")}
+    return Loaded(saved=saved, statistics=statistics, tensors=tensors, **told)
+
+
+def load_newest(
+    folder: Path, units: Units, group: dist.ProcessGroup | None = None
+) -> tuple[Loaded | None, list[str]]:
+    """`load` the newest checkpoint of which all is sound that is read, on every process the same;
+    None where there is none. Also returns notes on those that were passed over, and why. Raises
+    ValueError as `load` does, and where all are damaged."""
+    loaded: list[Loaded] = []
+    names = as_one(lambda: [path.name for path in steps_in(folder)], group)[0]
+    _, notes = take_newest(
+        [folder / name for name in names],
+        lambda saved: loaded.append(load(saved, units, group)),
+        Untold(),
+        lambda path: as_one(lambda: Saved.read(path), group)[_rank(group)],
+    )
+    return (*loaded, None)[0], notes
+
+
+class _Storage:
+    """What torch's library asks of a storage, and one for one checkpoint has not to do."""
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    def _as_it_is(self, plan: Any) -> Any:
+        return plan
+
+    reset = set_up_storage_writer = set_up_storage_reader = _nothing
+    validate_checkpoint_id = classmethod(_nothing)
+    prepare_local_plan = prepare_global_plan = _as_it_is
+
+
+class UnitWriter(_Storage, dcp.StorageWriter):
+    """Writes tensors, by their labels, to the files of their units."""
+
+    def __init__(
+        self, temporary: Path, files: Mapping[str, str], commit: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """`files`: label -> file, of this process's tensors; no other one writes to these.
+        `commit`, on the first process, gets the sums of all files when they are on the disk."""
+        self._temporary, self._files, self._commit = temporary, files, commit
+
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Ended[Any]:
+        """Bring this process's files to the disk."""
+        files: dict[str, dict[str, Tensor]] = {name: {} for name in self._files.values()}
+        for item in plan.items:
+            label = item.index.fqn
+            files[self._files[label]][label] = planner.resolve_data(item)
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        try:
+            for file, tensors in files.items():
+                save_file(tensors, self._temporary / file)
+                flush(self._temporary / file)
+        except SafetensorError as error:  # which not every version can send to other processes
+            raise OSError(str(error)) from error
+        found = sums(self._temporary, files)
+        return _ended([WriteResult(md.MetadataIndex(f), s[0], (f, s)) for f, s in found.items()])
+
+    def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit what all have written; torch's metadata is not kept."""
+        self._commit(dict(each.storage_data for result in results for each in result))
+
+
+class UnitReader(_Storage, dcp.StorageReader):
+    """Reads tensors of files that are checked, by their labels (`checkpoint.tensors_of`)."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read_metadata(self) -> md.Metadata:
+        """Of the files' headers."""
+
+        def of(tensor: Tensor) -> md.TensorStorageMetadata:
+            whole = md.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.shape)
+            kind = md.TensorProperties(tensor.dtype)
+            return md.TensorStorageMetadata(kind, tensor.shape, [whole])
+
+        return md.Metadata({label: of(tensor) for label, tensor in self._tensors.items()})
+
+    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Ended[None]:
+        """Copy whole tensors."""
+        for item in plan.items:
+            into = planner.resolve_tensor(item).detach()
+            planner.commit_tensor(item, into.copy_(self._tensors[item.storage_index.fqn]))
+        return _ended(None)
+
+
+def _dealt(sizes: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """Unit -> the process that writes it; `sizes`: process -> unit that it holds -> bytes. Large
+    ones first, each to whoever has least to write."""
+    load, whose = [0] * len(sizes), {}
+    for size, unit in sorted({(size, u) for held in sizes for u, size in held.items()})[::-1]:
+        holders = [number for number, held in enumerate(sizes) if unit in held]
+        whose[unit] = min(holders, key=load.__getitem__)
+        load[whose[unit]] += size
+    return whose
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy, of a host's tensor, too, since that changes meanwhile; a GPU's stream makes it."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor.detach(), non_blocking=True)
+
+
+def _rank(group: dist.ProcessGroup | None) -> int:
+    return dist.get_rank(group) if group else 0
+
+
+def _by_label(units: Units) -> dict[str, Tensor]:
+    return {label: tensor for labels in units.values() for label, tensor in labels.items()}
+
+
+def _ended(value: Any) -> Ended[Any]:
+    future: Ended[Any] = Ended()
+    future.set_result(value)
+    return future
+
+
+def _through_torch(do: Callable[..., Any], state: Any, group: Any, **how: Any) -> None:
+    """Raises what is wrong with one process, instead of torch's list of all."""
+    try:
+        do(state, process_group=group, no_dist=not group, **how)
+    except dcp.CheckpointException as error:
+        raise error.failures[min(error.failures)][0] from None

@@ -1,0 +1,176 @@
+"""Performs each action of a pipeline whose units are stages, resident on their devices.
+
+The counterpart of the engine of layers that visit (pack_engine.py), for processes of any hosts: it
+needs no memory that processes share and no board. A pass is one call of a stage's module and one of
+autograd; gradients are added up in one flat tensor, which replicas reduce as a whole when the
+stage's last backward pass is done. The weights' update is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.runtime.bundle import Bundle
+from workbench.runtime.group_transport import Form, GroupTransport
+from workbench.schedule import buffers as name
+from workbench.schedule.action import Action, Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows of a step that go through the pipeline together."""
+
+    samples: tuple[int, ...]
+    """Global number of each row, counted from the start of the run."""
+    weight: float
+    """Its part in the sum of the losses; 0 for one that only repeats a row."""
+
+
+class StageModule(Protocol):
+    """A stage of a model."""
+
+    last: bool
+
+    def came(self, samples: int) -> Sequence[Form]:
+        """Tensors from the stage before."""
+
+    def goes(self, samples: int) -> Sequence[Form]:
+        """Tensors for the stage behind."""
+
+    def run(self, came: Bundle, micro: int) -> Bundle:
+        """A pass over a micro-batch of the step: tensors for the stage behind, or its mean loss."""
+
+
+class StageEngine:
+    """Performs the actions of one process (the executor's `Work`)."""
+
+    def __init__(
+        self,
+        stage: StageModule,
+        gradients: Tensor,
+        replicas: dist.ProcessGroup | None,
+        *,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        """`gradients` of all weights of the stage, flat: each parameter's `grad` is a view.
+        `replicas` add them up; None for one replica. Set `transport` before the first step."""
+        self.transport: GroupTransport
+        self._stage, self._gradients, self._replicas = stage, gradients, replicas
+        self._autocast = autocast
+        self._micros: Sequence[MicroBatch] = ()
+        self._scale, self._training = 1.0, True
+        self._inputs: dict[int, Bundle] = {}
+        """Micro-batch -> what came from the stage before, until its backward pass."""
+        self._graphs: dict[int, tuple[Bundle, Bundle]] = {}
+        self._outputs: dict[int, Bundle] = {}
+        self._above: dict[int, Bundle] = {}
+        """Micro-batch -> gradients of what the stage puts out."""
+        self._below: dict[int, Bundle] = {}
+        self.losses: dict[int, Tensor] = {}
+        """Micro-batch -> its mean loss, on the last stage."""
+        self._work: dict[Kind, Callable[[Action, int], None]] = {
+            Kind.FORWARD: self._forward,
+            Kind.RECOMPUTE: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.SEND: self._send,
+            Kind.RECV: self._receive,
+            Kind.SEND_GRAD: self._send,
+            Kind.RECV_GRAD: self._receive,
+            Kind.REDUCE: self._reduce,
+            Kind.UPDATE: lambda action, step: None,
+        }
+
+    def begin(self, micros: Sequence[MicroBatch], scale: float, *, training: bool = True) -> None:
+        """Before a step: its micro-batches, and the factor of each one's weight in the loss that is
+        differentiated. Gradients start at zero; in evaluation they stay."""
+        self._micros, self._scale, self._training = micros, scale, training
+        self.losses.clear()
+        if training:
+            self._gradients.zero_()
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action of one step."""
+        self._work[action.kind](action, step)
+
+    def forms(self, action: Action) -> Sequence[Form]:
+        """The tensors of a message of this process."""
+        samples = len(self._micros[action.microbatch].samples)
+        if action.kind in (Kind.RECV, Kind.SEND_GRAD):
+            found = self._stage.came(samples)
+        else:
+            found = self._stage.goes(samples)
+        if action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD):
+            return [form for form in found if form[2]]
+        return found
+
+    def close(self) -> None:
+        """Let go of all tensors; every lane has ended."""
+        for held in (self._inputs, self._graphs, self._outputs, self._above, self._below):
+            held.clear()
+        self.transport.close()
+
+    def _forward(self, action: Action, step: int) -> None:
+        """A forward pass, or its repetition, which keeps what its backward pass needs where the
+        schedule has memory for it."""
+        micro, keeps = action.microbatch, self._training and name.keeps(action)
+        came = _used_here(self._inputs.get(micro, ()))
+        if keeps and came:
+            wanted = [form[2] for form in self._stage.came(len(self._micros[micro].samples))]
+            came = tuple(t.detach().requires_grad_(w) for t, w in zip(came, wanted, strict=True))
+        with torch.set_grad_enabled(keeps), self._autocast():
+            made = self._stage.run(came, micro)
+        if keeps:
+            self._graphs[micro] = came, made
+        if self._stage.last:
+            self.losses[micro] = made[0].detach()
+        elif action.kind is Kind.FORWARD:
+            self._outputs[micro] = tuple(t.detach() for t in made)
+        if not self._training:
+            self._inputs.pop(micro, None)
+
+    def _backward(self, action: Action, step: int) -> None:
+        micro = action.microbatch
+        came, made = self._graphs.pop(micro)
+        self._inputs.pop(micro, None)
+        if self._stage.last:
+            ends, pulls = [made[0] * (self._micros[micro].weight * self._scale)], [None]
+        else:
+            forms = self._stage.goes(len(self._micros[micro].samples))
+            back = [t for t, form in zip(made, forms, strict=True) if form[2]]
+            above = _used_here(self._above.pop(micro))
+            pairs = [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
+            ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
+        if any(t.requires_grad for t in ends):
+            torch.autograd.backward(ends, pulls)
+        through = [t for t in came if t.requires_grad]
+        if through:
+            self._below[micro] = tuple(
+                torch.zeros_like(t) if t.grad is None else t.grad for t in through
+            )
+
+    def _send(self, action: Action, step: int) -> None:
+        held = self._outputs if action.kind is Kind.SEND else self._below
+        self.transport.send(action, _used_here(held.pop(action.microbatch)), step)
+
+    def _receive(self, action: Action, step: int) -> None:
+        held = self._inputs if action.kind is Kind.RECV else self._above
+        held[action.microbatch] = self.transport.receive(action, step)
+
+    def _reduce(self, action: Action, step: int) -> None:
+        dist.all_reduce(self._gradients, group=self._replicas)
+
+
+def _used_here(bundle: Bundle) -> Bundle:
+    """Tensors that another stream made, and the current one uses: their memory is not used again
+    before it is done."""
+    for tensor in bundle:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return bundle
