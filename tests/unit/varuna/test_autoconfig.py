@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.methods.varuna import AutoConfig, get_this_rank_config_varuna, get_varuna_config
+from workbench.methods.varuna import (
+    AutoConfig,
+    autoconfig,
+    get_this_rank_config_varuna,
+    get_varuna_config,
+)
 from workbench.methods.varuna.profile import (
     Deviation,
     ModelProfile,
@@ -101,6 +106,14 @@ def test_memory_is_proved_and_one_sample_may_be_too_many(config):
     assert none.batch_times == {}
     with pytest.raises(DoesNotFit, match="no shape of gpt fits 6 GPUs"):
         none.get_min()
+
+
+@pytest.mark.parametrize("order", ["varuna", "1f1b", "gpipe", "interleaved"])
+def test_a_schedule_of_few_micro_batches_tells_the_memory_of_many(config, monkeypatch, order):
+    asked = {"gpus": 3, "batch": 80, "order": order}
+    few = config(**asked)
+    monkeypatch.setattr(autoconfig, "MORE", 1000)
+    assert config(**asked).candidates == few.candidates
 
 
 def test_deep_pipelines_are_for_memory_and_slow_links_for_few_of_them(config):

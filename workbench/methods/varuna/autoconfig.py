@@ -94,7 +94,7 @@ class SliceSizes:
 
 
 class HostsNetwork:
-    """Links within hosts and between them, and sums over rings (shapes.Network)."""
+    """Links within hosts and between them, and sums over rings (pipeline/outlook.py)."""
 
     contention, norm_s, by_stage = None, 0.0, True
 
@@ -105,7 +105,7 @@ class HostsNetwork:
         return alone
 
     def wires(self, stages: int, ranks: int, copy: int = 0) -> list[Wire | None]:
-        """Of the links between stages of one copy, whose ranks are neighbours."""
+        """Wires of the links between stages of one copy, whose ranks are neighbours."""
         hosts = [(copy * ranks + stage % ranks) // self._per_host for stage in range(stages)]
         return [
             self._profile.within if a == b else self._profile.between for a, b in pairwise(hosts)
@@ -124,7 +124,7 @@ class HostsNetwork:
         return 0.0  # a slice's weights are its own
 
     def sum_seconds(self, nbytes: int, replicas: int) -> float:
-        """Of the ring that was measured with the nearest number of copies; in a ring of n each
+        """From the ring that was measured with the nearest number of copies; in a ring of n each
         byte goes through 2 (n - 1) / n times."""
         if replicas == 1:
             return 0.0
