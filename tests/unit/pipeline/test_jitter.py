@@ -86,7 +86,7 @@ def test_a_message_waits_for_its_wire_and_its_latency_occupies_nobody():
 
 
 def test_sums_begin_when_the_last_copy_has_drained_and_lie_beside_passes():
-    """Of two stages the second drains first; the first one's sum is what is seen."""
+    """The second of two stages drains first; a sum is seen as far as it ends after the passes."""
     passes = orders.lists("1f1b", 2, 2)
     quickly, slowly = (
         quick.timeline(passes, [{F: 1.0, B: 2.0}, {F: 1.0, B: 2.0 + late}]) for late in (0.0, 1.0)

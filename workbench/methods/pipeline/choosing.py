@@ -1,7 +1,7 @@
 """The shape of a run's pipeline, chosen from what was measured of its layers (shapes.py).
 
-What a step takes is foreseen for all shapes; schedules of the best are proved and simulated as
-those of every plan.
+Steps of all shapes are foreseen; schedules of the best are proved and simulated as those of every
+plan.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ def indivisible(batch: int, replicas: int, micro: int) -> str:
 def chosen(ground: Ground) -> Plan:
     """The fastest plan of all shapes that the spec leaves open. Raises DoesNotFit where none
     fits."""
-
     asked = question(ground)
 
     def prove(row: Candidate, cut: Cut) -> tuple[Candidate, Plan | None]:
@@ -96,7 +95,7 @@ def _nothing(refused: Sequence[Candidate]) -> str:
 
 
 def question(ground: Ground) -> Question:
-    """What of a run's shape is open."""
+    """The question that a run's spec leaves open."""
     spec = ground.spec
     asked, others = spec.options, [name for name in ORDERS if name != spec.method]
     return Question(

@@ -23,9 +23,9 @@ class Jitter:
     """Standard deviations in seconds, and the seed of the draws."""
 
     compute_s: float | tuple[float, ...] = 0.0
-    """Of all stages, or of each."""
+    """Passes of all stages, or of each."""
     network_s: float | tuple[float, ...] = 0.0
-    """Of all links, or of each link between stages."""
+    """Messages of all links, or of each link between stages."""
     seed: int = 0
 
     def draws(self, stages: int, micros: int, copy: int = 0) -> Table:

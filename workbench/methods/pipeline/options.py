@@ -89,21 +89,15 @@ class Recomputing(Options):
                 f"activations is {spec.activations!r}; {spec.method} computes them again, "
                 "but for those of the last stage: give recompute or auto"
             )
+        if not self.chooses(spec) and (self.micro, self.order) != ("auto", VARUNA):
+            raise ValueError(
+                f"micro is {self.micro!r} and order {self.order!r}; where microbatches is given, "
+                f"here as {spec.microbatches}, the shape is not chosen: leave one of them out"
+            )
         if not self.chooses(spec):
-            for name, value, usual in (
-                ("micro", self.micro, "auto"),
-                ("order", self.order, VARUNA),
-            ):
-                if value != usual:
-                    raise ValueError(
-                        f"{name} is {value!r}; where microbatches is given, here as "
-                        f"{spec.microbatches}, the shape is not chosen: leave one of them out"
-                    )
             return
-        for name, value, most in (
-            ("replicas", self.replicas, spec.ranks),
-            ("micro", self.micro, spec.batch),
-        ):
+        for name, most in (("replicas", spec.ranks), ("micro", spec.batch)):
+            value = getattr(self, name)
             if value != "auto" and not 1 <= value <= most:
                 raise ValueError(f"{name} is {value}; it must be 1 to {most}, or auto")
 

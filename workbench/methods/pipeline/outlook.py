@@ -55,7 +55,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked."""
+    """A question about shapes."""
 
     sizes: Sizes
     units: int
@@ -78,8 +78,8 @@ class Question:
 
 
 class Outlook:
-    """What is foreseen of a shape. Of many micro-batches two smaller numbers are looked at, between
-    which a step grows as it does with all further ones."""
+    """Steps of a shape as foreseen. Where micro-batches are many, two smaller numbers of them are
+    looked at, between which a step grows as it does with all further ones."""
 
     def __init__(self, question: Question, network: Network, row: Candidate) -> None:
         self._question, self._network, self._row = question, network, row
@@ -124,7 +124,7 @@ class Outlook:
             yield messages[copy % len(messages)], draws
 
     def _ending(self, line: Pipeline) -> Ending:
-        """What comes after the passes of a step."""
+        """Sums, norm and updates after the passes of a step."""
         network, sizes, replicas = self._network, self._question.sizes, line.replicas
         stage_of = {unit: stage for stage, units in enumerate(line.stages) for unit in units}
         back = W if ORDERS[line.method].halved else B

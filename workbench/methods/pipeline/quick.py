@@ -245,7 +245,7 @@ class _Step:
     def _wired(
         self, send: Kind, made: np.ndarray, messages: np.ndarray, in_flight: int
     ) -> list[np.ndarray]:
-        """What messages take of their link's wire, one after the other: a node each, before that of
+        """Time that messages take of their link's wire, one by one: a node each, before that of
         their latency."""
         wires = len(self.lane_of) + np.arange(made.size).reshape(made.shape)
         edges = []

@@ -149,7 +149,7 @@ def _micro_sizes(question: Question, replicas: int) -> list[int]:
 
 
 def _fates(question: Question, order: str, stages: int) -> list[str]:
-    """What may become of activations."""
+    """Fates that activations may have."""
     row = ORDERS[order]
     if row.recomputes:
         return ["recompute" if stages > 1 else "keep"]

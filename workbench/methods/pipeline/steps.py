@@ -31,14 +31,14 @@ class Loan:
     unit: int
     owner: int
     stages: tuple[int, int]
-    """Of the unit, and of its owner."""
+    """Stages of the unit, and of its owner."""
     seconds: float
-    """Of the message that takes gradients to the owner, or weights back."""
+    """Time of the message that takes gradients to the owner, or weights back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What comes after the passes of a step, by stages."""
+    """Sums, norm and updates after the passes of a step, by stages."""
 
     sums: Sequence[Sequence[Sum]]
     """In the order in which a stage completes them."""

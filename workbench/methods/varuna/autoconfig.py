@@ -21,6 +21,7 @@ from statistics import fmean
 import numpy as np
 
 from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import ORDERS, in_flight
@@ -93,7 +94,7 @@ class SliceSizes:
 
 
 class HostsNetwork:
-    """Links within hosts and between them, and sums over rings (shapes.Network)."""
+    """Links within hosts and between them, and sums over rings (pipeline/outlook.py)."""
 
     contention, norm_s, by_stage = None, 0.0, True
 
@@ -104,7 +105,7 @@ class HostsNetwork:
         return alone
 
     def wires(self, stages: int, ranks: int, copy: int = 0) -> list[Wire | None]:
-        """Of the links between stages of one copy, whose ranks are neighbours."""
+        """Wires of the links between stages of one copy, whose ranks are neighbours."""
         hosts = [(copy * ranks + stage % ranks) // self._per_host for stage in range(stages)]
         return [
             self._profile.within if a == b else self._profile.between for a, b in pairwise(hosts)
@@ -123,7 +124,7 @@ class HostsNetwork:
         return 0.0  # a slice's weights are its own
 
     def sum_seconds(self, nbytes: int, replicas: int) -> float:
-        """Of the ring that was measured with the nearest number of copies; in a ring of n each
+        """From the ring that was measured with the nearest number of copies; in a ring of n each
         byte goes through 2 (n - 1) / n times."""
         if replicas == 1:
             return 0.0
@@ -244,3 +245,22 @@ class AutoConfig:
         if not any(compute) and not any(network):
             return None
         return Jitter(compute_s=compute, network_s=network or 0.0)
+
+
+def get_varuna_config(stage_to_rank_map: str) -> tuple[int, int]:
+    """Stages, and copies of each.
+
+    >>> get_varuna_config("0,4;1,5;2,6;3,7;")
+    (4, 2)
+    """
+    found = StageMap.parse(stage_to_rank_map)
+    return found.stages, found.replicas
+
+
+def get_this_rank_config_varuna(stage_to_rank_map: str, rank: int) -> tuple[int, int]:
+    """Stage and copy of a rank. Raises ValueError for one that is not in the map.
+
+    >>> get_this_rank_config_varuna("0,4;1,5;2,6;3,7;", 5)
+    (1, 1)
+    """
+    return StageMap.parse(stage_to_rank_map).place(rank)

@@ -56,9 +56,9 @@ class Slice:
 
     parameters: int
     weight_bytes: int
-    """Of its weights; its gradients have as many."""
+    """Bytes of its weights; its gradients have as many."""
     state_bytes: int
-    """Of the optimizer's states, fp32 masters among them."""
+    """Bytes of the optimizer's states, fp32 masters among them."""
     boundary_bytes: int
     """Bytes that enter it, a sample: of the first slice those of the model's inputs."""
     update_s: float = 0.0
@@ -82,7 +82,7 @@ class Wire:
     """Messages from one rank to the next while both compute."""
 
     latency_s: float
-    """Of the least message."""
+    """Seconds of the least message."""
     bytes_per_s: float
     jitter: Deviation = Deviation()
 
@@ -112,7 +112,7 @@ class ModelProfile:
     """Messages from host to host."""
     sums: tuple[RingSum, ...] = ()
     jitter: Deviation = Deviation()
-    """Of the passes of a slice."""
+    """How far passes of a slice deviate."""
     library_bytes: int = 0
     """Memory of a device that libraries keep."""
     version: Literal[1] = 1
