@@ -8,6 +8,7 @@ from typing import ClassVar
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Chunks, numbers_of_units
+from workbench.schedule.build.division import even_share
 
 EXAMPLE = "5 4 4 3"
 """Stages in a message to somebody who gave others."""
@@ -19,12 +20,13 @@ class Options(Common):
 
     replicas: int = 1
     """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
-    stage."""
+    stage. Shares differ by at most one sample, and so do micro-batches."""
     stages: str = "auto"
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
     balances measured time within memory."""
 
     checkpointed: ClassVar[bool] = True
+    uneven: ClassVar[bool] = True
     chunks: ClassVar[int] = 1
     """Stages of each rank."""
 
@@ -40,16 +42,28 @@ class Options(Common):
         super().check(spec)
         if self.replicas < 1 or spec.ranks % self.replicas:
             raise ValueError(f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks")
-        pieces = spec.microbatches * self.replicas
-        if spec.batch % pieces:
+        if spec.batch < self.replicas:
+            raise ValueError(
+                f"a batch of {spec.batch} leaves some of {self.replicas} replicas without a "
+                "sample; give at least one for each, or use fewer replicas"
+            )
+        if spec.microbatches > (most := self.samples(spec)):
             raise ValueError(
                 f"a batch of {spec.batch} does not divide into {spec.microbatches} micro-batches "
-                f"on each of {self.replicas} replicas"
+                f"on each of {self.replicas} replicas; they have at most {most} samples, so use at "
+                f"most {most} micro-batches"
             )
 
+    def samples(self, spec: RunSpec) -> int:
+        """Samples of a step that the largest replica has."""
+        return -(-spec.batch // self.replicas)
+
     def micro_sizes(self, spec: RunSpec) -> set[int]:
-        """Samples of the micro-batches of a run."""
-        return {spec.batch // (spec.microbatches * self.replicas)}
+        """Samples of the micro-batches of a run, which differ by at most one."""
+        ends = 0, spec.microbatches - 1
+        counts = {self.samples(spec), spec.batch // self.replicas}
+        spans = (even_share(count, micro, spec.microbatches) for count in counts for micro in ends)
+        return {end - first for first, end in spans} - {0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,12 +115,12 @@ def _schedule(
     spec: RunSpec, sizes: ProfiledSizes, mode: str, device_bytes: int, activations: str
 ) -> Schedule:
     passes = _passes(spec, mode)
-    (micro,) = spec.options.micro_sizes(spec)
     pipeline = Pipeline(
         method=mode,
         passes=passes,
         stages=(),
-        micro=micro,
+        micro=max(spec.options.micro_sizes(spec)),
+        samples=spec.options.samples(spec),
         replicas=spec.options.replicas,
         activations=activations,
         clipped=spec.clip is not None,
