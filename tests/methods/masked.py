@@ -13,16 +13,10 @@ SAMPLES, LABELS = 32, 5
 
 
 def net(spec: ModelSpec):
-    """Of sample n the first n % 6 labels count."""
+    """Of sample n the first n % heads labels count."""
     blocks = [Block(spec.hidden) for _ in range(spec.layers)]
     module = nn.Sequential(nn.Linear(4, spec.hidden), *blocks, nn.Linear(spec.hidden, spec.vocab))
     labels = torch.randint(spec.vocab, (SAMPLES, LABELS))
     for sample in range(SAMPLES):
-        labels[sample, sample % (LABELS + 1) :] = -100
+        labels[sample, sample % spec.heads :] = -100
     return module, TensorDataset(torch.randn(SAMPLES, LABELS, 4), labels)
-
-
-def unlabelled(spec: ModelSpec):
-    """No label counts."""
-    module, samples = net(spec)
-    return module, TensorDataset(samples.tensors[0], torch.full((SAMPLES, LABELS), -100))

@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from baselines.plain_training import Training
 from baselines.swapping.division import build as build_swapping
 from baselines.swapping.division import divided
-from tests.methods import double, masked, pipelines, test_modules
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
-from tests.methods.plain import made_up_profile
-from tests.methods.plain import spec_for as short
+from tests.methods import double, masked, pipelines, plain, test_modules
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
 from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
 from workbench.core.model_spec import ModelSpec
@@ -33,17 +31,19 @@ from workbench.schedule.schedule import Schedule
 
 BATCH = 7
 MODEL = ModelSpec(
-    family="tests.methods.masked:net", layers=4, hidden=16, heads=1, vocab=3, tied=False
+    family="tests.methods.masked:net", layers=4, hidden=18, heads=6, vocab=3, tied=False
 )
 UNITS = MODEL.layers + 2
 
 
 def spec_for(**changes):
-    return short(**{"model": MODEL, "batch": BATCH, "text": "stdlib", "steps": 6, **changes})
+    return plain.spec_for(
+        **{"model": MODEL, "batch": BATCH, "text": "stdlib", "steps": 6, **changes}
+    )
 
 
 def sizes() -> double.Doubled:
-    return double.Doubled({1: made_up_profile(spec_for(microbatches=BATCH))}, tied={})
+    return double.Doubled({1: plain.made_up_profile(spec_for(microbatches=BATCH))}, tied={})
 
 
 def harmony(mode: str) -> Schedule:
@@ -66,12 +66,12 @@ def pipeline(order: str, micros: int) -> Schedule:
 
 
 WAYS = {
-    "harmony-pp": lambda: harmony("pp"),
     "harmony-dp": lambda: harmony("dp"),
+    "harmony-pp": lambda: harmony("pp"),
     "pp-swap": lambda: swapping("pp"),
     "dp-swap": lambda: swapping("dp"),
-    "1f1b": lambda: pipeline("1f1b", 2),
     "zb-h1, one of 3 samples in 4": lambda: pipeline("zb-h1", 4),
+    "1f1b": lambda: pipeline("1f1b", 2),
 }
 
 
@@ -79,11 +79,10 @@ def by_torch(spec, dtype: torch.dtype):
     """Losses, and the user's own module after training."""
     torch.manual_seed(spec.seed)
     net = masked.net(spec.model)[0].to(dtype)
-    groups = [
-        {"params": [p for p in net.parameters() if (p.dim() > 1) == decays], "weight_decay": decay}
-        for decays, decay in ((True, spec.weight_decay), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    matrices, vectors = ([p for p in net.parameters() if p.dim() == n] for n in (2, 1))
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    how = {"weight_decay": spec.weight_decay, "betas": (spec.beta1, spec.beta2), "eps": spec.eps}
+    optimizer = torch.optim.AdamW(groups, **how)
     batches, losses = load_batches(spec, make_model(spec.model)), []
     for step in range(spec.steps):
         for group in optimizer.param_groups:
@@ -108,13 +107,7 @@ def test_samples_are_as_unlike_as_they_should_be():
     assert any(0 in each for each in counts)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=[] if n % 2 else [pytest.mark.thorough])
-        for n, way in enumerate(WAYS)
-    ],
-)
+@pytest.mark.parametrize("way", half(WAYS))
 def test_a_mean_is_over_all_labels_of_a_step(way, tmp_path):
     schedule = WAYS[way]()
     spec = spec_for(ranks=schedule.mesh.processes)
@@ -142,7 +135,7 @@ def test_plain_training_is_torchs(micros, tmp_path):
 
 
 def test_a_step_without_a_label_is_refused(tmp_path):
-    model = replace(MODEL, family="tests.methods.masked:unlabelled")
+    model = replace(MODEL, heads=1)
     sentence = "of the labels of step 0 none counts, so that it has no mean loss"
     with pytest.raises(ValueError, match=sentence):
         Training(spec_for(method="plain", model=model), Silent(), tmp_path / "plain").run()
@@ -159,14 +152,14 @@ def test_a_step_without_a_label_is_refused(tmp_path):
 def test_statistics_of_replicas_are_those_of_plain_training(tmp_path):
     """BatchNorm's, of micro-batches of 2, 2, 2 and 1 samples; where one would repeat a sample, the
     run is refused."""
-    spec = short(model=test_modules.RESNET, text="stdlib", batch=BATCH, steps=3, ranks=2)
+    spec = spec_for(model=test_modules.RESNET, steps=3, ranks=2)
     schedule = pipelines.schedule_for("1f1b", spec, 1, 2, replicas=2)
     how = {"device": "cpu", "process": process("")}
     with closing(RankTraining(spec, schedule, tmp_path, **how)) as crew:
         crew.run(Silent())
         test_modules.assert_equals_original(spec, crew, 2)
     few = spec.with_(batch=3)
-    with pytest.raises(ValueError, match="with 1 samples for 2 micro-batches; one repeats a sampl"):
+    with pytest.raises(ValueError, match="fewer samples than 2 micro-batches: one would repeat"):
         RankTraining(few, pipelines.schedule_for("1f1b", few, 1, 2, replicas=2), tmp_path, **how)
 
 

@@ -134,13 +134,13 @@ def _check_even(passes: list[Action], samples: int, schedule: Schedule) -> None:
 
 def check_empty(model: LayeredModel, schedule: Schedule, batch: int) -> None:
     """Raise ValueError where a replica has a micro-batch without samples, which repeats one, and
-    the model would count it in statistics."""
-    fewest = batch // schedule.replicas
-    if model.normalizes and fewest < schedule.num_microbatches:
+    the model would see it in statistics."""
+    replicas, micros = schedule.replicas, schedule.num_microbatches
+    if model.normalizes and replicas > 1 and batch // replicas < micros:
         raise ValueError(
-            f"a batch of {batch} leaves a replica of {schedule.replicas} with {fewest} samples for "
-            f"{schedule.num_microbatches} micro-batches; one repeats a sample, which BatchNorm "
-            "would count twice: use fewer micro-batches, or a batch that the replicas divide"
+            f"a batch of {batch} leaves some of {replicas} replicas with fewer samples than "
+            f"{micros} micro-batches: one would repeat a sample, and BatchNorm see it twice; use "
+            "fewer micro-batches, or a batch that the replicas divide"
         )
 
 
