@@ -158,10 +158,8 @@ class RankPasses:
             with self._meter.on_host():
                 rows = self._batches.rows(samples)
                 if self._heads:
-                    counts, others = (
-                        self._model.counted(rows[-1]),
-                        minibatch[:first] + minibatch[end:],
-                    )
+                    others = minibatch[:first] + minibatch[end:]
+                    counts = self._model.counted(rows[-1])
                     weight = weight_of_step(self._model, self._batches, step, counts, others)
                 *inputs, targets = (t.to(self._device) for t in rows)
                 inputs = tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
