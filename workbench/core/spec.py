@@ -32,7 +32,8 @@ class RunSpec:
     batch: int = 4
     """Samples per optimizer step."""
     microbatches: int = 1
-    """Equal parts the batch is computed in; gradients accumulate over them."""
+    """Equal parts the batch is computed in, in our own pipelines equal but for a sample; gradients
+    accumulate over them."""
     steps: int = 10
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234

@@ -58,8 +58,7 @@ def test_replicas_share_the_batch_and_not_the_schedule():
 def test_replicas_and_micro_batches_differ_by_a_sample(batch, replicas, micros, sizes, spans):
     """The schedule is that of the largest replica; another one's has nothing more anywhere. One
     that has fewer samples than micro-batches repeats one."""
-    changes = {"batch": batch, "replicas": replicas, "ranks": 2 * replicas}
-    spec = spec_for(microbatches=micros, **changes)
+    spec = spec_for(batch=batch, replicas=replicas, ranks=2 * replicas, microbatches=micros)
     assert spec.options.micro_sizes(spec) == sizes
     schedule = plan_of(spec).schedule
     assert schedule.of_replica(0, batch).actions == schedule.actions
@@ -67,9 +66,8 @@ def test_replicas_and_micro_batches_differ_by_a_sample(batch, replicas, micros, 
         own = schedule.of_replica(replica, batch)
         passes = [a for a in own.actions if a.kind is Kind.FORWARD and a.unit == 0]
         assert [action.samples for action in passes] == wanted
-        for mine, planned in zip(own.actions, schedule.actions, strict=True):
-            assert mine.name == planned.name
-            assert mine.nbytes <= planned.nbytes
+        pairs = zip(own.actions, schedule.actions, strict=True)
+        assert all(a.name == b.name and a.nbytes <= b.nbytes for a, b in pairs)
 
 
 def test_given_stages_are_taken():
