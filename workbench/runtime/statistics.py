@@ -76,7 +76,7 @@ class Statistics:
         shares = [schedule.mesh.share(batch, each) for each in range(schedule.replicas)]
         passes = [
             (_shifted(action.span, first), action.unit, (action.rank, each))
-            for each, (first, _) in enumerate(shares)
+            for each, (first, _) in enumerate(shares if self._norms else ())
             for action in schedule.of_replica(each, batch).actions
             if keeps(action) and action.unit is not None
         ]
