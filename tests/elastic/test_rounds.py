@@ -1,0 +1,143 @@
+"""One job on four hosts of this machine goes through what may happen to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs.helpers import ROOT, living, wait_for, workbench
+
+TOY = Path(__file__).with_name("toy.py")
+HOSTS = [f"127.0.0.{n}" for n in (2, 3, 4, 5)]
+
+
+class Run:
+    """A job of the toy, as a user starts it."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.folder, self.list = to, to / "run", to / "list"
+        self.seen: dict[int, psutil.Process] = {}
+        self.manager: subprocess.Popen | None = None
+
+    def start(self, *flags: str, script: tuple[str, ...] = ()) -> None:
+        words = [
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
+            "--chunk_size", 1, "--folder", self.folder, "--morph", "always", *flags,
+            TOY, "--steps", 100_000, "--to", self.to, *script,
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        with (self.to / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
+
+    def state(self) -> dict:
+        path = self.folder / "state.json"
+        return json.loads(path.read_text()) if path.exists() else {"step": None, "ranks": {}}
+
+    def gets_on(self, *hosts: str, after: int) -> int:
+        """Wait for a round after that one in which these hosts count steps; its number."""
+
+        def counts() -> bool:
+            state = self.state()
+            self.remember()
+            others = state["step"] is None or sorted(state["ranks"]) != sorted(hosts)
+            return not others and state["phase"] == "running" and state["round"] > after
+
+        wait_for(counts)
+        return self.state()["round"]
+
+    def remember(self) -> None:
+        for process in psutil.Process(self.manager.pid).children(recursive=True):
+            self.seen.setdefault(process.pid, process)
+
+    def worker(self, round: int, rank: int) -> dict:
+        return json.loads((self.to / f"{round}-{rank}.json").read_text())
+
+    def agent(self, host: str) -> int:
+        """Its process."""
+        found = [p for p in self.seen.values() if p.is_running() and p.name() and self.is_of(p, host)]
+        return found[0].pid
+
+    @staticmethod
+    def is_of(process: psutil.Process, host: str) -> bool:
+        out = os.readlink(f"/proc/{process.pid}/fd/1")
+        return out.endswith(f"agent-{host}.out") and "workbench.elastic.agent" in process.cmdline()
+
+    def told(self, text: str) -> bool:
+        return any(text in event for _, event in self.state()["events"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    if run.manager is not None and run.manager.poll() is None:
+        run.manager.send_signal(signal.SIGTERM)
+        run.manager.wait(60)
+    assert wait_for(lambda: not living(run.seen.values())), "a process is left"
+
+
+def test_a_job_survives_what_happens_to_it(run: Run) -> None:
+    run.hosts(*HOSTS)
+    run.start()
+    first = run.gets_on(*HOSTS, after=0)
+    about = [run.worker(first, rank) for rank in range(8)]
+    assert [each["share"] for each in about] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert {each["map"] for each in about} == {"0,2,4,6;1,3,5,7;"}
+    assert {each["resume"] for each in about} == {None}
+
+    os.kill(run.worker(first, 5)["pid"], signal.SIGKILL)
+    second = run.gets_on(*HOSTS, after=first)
+    assert run.told("rank 5 on 127.0.0.4 died")
+
+    os.kill(run.worker(second, 2)["pid"], signal.SIGSTOP)
+    third = run.gets_on(*HOSTS, after=second)
+    assert run.told("rank 2 on 127.0.0.3 is stopped")
+
+    run.hosts(*HOSTS[:3])
+    fourth = run.gets_on(*HOSTS[:3], after=third)
+    assert run.state()["shape"] == "2x3"
+    run.hosts(*HOSTS)
+    fifth = run.gets_on(*HOSTS, after=fourth)
+    assert run.worker(fifth, 0)["from"] == run.worker(fifth, 0)["resume"], "a save was asked for"
+
+    os.kill(run.agent("127.0.0.3"), signal.SIGKILL)
+    left = [host for host in HOSTS if host != "127.0.0.3"]
+    sixth = run.gets_on(*left, after=fifth)
+
+    assert workbench("varuna", "notice", "127.0.0.9", "--folder", run.folder).returncode == 2
+    assert workbench("varuna", "notice", "127.0.0.4", "--folder", run.folder).returncode == 0
+    seventh = run.gets_on("127.0.0.2", "127.0.0.5", after=sixth)
+    shown = workbench("varuna", "status", "--folder", run.folder)
+    assert "shape 2x2" in shown.stdout
+
+    saved = run.state()["committed"]
+    run.manager.kill()
+    run.manager.wait()
+    wait_for(lambda: not living(run.seen.values()))
+    kept = len(json.loads((run.to / "checkpoint.json").read_text()))
+    assert kept > saved, "workers saved when the manager was gone"
+    assert workbench("varuna", "stop", "--folder", run.folder).returncode == 2
+    run.start("--resume")
+    last = run.gets_on(*HOSTS, after=seventh)
+    assert run.worker(last, 0)["from"] == kept
+
+    (run.to / "enough").touch()
+    assert run.manager.wait(240) == 0
+    counted = json.loads((run.to / "checkpoint.json").read_text())
+    assert counted == [*range(len(counted))], "each step counts once"
+    resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
+    assert resumed[0] == "resumed to config 2x4 at step 0"
+    assert len(resumed) == last

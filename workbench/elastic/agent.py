@@ -1,0 +1,334 @@
+"""The agent of a host: starts the workers of each round, watches them, and ends them.
+
+Workers are started by torch's LocalElasticAgent (entry.py), in a process of the round: what it
+waits for ends with that. All else is here, in a process without torch: LocalElasticAgent neither
+sees that a worker stands still nor lets one end in peace when the manager is gone.
+
+A manager whose port refuses connections has died: workers save and end. One that is only silent may
+have given this host up, so there workers are ended and nothing is committed.
+
+Run as ``python -m workbench.elastic.agent``, its order being the first line of standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from workbench.elastic.entry import PLACE, Work, run_round
+from workbench.elastic.messages import (
+    LONGEST,
+    Checkpoint,
+    Ended,
+    Hello,
+    Here,
+    Message,
+    Order,
+    Progress,
+    Sign,
+    Start,
+    Turn,
+    pack,
+    unpack,
+)
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+BEAT_S, LOOK_S = 1.0, 0.5
+CUT_OFF_S = 15.0
+"""A manager that is silent for so long has given this host up."""
+GRACE_S = 2.0
+"""Between SIGTERM and SIGKILL."""
+ORPHANED_S = 60.0
+"""For workers to save when the manager is gone."""
+STOPPED_S = 2.0
+"""A worker that is stopped for so long stands still."""
+STEPS, SLACK_S = 10, 10.0
+"""A worker does not get on after so many median steps and so many seconds."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Seat:
+    """A worker."""
+
+    rank: int
+    pid: int
+    line: socket.socket
+    death: int
+    """Descriptor that is readable when the process has ended."""
+    told_s: float
+    stopped_s: float | None = None
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
+    left: bool = False
+
+
+class Agent:
+    """One connection to the manager, and the workers of one round at a time."""
+
+    def __init__(self, order: Order, place: Path) -> None:
+        self._order, self._place = order, place
+        self._loop = asyncio.get_running_loop()
+        self._round: Start | None = None
+        self._starter: BaseProcess | None = None
+        self._seats: dict[int, Seat] = {}
+        self._heard_s = self._loop.time()
+        self._orphaned_s: float | None = None
+        self._ended = asyncio.Event()
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door.bind(str(place / "agent"))
+        self._door.listen(64)
+
+    async def run(self) -> None:
+        """Serve until the manager says so, or is gone."""
+        order = self._order
+        reader, self._writer = await asyncio.open_connection(order.address, order.port)
+        self._tell(Hello(token=order.token, host=order.host))
+        name = interface_of(self._writer.get_extra_info("sockname")[0])
+        if name is not None:
+            os.environ.update({"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name})
+        self._loop.add_reader(self._door, self._meet)
+        self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._tell, Sign(sign="notice"))
+        listening, watching = map(asyncio.create_task, (self._listen(reader), self._watch()))
+        forkserver.ensure_running()  # by this thread, with which the forkserver ends
+        del os.environ[PLACE]
+        await asyncio.to_thread(self._prepare)
+        self._tell(Sign(sign="ready"))
+        await self._ended.wait()
+        listening.cancel()
+        watching.cancel()
+        await self._end_round()
+        if self._starter is not None:
+            await asyncio.to_thread(self._dismiss, self._starter)
+
+    def _prepare(self) -> None:
+        """Wait until the forkserver has imported torch."""
+        first = FORKSERVER.Process(target=int)
+        first.start()
+        first.join()
+
+    # -- manager -------------------------------------------------------------------------------
+    def _tell(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with suppress(OSError, ValueError):
+            while line := await reader.readline():
+                self._heard_s = self._loop.time()
+                await self._obey(unpack(line))
+        if self._ended.is_set():
+            return
+        self._writer.close()
+        if self._seats and await self._manager_is_gone():
+            self._orphaned_s = self._loop.time()
+            self._tell_workers(Turn(round=self._round.round, turn="save"))
+        else:
+            self._ended.set()
+
+    async def _manager_is_gone(self) -> bool:
+        with suppress(OSError, TimeoutError):
+            try:
+                address = self._order.address, self._order.port
+                _, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
+                writer.close()
+            except ConnectionRefusedError:
+                return True
+        return False
+
+    async def _obey(self, message: Message) -> None:
+        if isinstance(message, Start):
+            self._begin(message)
+        elif isinstance(message, Turn) and message.turn == "save":
+            self._tell_workers(message)
+        elif isinstance(message, Turn):
+            await self._end_round()
+            self._tell(Turn(round=message.round, turn="over"))
+        elif isinstance(message, Checkpoint):
+            self._answer(message)
+        elif message == Sign(sign="bye"):
+            self._ended.set()
+
+    # -- rounds --------------------------------------------------------------------------------
+    def _begin(self, start: Start) -> None:
+        self._round = start
+        work = Work(order=self._order, start=start, place=str(self._place))
+        self._starter = starter = FORKSERVER.Process(target=run_round, args=(work,))
+        starter.start()
+        self._loop.add_reader(starter.sentinel, self._started, starter, start)
+
+    def _started(self, starter: BaseProcess, start: Start) -> None:
+        """LocalElasticAgent has come to its end, since all workers have, or one failed."""
+        self._loop.remove_reader(starter.sentinel)
+        starter.join()
+        if starter.exitcode and self._round is start:
+            why = "was not started: see its agent's log"
+            self._tell(Ended(round=start.round, rank=start.first, failure=why))
+
+    def _dismiss(self, starter: BaseProcess) -> None:
+        """LocalElasticAgent ends by itself when its workers do, but not before they are there."""
+        starter.join(GRACE_S)
+        starter.kill()
+        starter.join()
+
+    async def _end_round(self) -> None:
+        """End the round's process groups, and wait until none of them is left."""
+        self._round = None
+        if self._starter is not None and not self._seats:
+            self._starter.kill()
+        for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
+            for seat in self._seats.values():
+                seat.left = True
+                end_group(seat.pid, number)
+            deadline = self._loop.time() + patience_s
+            while self._seats and self._loop.time() < deadline:
+                await asyncio.sleep(0.02)
+
+    # -- workers -------------------------------------------------------------------------------
+    def _meet(self) -> None:
+        """A worker says that it is there."""
+        line, _ = self._door.accept()
+        message = unpack(line.recv(LONGEST))
+        assert isinstance(message, Here)
+        if self._round is None or message.round != self._round.round:  # it came up too late
+            end_group(message.pid, signal.SIGKILL)
+            line.close()
+            return
+        death = os.pidfd_open(message.pid)
+        line.setblocking(False)
+        seat = Seat(
+            rank=message.rank, pid=message.pid, line=line, death=death, told_s=self._loop.time()
+        )
+        self._seats[seat.rank] = seat
+        self._loop.add_reader(line, self._hear, seat)
+        self._loop.add_reader(death, self._gone, seat)
+
+    def _hear(self, seat: Seat) -> bool:
+        """Take in what a worker tells; False where there is nothing."""
+        try:
+            message = unpack(seat.line.recv(LONGEST))
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError):
+            self._loop.remove_reader(seat.line)
+            return False
+        seat.told_s = self._loop.time()
+        if isinstance(message, Ended):
+            if seat.left:
+                return True
+            seat.left = True
+        elif isinstance(message, Progress) and message.step is not None:
+            seat.seconds.append(message.seconds)
+        elif isinstance(message, Checkpoint) and self._orphaned_s is not None:
+            asyncio.ensure_future(self._answer_for_manager(message))
+            return True
+        self._tell(message)
+        return True
+
+    async def _answer_for_manager(self, asked: Checkpoint) -> None:
+        gone = await self._manager_is_gone()  # still: it may be there again
+        answer = "granted" if gone else "refused"
+        self._answer(Checkpoint(round=asked.round, rank=asked.rank, step=asked.step, is_it=answer))
+
+    def _answer(self, message: Checkpoint) -> None:
+        if message.rank in self._seats:
+            with suppress(OSError):
+                self._seats[message.rank].line.send(pack(message))
+
+    def _tell_workers(self, message: Message) -> None:
+        for seat in self._seats.values():
+            with suppress(OSError):
+                seat.line.send(pack(message))
+
+    def _gone(self, seat: Seat) -> None:
+        """A worker's process has ended."""
+        while self._hear(seat):  # it may have said why
+            pass
+        self._fail(seat, "died")
+        for descriptor in (seat.death, seat.line):
+            self._loop.remove_reader(descriptor)
+        os.close(seat.death)
+        seat.line.close()
+        if self._seats.get(seat.rank) is seat:
+            end_group(seat.pid, signal.SIGKILL)  # whatever it started
+            del self._seats[seat.rank]
+
+    def _fail(self, seat: Seat, how: str) -> None:
+        if not seat.left:
+            seat.left = True
+            self._tell(Ended(round=self._round.round, rank=seat.rank, failure=how))
+
+    async def _watch(self) -> None:
+        while True:
+            self._tell(Sign(sign="beat"))
+            for _ in range(round(BEAT_S / LOOK_S)):
+                await asyncio.sleep(LOOK_S)
+                self._look(self._loop.time())
+
+    def _look(self, now: float) -> None:
+        if self._orphaned_s is not None:
+            if not self._seats or now - self._orphaned_s > ORPHANED_S:
+                self._ended.set()
+        elif now - self._heard_s > CUT_OFF_S:
+            self._ended.set()
+        for seat in self._seats.values():
+            stopped = is_stopped(seat.pid)
+            seat.stopped_s = (seat.stopped_s or now) if stopped else None
+            if stopped and now - seat.stopped_s >= STOPPED_S:
+                self._fail(seat, "is stopped")
+            if seat.seconds and now - seat.told_s > STEPS * median(seat.seconds) + SLACK_S:
+                self._fail(seat, f"has not got on for {now - seat.told_s:.0f} s")
+
+
+def end_group(leader: int, number: int) -> None:
+    """Send a signal to a process group of ours."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, as by SIGSTOP."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    return False
+
+
+def interface_of(address: str) -> str | None:
+    """Network interface that has an address, where one has."""
+    if address.startswith("127."):
+        return "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return None
+
+
+def main() -> None:
+    """Read the order, and serve."""
+    order = unpack(sys.stdin.buffer.readline())
+    assert isinstance(order, Order)
+    place = get_temp_dir()  # removed when this process ends
+    os.environ.update({"OMP_NUM_THREADS": "1", **order.variables, PLACE: place})
+    multiprocessing.set_forkserver_preload(["workbench.elastic.entry"])
+
+    async def serve() -> None:
+        await Agent(order, Path(place)).run()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()
