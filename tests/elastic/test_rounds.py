@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,8 +53,11 @@ class Run:
         def counts() -> bool:
             state = self.state()
             self.remember()
-            others = state["step"] is None or sorted(state["ranks"]) != sorted(hosts)
-            return not others and state["phase"] == "running" and state["round"] > after
+            if state["step"] is None or sorted(state["ranks"]) != sorted(hosts):
+                return False
+            ranks = sum(map(len, state["ranks"].values()))
+            there = all((self.to / f"{state['round']}-{r}.json").exists() for r in range(ranks))
+            return there and state["phase"] == "running" and state["round"] > after
 
         wait_for(counts)
         return self.state()["round"]
@@ -66,14 +70,13 @@ class Run:
         return json.loads((self.to / f"{round}-{rank}.json").read_text())
 
     def agent(self, host: str) -> int:
-        """Its process."""
-        found = [p for p in self.seen.values() if p.is_running() and p.name() and self.is_of(p, host)]
-        return found[0].pid
-
-    @staticmethod
-    def is_of(process: psutil.Process, host: str) -> bool:
-        out = os.readlink(f"/proc/{process.pid}/fd/1")
-        return out.endswith(f"agent-{host}.out") and "workbench.elastic.agent" in process.cmdline()
+        """Its process: the one that was started with this output file."""
+        for process in living(self.seen.values()):
+            with suppress(OSError, psutil.Error):
+                out = os.readlink(f"/proc/{process.pid}/fd/1")
+                if out.endswith(f"agent-{host}.out") and "workbench.elastic.agent" in process.cmdline():
+                    return process.pid
+        raise AssertionError(f"no agent on {host}")
 
     def told(self, text: str) -> bool:
         return any(text in event for _, event in self.state()["events"])

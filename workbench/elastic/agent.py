@@ -72,6 +72,8 @@ class Seat:
     told_s: float
     stopped_s: float | None = None
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
+    asked: Checkpoint | None = None
+    """A question that nobody has answered yet."""
     left: bool = False
 
 
@@ -111,8 +113,6 @@ class Agent:
         listening.cancel()
         watching.cancel()
         await self._end_round()
-        if self._starter is not None:
-            await asyncio.to_thread(self._dismiss, self._starter)
 
     def _prepare(self) -> None:
         """Wait until the forkserver has imported torch."""
@@ -136,17 +136,32 @@ class Agent:
         if self._seats and await self._manager_is_gone():
             self._orphaned_s = self._loop.time()
             self._tell_workers(Turn(round=self._round.round, turn="save"))
+            for seat in self._seats.values():
+                if seat.asked is not None:
+                    await self._answer_for_manager(seat.asked)
         else:
             self._ended.set()
 
     async def _manager_is_gone(self) -> bool:
-        with suppress(OSError, TimeoutError):
+        """Whether its port refuses us, in place of an answer. One that is dying may still take a
+        connection, and drops it."""
+        hello = pack(Hello(token=self._order.token, host=self._order.host))
+        for _ in range(20):
             try:
                 address = self._order.address, self._order.port
-                _, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
+                reader, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
+                writer.write(hello)
+                answer = await asyncio.wait_for(reader.readline(), 5.0)
                 writer.close()
+                if answer:
+                    return False
             except ConnectionRefusedError:
                 return True
+            except ConnectionError:
+                pass
+            except (OSError, TimeoutError):
+                return False
+            await asyncio.sleep(0.05)
         return False
 
     async def _obey(self, message: Message) -> None:
@@ -178,24 +193,24 @@ class Agent:
             why = "was not started: see its agent's log"
             self._tell(Ended(round=start.round, rank=start.first, failure=why))
 
-    def _dismiss(self, starter: BaseProcess) -> None:
-        """LocalElasticAgent ends by itself when its workers do, but not before they are there."""
-        starter.join(GRACE_S)
-        starter.kill()
-        starter.join()
-
     async def _end_round(self) -> None:
         """End the round's process groups, and wait until none of them is left."""
         self._round = None
-        if self._starter is not None and not self._seats:
-            self._starter.kill()
+        if all(seat.left for seat in self._seats.values()):
+            await self._empty(GRACE_S)  # they are about to end
         for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 10.0)):
             for seat in self._seats.values():
                 seat.left = True
                 end_group(seat.pid, number)
-            deadline = self._loop.time() + patience_s
-            while self._seats and self._loop.time() < deadline:
-                await asyncio.sleep(0.02)
+            await self._empty(patience_s)
+        if self._starter is not None:  # it may wait for hosts, or for workers that were ended
+            self._starter.kill()
+            self._starter.join()
+
+    async def _empty(self, patience_s: float) -> None:
+        deadline = self._loop.time() + patience_s
+        while self._seats and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
 
     # -- workers -------------------------------------------------------------------------------
     def _meet(self) -> None:
@@ -232,9 +247,10 @@ class Agent:
             seat.left = True
         elif isinstance(message, Progress) and message.step is not None:
             seat.seconds.append(message.seconds)
-        elif isinstance(message, Checkpoint) and self._orphaned_s is not None:
-            asyncio.ensure_future(self._answer_for_manager(message))
-            return True
+        elif isinstance(message, Checkpoint) and message.is_it == "asked":
+            seat.asked = message
+            if self._orphaned_s is not None:
+                asyncio.ensure_future(self._answer_for_manager(message))
         self._tell(message)
         return True
 
@@ -244,9 +260,10 @@ class Agent:
         self._answer(Checkpoint(round=asked.round, rank=asked.rank, step=asked.step, is_it=answer))
 
     def _answer(self, message: Checkpoint) -> None:
-        if message.rank in self._seats:
+        if (seat := self._seats.get(message.rank)) is not None:
+            seat.asked = None
             with suppress(OSError):
-                self._seats[message.rank].line.send(pack(message))
+                seat.line.send(pack(message))
 
     def _tell_workers(self, message: Message) -> None:
         for seat in self._seats.values():

@@ -302,7 +302,12 @@ class Manager:
             if isinstance(first, Ask):
                 writer.write(self._answer(first).encode())
                 await writer.drain()
-            elif isinstance(first, Hello) and self._members.connected(first.host, time.monotonic()):
+            elif not isinstance(first, Hello):
+                return
+            elif not self._members.connected(first.host, time.monotonic()):
+                writer.write(pack(Sign(sign="bye")))  # one that was given up, or that was not called
+                await writer.drain()
+            else:
                 host = first.host
                 self._lines[host] = writer
                 while line := await reader.readline():
