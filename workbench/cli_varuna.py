@@ -12,22 +12,14 @@ import shlex
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from workbench.cli_spec import Parser
-from workbench.core.jsonfile import read_json
 from workbench.core.paths import user_path
-from workbench.core.schema import read_as
-from workbench.elastic.manager import (
-    DOOR,
-    Door,
-    Job,
-    State,
-    address_towards,
-    serve,
-)
-from workbench.elastic.messages import LONGEST, Ask, pack
+from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
+from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Choose, fixed, read_list
 
 CODES = {"done": 0, "stopped": 130}
@@ -80,8 +72,6 @@ def _train(given: argparse.Namespace, choose: Choose | None) -> int:
     if given.horizon is not None and not 0 < given.horizon < 1e9:
         raise ValueError(f"--horizon is {given.horizon}; it must be a number of seconds over 0")
     hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
-    if not hosts:
-        raise ValueError(f"the machine list {given.machine_list} names no host")
     if (given.nstages is None) != (given.chunk_size is None):
         raise ValueError("give both --nstages and --chunk_size, or neither")
     if given.nstages is not None:
@@ -89,20 +79,23 @@ def _train(given: argparse.Namespace, choose: Choose | None) -> int:
     if choose is None:
         raise ValueError("nothing chooses a shape yet: give --nstages and --chunk_size")
     choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
+    connect = tuple(shlex.split(given.connect))
+    if "{command}" not in connect or not any("{host}" in word for word in connect):
+        raise ValueError(f"--connect is {given.connect!r}; it must hold {{host}} and {{command}}")
     code_dir = user_path(given.code_dir).resolve()
     script = code_dir / user_path(given.script)
     if not script.is_file():
         raise ValueError(f"there is no script {script}")
-    connect = tuple(shlex.split(given.connect))
-    if "{command}" not in connect or not any("{host}" in word for word in connect):
-        raise ValueError(f"--connect is {given.connect!r}; it must hold {{host}} and {{command}}")
+    order = Order(
+        address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
+        folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
+        arguments=tuple(given.arguments), variables=_variables(given.env_file),
+        batch=given.batch_size,
+    )  # fmt: skip
     job = Job(
-        machine_list=given.machine_list.resolve(), hosts=hosts, per_host=given.gpus_per_node,
-        batch=given.batch_size, choose=choose, script=script, arguments=tuple(given.arguments),
-        code_dir=code_dir, folder=user_path(given.folder).resolve(),
-        variables=_variables(given.env_file),
-        address=given.manager_ip or address_towards([*hosts]), connect=connect,
-        morph="never" if given.no_morphing else given.morph, horizon_s=given.horizon,
+        machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
+        per_host=given.gpus_per_node, choose=choose, connect=connect, horizon_s=given.horizon,
+        morph="never" if given.no_morphing else given.morph,
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
     return CODES.get(outcome, FAILED)
@@ -147,10 +140,9 @@ def _ask(words: Sequence[str]) -> int:
     door = _door(folder)
     if door is None:
         raise ValueError(f"no manager serves {folder}")
-    if given.verb == "stop":
-        ask = Ask(token=door.token, what="stop")
-    else:
-        ask = Ask(token=door.token, what="notice", host=given.host, at=_unix(given.at))
+    ask = Message(kind=given.verb, token=door.token)
+    if given.verb == "notice":
+        ask = replace(ask, host=given.host, at=_unix(given.at))
     with socket.create_connection((door.address, door.port), timeout=60) as line:
         line.sendall(pack(ask))
         if refused := line.makefile("rb").read(LONGEST).decode():
@@ -162,10 +154,11 @@ def _ask(words: Sequence[str]) -> int:
 
 def _door(folder: Path) -> Door | None:
     """Of the manager that serves a folder, where one does."""
+    door = read_file(Door, folder)
     try:
-        door = read_as(Door, read_json(folder / DOOR, DOOR), DOOR)
-        os.kill(door.pid, 0)
-    except (FileNotFoundError, ProcessLookupError):
+        if door is not None:
+            os.kill(door.pid, 0)
+    except ProcessLookupError:
         return None
     return door
 
@@ -184,7 +177,7 @@ def _unix(text: str) -> float:
 
 
 def _show(folder: Path) -> None:
-    state = State.read(folder)
+    state = read_file(State, folder)
     if state is None:
         raise ValueError(f"{folder} holds no job")
     served = "" if _door(folder) else "; no manager serves it"

@@ -74,7 +74,10 @@ class Run:
         for process in living(self.seen.values()):
             with suppress(OSError, psutil.Error):
                 out = os.readlink(f"/proc/{process.pid}/fd/1")
-                if out.endswith(f"agent-{host}.out") and "workbench.elastic.agent" in process.cmdline():
+                if (
+                    out.endswith(f"agent-{host}.out")
+                    and "workbench.elastic.agent" in process.cmdline()
+                ):
                     return process.pid
         raise AssertionError(f"no agent on {host}")
 

@@ -20,7 +20,7 @@ import socket
 import sys
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -30,21 +30,7 @@ from statistics import median
 import psutil
 
 from workbench.elastic.entry import PLACE, Work, run_round
-from workbench.elastic.messages import (
-    LONGEST,
-    Checkpoint,
-    Ended,
-    Hello,
-    Here,
-    Message,
-    Order,
-    Progress,
-    Sign,
-    Start,
-    Turn,
-    pack,
-    unpack,
-)
+from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 BEAT_S, LOOK_S = 1.0, 0.5
@@ -72,43 +58,50 @@ class Seat:
     told_s: float
     stopped_s: float | None = None
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
-    asked: Checkpoint | None = None
+    asked: Message | None = None
     """A question that nobody has answered yet."""
     left: bool = False
+
+    def tell(self, message: Message) -> None:
+        """Send it something; one that has ended needs nothing."""
+        if message.kind in ("yes", "no"):
+            self.asked = None
+        with suppress(OSError):
+            self.line.send(pack(message))
 
 
 class Agent:
     """One connection to the manager, and the workers of one round at a time."""
 
-    def __init__(self, order: Order, place: Path) -> None:
+    def __init__(self, order: Order, place: str) -> None:
         self._order, self._place = order, place
         self._loop = asyncio.get_running_loop()
-        self._round: Start | None = None
+        self._round: int | None = None
         self._starter: BaseProcess | None = None
         self._seats: dict[int, Seat] = {}
         self._heard_s = self._loop.time()
         self._orphaned_s: float | None = None
         self._ended = asyncio.Event()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.bind(str(place / "agent"))
+        self._door.bind(f"{place}/agent")
         self._door.listen(64)
 
     async def run(self) -> None:
         """Serve until the manager says so, or is gone."""
         order = self._order
         reader, self._writer = await asyncio.open_connection(order.address, order.port)
-        self._tell(Hello(token=order.token, host=order.host))
+        self._tell(Message(kind="hello", token=order.token, host=order.host))
         name = interface_of(self._writer.get_extra_info("sockname")[0])
         if name is not None:
             os.environ.update({"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name})
         self._loop.add_reader(self._door, self._meet)
         self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
-        self._loop.add_signal_handler(signal.SIGUSR1, self._tell, Sign(sign="notice"))
+        self._loop.add_signal_handler(signal.SIGUSR1, self._tell, Message(kind="notice"))
         listening, watching = map(asyncio.create_task, (self._listen(reader), self._watch()))
         forkserver.ensure_running()  # by this thread, with which the forkserver ends
         del os.environ[PLACE]
         await asyncio.to_thread(self._prepare)
-        self._tell(Sign(sign="ready"))
+        self._tell(Message(kind="ready"))
         await self._ended.wait()
         listening.cancel()
         watching.cancel()
@@ -130,22 +123,20 @@ class Agent:
             while line := await reader.readline():
                 self._heard_s = self._loop.time()
                 await self._obey(unpack(line))
-        if self._ended.is_set():
-            return
         self._writer.close()
-        if self._seats and await self._manager_is_gone():
+        if self._seats and not self._ended.is_set() and await self._manager_is_gone():
             self._orphaned_s = self._loop.time()
-            self._tell_workers(Turn(round=self._round.round, turn="save"))
-            for seat in self._seats.values():
+            for seat in [*self._seats.values()]:
+                seat.tell(Message(kind="save"))
                 if seat.asked is not None:
-                    await self._answer_for_manager(seat.asked)
+                    await self._answer_for_manager(seat)
         else:
             self._ended.set()
 
     async def _manager_is_gone(self) -> bool:
         """Whether its port refuses us, in place of an answer. One that is dying may still take a
         connection, and drops it."""
-        hello = pack(Hello(token=self._order.token, host=self._order.host))
+        hello = pack(Message(kind="hello", token=self._order.token, host=self._order.host))
         for _ in range(20):
             try:
                 address = self._order.address, self._order.port
@@ -164,34 +155,40 @@ class Agent:
             await asyncio.sleep(0.05)
         return False
 
+    async def _answer_for_manager(self, seat: Seat) -> None:
+        gone = await self._manager_is_gone()  # still: another may have taken its place
+        seat.tell(replace(seat.asked, kind="yes" if gone else "no"))
+
     async def _obey(self, message: Message) -> None:
-        if isinstance(message, Start):
+        if message.kind == "start":
             self._begin(message)
-        elif isinstance(message, Turn) and message.turn == "save":
-            self._tell_workers(message)
-        elif isinstance(message, Turn):
+        elif message.kind == "save":
+            for seat in self._seats.values():
+                seat.tell(message)
+        elif message.kind == "end":
             await self._end_round()
-            self._tell(Turn(round=message.round, turn="over"))
-        elif isinstance(message, Checkpoint):
-            self._answer(message)
-        elif message == Sign(sign="bye"):
+            self._tell(Message(kind="over", round=message.round))
+        elif message.kind in ("yes", "no") and message.rank in self._seats:
+            self._seats[message.rank].tell(message)
+        elif message.kind == "bye":
             self._ended.set()
 
     # -- rounds --------------------------------------------------------------------------------
-    def _begin(self, start: Start) -> None:
-        self._round = start
-        work = Work(order=self._order, start=start, place=str(self._place))
-        self._starter = starter = FORKSERVER.Process(target=run_round, args=(work,))
+    def _begin(self, message: Message) -> None:
+        self._round = message.round
+        own = Work(order=self._order, round=message.round, start=message.start, place=self._place)
+        self._starter = starter = FORKSERVER.Process(target=run_round, args=(own,))
         starter.start()
-        self._loop.add_reader(starter.sentinel, self._started, starter, start)
+        self._loop.add_reader(starter.sentinel, self._started, starter, own)
 
-    def _started(self, starter: BaseProcess, start: Start) -> None:
+    def _started(self, starter: BaseProcess, own: Work) -> None:
         """LocalElasticAgent has come to its end, since all workers have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
-        if starter.exitcode and self._round is start:
-            why = "was not started: see its agent's log"
-            self._tell(Ended(round=start.round, rank=start.first, failure=why))
+        if starter.exitcode and self._round == own.round:
+            why = "was not started: see the log of its agent"
+            told = Message(kind="ended", round=own.round, rank=own.start.first, failure=why)
+            self._tell(told)
 
     async def _end_round(self) -> None:
         """End the round's process groups, and wait until none of them is left."""
@@ -202,6 +199,7 @@ class Agent:
             for seat in self._seats.values():
                 seat.left = True
                 end_group(seat.pid, number)
+                end_group(seat.pid, signal.SIGCONT)  # a stopped one would not hear it
             await self._empty(patience_s)
         if self._starter is not None:  # it may wait for hosts, or for workers that were ended
             self._starter.kill()
@@ -216,59 +214,41 @@ class Agent:
     def _meet(self) -> None:
         """A worker says that it is there."""
         line, _ = self._door.accept()
-        message = unpack(line.recv(LONGEST))
-        assert isinstance(message, Here)
-        if self._round is None or message.round != self._round.round:  # it came up too late
-            end_group(message.pid, signal.SIGKILL)
+        here = unpack(line.recv(LONGEST))
+        if here.round != self._round:  # it came up too late
+            end_group(here.pid, signal.SIGKILL)
             line.close()
             return
-        death = os.pidfd_open(message.pid)
         line.setblocking(False)
         seat = Seat(
-            rank=message.rank, pid=message.pid, line=line, death=death, told_s=self._loop.time()
-        )
+            rank=here.rank, pid=here.pid, line=line, death=os.pidfd_open(here.pid),
+            told_s=self._loop.time(),
+        )  # fmt: skip
         self._seats[seat.rank] = seat
         self._loop.add_reader(line, self._hear, seat)
-        self._loop.add_reader(death, self._gone, seat)
+        self._loop.add_reader(seat.death, self._gone, seat)
 
     def _hear(self, seat: Seat) -> bool:
         """Take in what a worker tells; False where there is nothing."""
         try:
             message = unpack(seat.line.recv(LONGEST))
-        except BlockingIOError:
-            return False
-        except (OSError, ValueError):
-            self._loop.remove_reader(seat.line)
+        except (OSError, ValueError) as error:
+            if not isinstance(error, BlockingIOError):
+                self._loop.remove_reader(seat.line)
             return False
         seat.told_s = self._loop.time()
-        if isinstance(message, Ended):
-            if seat.left:
-                return True
+        if message.kind == "ended" and seat.left or message.kind == "working":
+            return True
+        if message.kind == "ended":
             seat.left = True
-        elif isinstance(message, Progress) and message.step is not None:
+        elif message.kind == "step":
             seat.seconds.append(message.seconds)
-        elif isinstance(message, Checkpoint) and message.is_it == "asked":
+        elif message.kind == "ask":
             seat.asked = message
             if self._orphaned_s is not None:
-                asyncio.ensure_future(self._answer_for_manager(message))
+                asyncio.ensure_future(self._answer_for_manager(seat))
         self._tell(message)
         return True
-
-    async def _answer_for_manager(self, asked: Checkpoint) -> None:
-        gone = await self._manager_is_gone()  # still: it may be there again
-        answer = "granted" if gone else "refused"
-        self._answer(Checkpoint(round=asked.round, rank=asked.rank, step=asked.step, is_it=answer))
-
-    def _answer(self, message: Checkpoint) -> None:
-        if (seat := self._seats.get(message.rank)) is not None:
-            seat.asked = None
-            with suppress(OSError):
-                seat.line.send(pack(message))
-
-    def _tell_workers(self, message: Message) -> None:
-        for seat in self._seats.values():
-            with suppress(OSError):
-                seat.line.send(pack(message))
 
     def _gone(self, seat: Seat) -> None:
         """A worker's process has ended."""
@@ -286,11 +266,11 @@ class Agent:
     def _fail(self, seat: Seat, how: str) -> None:
         if not seat.left:
             seat.left = True
-            self._tell(Ended(round=self._round.round, rank=seat.rank, failure=how))
+            self._tell(Message(kind="ended", round=self._round, rank=seat.rank, failure=how))
 
     async def _watch(self) -> None:
         while True:
-            self._tell(Sign(sign="beat"))
+            self._tell(Message(kind="beat"))
             for _ in range(round(BEAT_S / LOOK_S)):
                 await asyncio.sleep(LOOK_S)
                 self._look(self._loop.time())
@@ -335,14 +315,13 @@ def interface_of(address: str) -> str | None:
 
 def main() -> None:
     """Read the order, and serve."""
-    order = unpack(sys.stdin.buffer.readline())
-    assert isinstance(order, Order)
+    order = unpack(sys.stdin.buffer.readline(), Order)
     place = get_temp_dir()  # removed when this process ends
     os.environ.update({"OMP_NUM_THREADS": "1", **order.variables, PLACE: place})
     multiprocessing.set_forkserver_preload(["workbench.elastic.entry"])
 
     async def serve() -> None:
-        await Agent(order, Path(place)).run()
+        await Agent(order, place).run()
 
     asyncio.run(serve())
 

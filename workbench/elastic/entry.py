@@ -1,8 +1,8 @@
 """Processes below an agent: its forkserver, which imports this module and so torch; for each round
 one that is forked from it, with torch's LocalElasticAgent; and the workers, forked from that.
 
-Whatever kills an agent ends them, by the kernel: the forkserver is sent SIGTERM, on which it removes
-the agent's files, and its end sends SIGKILL to what is below.
+Whatever kills an agent ends them, by the kernel: the forkserver is sent SIGTERM, on which it
+removes the agent's files, and its end sends SIGKILL to what is below.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from workbench.core.parents import die_with_parent
-from workbench.elastic.messages import Ended, Here, Order, Start, pack
-from workbench.elastic.placement import Shape, map_text, shares
+from workbench.elastic.messages import Message, Order, Start, pack
+from workbench.elastic.placement import map_text, shares
 from workbench.elastic.worker import AGENT
 
 PLACE = "WORKBENCH_AGENT_PLACE"
@@ -48,6 +48,7 @@ class Work:
     """What the workers of a host do in a round."""
 
     order: Order
+    round: int
     start: Start
     place: str
     """Folder of the agent, with its socket."""
@@ -80,7 +81,7 @@ def run_round(own: Work) -> None:
     start, address, tempfile.tempdir = own.start, own.order.address, own.place
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else rank 0 opens one to everybody
     store = TCPStore(address, start.port, is_master=False, timeout=PATIENCE)
-    name = f"round-{start.round}"
+    name = f"round-{own.round}"
     handler = Rendezvous.from_backend(
         name, store, C10dRendezvousBackend(store, name), start.hosts, start.hosts,
         local_addr=f"{start.host:06d}",  # in whose order ranks are given
@@ -102,20 +103,19 @@ def work(own: Work) -> None:
     die_with_parent(os.getppid())
     os.setpgid(0, 0)
     rank, local_rank = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
-    logs = Path(job.folder) / "ssh_logs" / str(start.round)
+    logs = Path(job.folder) / "ssh_logs" / str(own.round)
     logs.mkdir(parents=True, exist_ok=True)
     for descriptor, kind in ((1, "out"), (2, "err")):
         with (logs / f"{job.host}-{rank}.{kind}").open("ab") as file:
             os.dup2(file.fileno(), descriptor)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(f"{own.place}/agent")
-    line.send(pack(Here(round=start.round, rank=rank, pid=os.getpid())))
-    about = {"pid": os.getpid(), "line": line.fileno(), "round": start.round, "rank": rank}
+    line.send(pack(Message(kind="here", round=own.round, rank=rank, pid=os.getpid())))
+    about = {"pid": os.getpid(), "line": line.fileno(), "round": own.round, "rank": rank}
     os.environ[AGENT] = json.dumps({**about, "batch": job.batch, "folder": job.folder})
-    shape = Shape(stages=start.stages, replicas=start.replicas, chunk=start.chunk)
     flags = {
         "rank": rank, "local_rank": local_rank, "chunk_size": start.chunk,
-        "stage_to_rank_map": map_text(shape),
+        "stage_to_rank_map": map_text(start.stages, start.replicas),
         "batch-size": shares(job.batch, start.replicas)[rank // start.stages],
     }  # fmt: skip
     if start.resume_step is not None:
@@ -123,7 +123,7 @@ def work(own: Work) -> None:
     os.chdir(job.code_dir)
     sys.argv = [job.script, *job.arguments, *(f"--{name}={value}" for name, value in flags.items())]
     sys.path.insert(0, str(Path(job.script).parent))
-    failure = None
+    failure = ""
     try:
         runpy.run_path(job.script, run_name="__main__")
     except SystemExit as end:
@@ -133,7 +133,7 @@ def work(own: Work) -> None:
         traceback.print_exc()
         failure = f"failed: {type(error).__name__}: {error}"[:300]
     with suppress(OSError):  # of an agent that is gone
-        line.send(pack(Ended(round=start.round, rank=rank, failure=failure)))
+        line.send(pack(Message(kind="ended", round=own.round, rank=rank, failure=failure)))
     sys.stdout.flush()
-    if failure is not None:
+    if failure:
         sys.exit(1)

@@ -1,60 +1,50 @@
-"""Which hosts are there, which round runs, and what is to be done: state, without sockets.
+"""Which hosts are there, which round runs, and what follows: state, without sockets or a clock.
 
-The manager tells what happened and when; `out` is what it is to do. Rules:
-
-* A host is lost when its agent is silent for 4 s, or goes. What is lost ends the round, as a worker
-  does that dies, stands still or does not get on. A round that ends by itself is over everywhere
-  before the next one begins: with who is there, from the newest committed checkpoint.
-* Where a host is to go (a notice, the list), all workers save and leave first.
-* Without a loss, the round gives way to another shape only where it pays (`pays`).
-* Only the round that runs may commit, and only hosts that are in it.
+* A host is lost when its agent goes, or is silent for 4 s. That ends the round, as does a worker
+  that dies, stands still or does not get on. A round is over on all its hosts before the next one
+  begins: with who is there, from the newest committed checkpoint.
+* Before a host goes (a notice, the list), all workers save and leave.
+* Without a loss, a round gives way to another shape only where that pays.
+* Only the round that runs may commit, and only from hosts that are there.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Literal
 
-from workbench.elastic.messages import (
-    Checkpoint,
-    Ended,
-    Message,
-    Progress,
-    Sign,
-    Start,
-    Turn,
-)
-from workbench.elastic.placement import Choose, Plan, place
+from workbench.elastic.messages import Message, Start
+from workbench.elastic.placement import Choose, Shape, place
 
 LOST_S = 4.0
 """An agent that can start workers and is silent for so long is lost."""
 STARTING_S = 60.0
-"""So long an agent may be silent while it comes up, and hosts are waited for at the start."""
+"""So long may one be silent that comes up, and are hosts waited for at the start."""
 LEAD_S = 30.0
 """All save this long before a host goes."""
-RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
-"""First and longest wait before a new agent is started on a host that was lost."""
 AWAY_S = 120.0
-"""A host that was to go is asked again so long after that."""
+"""So long after that, it is asked whether it is back."""
+RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
+"""First and longest wait before a host that was lost is asked again."""
 ENDING_S = 15.0
-"""An agent that does not end its workers in so long is lost."""
+"""An agent that has not ended its workers after so long is lost."""
 HORIZON_S = 1800.0
 """Between changes, before there are three."""
 SLOW, SAMPLES = 1.15, 5
-"""A worker so much over its stage's median is slow; forward passes that are looked at."""
+"""A worker so much over its stage's median is slow; how many forward passes are looked at."""
 FRUITLESS = 3
-"""Rounds in a row in which a worker fails before any step is done: no use in another."""
+"""Rounds in a row in which a worker fails before a step is done: there is no use in another."""
 
 Morph = Literal["always", "gain", "never"]
 
 
 def pays(now: float, then: float, horizon_s: float, cost_s: float) -> bool:
-    """Whether `then` samples a second make more of the horizon than `now`, `cost_s` without any
-    included."""
-    return then * max(0.0, horizon_s - cost_s) > now * horizon_s
+    """Whether `then` samples a second, after `cost_s` without any, make more of the horizon than
+    `now`."""
+    return then * (horizon_s - cost_s) > now * horizon_s
 
 
 @dataclass(kw_only=True)
@@ -75,14 +65,17 @@ class Round:
     """One that has begun and is not over."""
 
     number: int
-    plan: Plan
+    shape: Shape
+    seats: dict[str, range]
+    slots: dict[str, int]
+    """Of all hosts that were there."""
     began_s: float
     phase: Literal["running", "saving", "ending"] = "running"
-    phase_s: float = 0.0
+    ending_s: float = 0.0
     step: int | None = None
-    """Done in this round, in all."""
+    """That was done last."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
-    forwards: dict[int, list[float]] = field(default_factory=dict)
+    forwards: dict[int, deque[float]] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     over: set[str] = field(default_factory=set)
 
@@ -92,48 +85,44 @@ class Membership:
 
     def __init__(
         self, hosts: Mapping[str, int], choose: Choose, *,
-        batch: int, per_host: int, morph: Morph, now: float,
-        horizon_s: float | None = None, number: int = 0, committed: int | None = None,
+        batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
+        horizon_s: float | None = None, number: int = 0, newest: int | None = None,
     ) -> None:  # fmt: skip
-        """`number` and `committed` are the last round and the newest checkpoint of a job that goes
-        on."""
+        """`say` takes what people want to know; `number` and `newest` are the last round and the
+        newest checkpoint of a job that goes on."""
         self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
         self.round: Round | None = None
-        self.number, self.newest = number, committed
+        self.number, self.newest = number, newest
         self.outcome: str | None = None
-        """``done``, or why the job ends; None while it goes on."""
+        """``done``, ``stopped`` or why the job failed; None while it goes on."""
         self.out: list[tuple[str, Message | None]] = []
-        """Messages to hosts; None where an agent is to be started."""
-        self.say: Callable[[str], None] = lambda text: None
-        """Takes what people want to know."""
-        self.slow: dict[int, float] = {}
-        """Slow ranks of this round, and by how much."""
+        """What to tell to hosts; None where an agent is to be started."""
+        self.slow: dict[str, float] = {}
+        """Slow workers of this round, and by how much."""
         self._choose, self._batch, self._per_host = choose, batch, per_host
-        self._morph, self._horizon_s = morph, horizon_s
+        self._morph, self._horizon_s, self._say = morph, horizon_s, say
         self._listed = dict(hosts)
         self._notices: dict[str, float] = {}
         self._changes: list[float] = []
         self._costs: list[float] = []
         self._stepped_s: float | None = None
         self._began_s = self._ticked_s = now
-        self._settled = False
-        self._fruitless, self._waits = 0, ""
+        self._settled, self._fruitless, self._waits = False, 0, ""
 
     # -- hosts ---------------------------------------------------------------------------------
     def listed(self, hosts: Mapping[str, int], now: float) -> None:
         """The machine list has changed."""
-        for name, slots in hosts.items():
-            if name not in self._listed:
-                self.say(f"{name} is on the list, with {slots} slots")
-                self._changes.append(now)
-            host = self.hosts.setdefault(name, Host(slots=slots))
-            if name not in self._listed:
-                host.retry_s, host.fails, host.leaving = now, 0, False
-            host.slots = slots
+        for name in hosts.keys() - self._listed.keys():
+            self._say(f"{name} is on the list, with {hosts[name]} slots")
+            self._changes.append(now)
+            host = self.hosts.setdefault(name, Host(slots=hosts[name]))
+            host.retry_s, host.fails, host.leaving = now, 0, False
         for name in self._listed.keys() - hosts.keys():
-            self.say(f"{name} is off the list")
+            self._say(f"{name} is off the list")
             self._leave(name, now)
         self._listed = dict(hosts)
+        for name, slots in hosts.items():
+            self.hosts[name].slots = slots
 
     def connected(self, name: str, now: float) -> bool:
         """Whether an agent is welcome: its host was called."""
@@ -143,267 +132,223 @@ class Membership:
         host.phase, host.heard_s = "coming", now
         return True
 
-    def heard(self, name: str, now: float) -> None:
-        """Something has come from an agent."""
-        self.hosts[name].heard_s = now
-
-    def ready(self, name: str, now: float) -> None:
-        """An agent can start workers."""
-        self.hosts[name].phase, self.hosts[name].fails = "ready", 0
-        self.say(f"{name} is ready, with {self.hosts[name].slots} slots")
-
     def lost(self, name: str, now: float, why: str) -> None:
         """An agent is gone, or is taken to be."""
         host = self.hosts.get(name)
         if host is None or host.phase == "away":
             return
         if not host.leaving and self.outcome is None:
+            self._say(f"{name} is lost: {why}")
             self._changes.append(now)
             host.retry_s = now + min(LONGEST_RETRY_S, RETRY_S * 2**host.fails)
             host.fails += 1
-            self.say(f"{name} is lost: {why}")
         host.phase, host.leaving = "away", False
-        self.out.append((name, Sign(sign="bye")))  # a host that was cut off and comes back
+        self.out.append((name, Message(kind="bye")))  # if it was cut off, and comes back
         if name not in self._listed:
             del self.hosts[name]
-        if self.round is not None and name in self.round.plan.seats:
+        if self.round is not None and name in self.round.seats:
             self._end(now)
 
     def notice(self, name: str, at: float, now: float) -> None:
-        """A host goes at a time, which may be past. Raises ValueError for one that is not there."""
+        """A host goes at a time, which may be past. Raises ValueError for an unknown host."""
         if name not in self.hosts:
             raise ValueError(f"{name} is none of the hosts {', '.join(self.hosts)}")
         self._notices[name] = at
-        self.say(f"{name} goes" + (f" in {at - now:.0f} s" if at > now else ""))
+        self._say(f"{name} goes" + (f" in {at - now:.0f} s" if at > now else ""))
 
     def _leave(self, name: str, now: float) -> None:
-        host = self.hosts[name]
-        self._changes.append(now)
-        host.retry_s = max(now, self._notices.pop(name, now)) + AWAY_S
-        if host.phase == "away":
-            if name not in self._listed:
+        at, host = self._notices.pop(name, now), self.hosts.get(name)
+        if host is not None:
+            self._changes.append(now)
+            host.retry_s, host.leaving = max(now, at) + AWAY_S, host.phase != "away"
+            if not host.leaving and name not in self._listed:
                 del self.hosts[name]
-            return
-        host.leaving = True
 
     # -- workers -------------------------------------------------------------------------------
-    def progress(self, told: Progress, now: float) -> None:
-        """A worker has done a step."""
-        ours = self._current(told)
-        if ours is None or told.step is None:
+    def take(self, name: str, told: Message, now: float) -> None:
+        """What an agent tells."""
+        host, ours = self.hosts[name], self.round
+        host.heard_s = now
+        if told.kind == "ready":
+            host.phase, host.fails = "ready", 0
+            self._say(f"{name} is ready, with {host.slots} slots")
+        elif told.kind == "notice":
+            self.notice(name, now, now)
+        elif told.kind == "ask":
+            self.out.append((name, replace(told, kind="yes" if self.may(name, told) else "no")))
+        elif ours is None or told.round != ours.number:
             return
+        elif told.kind == "step":
+            self._step(ours, told, now)
+        elif told.kind == "committed":
+            self.newest = max(self.newest or 0, told.step)
+        elif told.kind == "wanted":
+            self._save("a worker was sent SIGUSR1")
+        elif told.kind == "over":
+            ours.over.add(name)
+        elif told.kind == "ended" and ours.phase != "ending":
+            self._ended(ours, name, told, now)
+
+    def may(self, name: str, asked: Message) -> bool:
+        """The fence: whether a host may put a checkpoint in its place."""
+        ours, there = self.round, self._is_ready(name)
+        current = ours is not None and ours.number == asked.round and ours.phase != "ending"
+        return current and there and name in ours.seats
+
+    def _step(self, ours: Round, told: Message, now: float) -> None:
         if ours.step is None:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
             self._costs.append(now - since)
-            self.say(f"step {told.step} is done, {now - since:.1f} s after the one before")
-        ours.step, self._fruitless = max(ours.step or 0, told.step), 0
-        self._stepped_s = now
+            self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
+        ours.step, self._stepped_s, self._fruitless = max(ours.step or 0, told.step), now, 0
         if told.rank == 0:
             ours.seconds.append(told.seconds)
-        if told.forward_s is not None:
-            ours.forwards.setdefault(told.rank, []).append(told.forward_s)
-            self._look_for_slow(ours, told.rank)
-
-    def _look_for_slow(self, ours: Round, rank: int) -> None:
-        stages = ours.plan.shape.stages
-        peers = range(rank % stages, ours.plan.shape.ranks, stages)
-        times = {peer: ours.forwards.get(peer, [])[-SAMPLES:] for peer in peers}
-        if any(len(each) < SAMPLES for each in times.values()):
+        if told.forward_s is None:
             return
-        middle = median(map(median, times.values()))
-        for peer, each in times.items():
-            if median(each) > SLOW * middle and peer not in self.slow:
-                self.slow[peer] = median(each) / middle
-                self.say(f"rank {peer} on {self.host_of(peer)} is slow: {self.slow[peer]:.2f} times")
+        ours.forwards.setdefault(told.rank, deque(maxlen=SAMPLES)).append(told.forward_s)
+        peers = range(told.rank % ours.shape.stages, ours.shape.ranks, ours.shape.stages)
+        times = [ours.forwards.get(peer, ()) for peer in peers]
+        if min(map(len, times)) == SAMPLES:
+            middles = [median(each) for each in times]
+            for peer, own in zip(peers, middles, strict=True):
+                host = next(host for host, seats in ours.seats.items() if peer in seats)
+                who, over = f"rank {peer} on {host}", own / median(middles)
+                if over > SLOW and who not in self.slow:
+                    self.slow[who] = over
+                    self._say(f"{who} is slow: {over:.2f} times its stage's median")
 
-    def host_of(self, rank: int) -> str:
-        """Of a rank of this round."""
-        return next(host for host, seats in self.round.plan.seats.items() if rank in seats)
-
-    def may_commit(self, name: str, asked: Checkpoint) -> bool:
-        """The fence: whether a checkpoint may be put in its place."""
-        ours = self._current(asked)
-        there = name in self.hosts and self.hosts[name].phase == "ready"
-        return ours is not None and ours.phase != "ending" and there and name in ours.plan.seats
-
-    def committed(self, told: Checkpoint) -> None:
-        """A checkpoint is in its place."""
-        self.newest = max(self.newest or 0, told.step)
-
-    def ended(self, name: str, told: Ended, now: float) -> None:
-        """A worker has ended, stands still, or does not get on."""
-        ours = self._current(told)
-        if ours is None or ours.phase == "ending":
-            return
-        if told.failure is None:
+    def _ended(self, ours: Round, name: str, told: Message, now: float) -> None:
+        if not told.failure:
             ours.left.add(told.rank)
-            if len(ours.left) == ours.plan.shape.ranks:
-                if ours.phase == "running":
-                    self.outcome = "done"
-                self._end(now)
-            return
-        self.say(f"rank {told.rank} on {name} {told.failure}")
-        self._fruitless += ours.step is None
-        if self._fruitless == FRUITLESS:
-            self.outcome = (
-                f"{FRUITLESS} rounds in a row ended before a step was done: the last one since rank "
-                f"{told.rank} on {name} {told.failure}"
-            )
+            if len(ours.left) < ours.shape.ranks:
+                return
+            if ours.phase == "running":
+                self.outcome = "done"
+        else:
+            what = f"rank {told.rank} on {name} {told.failure}"
+            self._say(what)
+            self._fruitless += ours.step is None
+            if self._fruitless == FRUITLESS:
+                self.outcome = f"{FRUITLESS} rounds in a row failed before a step was done: {what}"
         self._end(now)
 
+    # -- rounds --------------------------------------------------------------------------------
     def stop(self, now: float) -> None:
         """A person ends the job."""
         self.outcome = self.outcome or "stopped"
         if self.round is not None:
             self._end(now)
 
-    def wanted(self, round: int, now: float) -> None:
-        """A worker was sent SIGUSR1."""
-        if self.round is not None and self.round.number == round:
-            self._save("a worker was sent SIGUSR1", now)
-
-    def over(self, name: str, round: int, now: float) -> None:
-        """No process of the round is left on a host."""
-        if self.round is not None and self.round.number == round:
-            self.round.over.add(name)
-
-    def _current(self, told: Progress | Ended | Checkpoint) -> Round | None:
-        ours = self.round
-        return ours if ours is not None and ours.number == told.round else None
-
-    # -- rounds --------------------------------------------------------------------------------
     def tick(self, now: float, *, may_begin: bool = True) -> None:
         """Look at the clock, a few times a second, and do what is due."""
-        late = now - self._ticked_s
-        if late > 1.0:  # we stood still ourselves: what was told meanwhile is not read yet
-            for host in self.hosts.values():
-                host.heard_s += late
-        self._ticked_s = now
+        late, self._ticked_s = now - self._ticked_s, now
         for name, host in [*self.hosts.items()]:
+            if late > 1.0:  # the manager stood still: what was told meanwhile is not read yet
+                host.heard_s += late
             if host.phase == "away" and now >= host.retry_s and name in self._listed:
                 host.phase, host.heard_s = "called", now
                 self.out.append((name, None))
-            limit = LOST_S if host.phase == "ready" else STARTING_S
-            if host.phase != "away" and now - host.heard_s > limit:
-                self.lost(name, now, f"silent for {now - host.heard_s:.0f} s")
+            silent_s = now - host.heard_s if host.phase != "away" else 0.0
+            if silent_s > (LOST_S if host.phase == "ready" else STARTING_S):
+                self.lost(name, now, f"silent for {silent_s:.0f} s")
         for name, at in [*self._notices.items()]:
             if now >= at - LEAD_S:
-                self._leave(name, now) if name in self.hosts else self._notices.pop(name)
+                self._leave(name, now)
         if self.round is not None:
-            self._look_at_round(self.round, now)
+            self._look(self.round, now)
         for name, host in [*self.hosts.items()]:
-            if host.leaving and (self.round is None or name not in self.round.plan.seats):
+            if host.leaving and (self.round is None or name not in self.round.seats):
                 self.lost(name, now, "")
         if self.round is None and self.outcome is None and may_begin:
             self._begin(now)
 
-    def _look_at_round(self, ours: Round, now: float) -> None:
-        there = {name for name in ours.plan.seats if self._is_ready(name)}
-        if ours.phase == "ending":
-            if there <= ours.over:
-                self.round = None
-            elif now - ours.phase_s > ENDING_S:
-                for name in there - ours.over:
-                    self.lost(name, now, "it does not end its workers")
+    def _look(self, ours: Round, now: float) -> None:
+        late = {name for name in ours.seats if self._is_ready(name)} - ours.over
+        if ours.phase == "ending" and not late:
+            self.round = None
+        elif ours.phase == "ending" and now - ours.ending_s > ENDING_S:
+            for name in late:
+                self.lost(name, now, "it does not end its workers")
         elif ours.phase == "running":
-            for name, seats in ours.plan.seats.items():
+            for name, seats in ours.seats.items():
                 if self.hosts[name].leaving or self.hosts[name].slots < len(seats):
-                    self._save(f"{name} goes, or has fewer slots", now)
-                    return
-            self._consider(ours, now)
+                    self._save(f"{name} goes, or has fewer slots")
+            new = self._choice() if self._there() not in ({}, ours.slots) else None
+            if new is not None and self._is_worth(ours, new):
+                self._save(f"{new} instead of {ours.shape}")
 
-    def _consider(self, ours: Round, now: float) -> None:
-        """Morph without a loss, where that pays."""
-        plan = self._plan()
-        old, new = ours.plan.shape, plan.shape if plan else None
-        if new is None or self._morph == "never" or str(new) == str(old) and new.chunk == old.chunk:
-            return
-        if self._morph == "gain":
-            if not ours.seconds:
-                return
-            rate = self._batch / median(ours.seconds)
-            faster = new.ranks / old.ranks
-            if old.seconds and new.seconds:
-                faster = old.seconds / new.seconds
-            if not pays(rate, rate * faster, self.horizon_s, median(self._costs)):
-                return
-        self._save(f"{new} instead of {old}", now)
+    def _is_worth(self, ours: Round, new: Shape) -> bool:
+        """Whether to morph although nothing was lost."""
+        old = ours.shape
+        if self._morph == "never" or (str(new), new.chunk) == (str(old), old.chunk):
+            return False
+        if self._morph == "always" or not ours.seconds:
+            return self._morph == "always"
+        predicted = old.seconds and new.seconds
+        faster = old.seconds / new.seconds if predicted else new.ranks / old.ranks
+        rate, changes = self._batch / median(ours.seconds), self._changes
+        horizon_s = self._horizon_s or HORIZON_S
+        if self._horizon_s is None and len(changes) > 2:
+            horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
+        return pays(rate, rate * faster, horizon_s, median(self._costs))
 
-    @property
-    def horizon_s(self) -> float:
-        """For how long the next shape will probably last."""
-        if self._horizon_s is not None:
-            return self._horizon_s
-        if len(self._changes) < 3:
-            return HORIZON_S
-        return fmean(b - a for a, b in zip(self._changes, self._changes[1:], strict=False))
-
-    def _save(self, why: str, now: float) -> None:
-        ours = self.round
-        if ours.phase == "running":
-            ours.phase, ours.phase_s = "saving", now
-            self.say(f"all save: {why}")
-            self._tell(Turn(round=ours.number, turn="save"))
+    def _save(self, why: str) -> None:
+        if self.round.phase == "running":
+            self.round.phase = "saving"
+            self._say(f"all save: {why}")
+            self._tell("save")
 
     def _end(self, now: float) -> None:
-        ours = self.round
-        if ours.phase != "ending":
-            ours.phase, ours.phase_s = "ending", now
-            self._tell(Turn(round=ours.number, turn="end"))
+        if self.round.phase != "ending":
+            self.round.phase, self.round.ending_s = "ending", now
+            self._tell("end")
 
-    def _tell(self, turn: Turn) -> None:
-        self.out += [(name, turn) for name in self.round.plan.seats if self._is_ready(name)]
+    def _tell(self, kind: str) -> None:
+        told = Message(kind=kind, round=self.round.number)
+        self.out += [(name, told) for name in self.round.seats if self._is_ready(name)]
 
     def _is_ready(self, name: str) -> bool:
         return name in self.hosts and self.hosts[name].phase == "ready"
 
-    def _plan(self) -> Plan | None:
-        """Of the next round; None where nothing fits, and why goes to `_waits`."""
-        there = {n: h.slots for n, h in self.hosts.items() if h.phase == "ready" and not h.leaving}
+    def _there(self) -> dict[str, int]:
+        """Slots of the hosts of the next round."""
+        ready = (name for name, host in self.hosts.items() if host.phase == "ready")
+        return {name: self.hosts[name].slots for name in ready if not self.hosts[name].leaving}
+
+    def spare(self) -> dict[str, int]:
+        """Slots of this round's hosts that no rank takes."""
+        taken = self.round.seats
+        return {host: n - len(taken.get(host, ())) for host, n in self.round.slots.items()}
+
+    def _choice(self) -> Shape | None:
+        """Shape of the next round; None where nothing fits, which is said once."""
+        slots = sum(self._there().values())
         try:
-            if not there:
-                raise ValueError("no host is there")
-            return place(self._choose(sum(there.values()), self._per_host), there)
+            shape, why = self._choose(slots, self._per_host) if slots else None, "none is there"
         except ValueError as error:
-            self._waits = str(error)
-            return None
+            shape, why = None, str(error)
+        if shape is None and why != self._waits:
+            self._say(f"waiting for hosts: {why}")
+        self._waits = "" if shape else why
+        return shape
 
     def _begin(self, now: float) -> None:
-        coming = [n for n, host in self.hosts.items() if host.phase in ("called", "coming")]
+        coming = any(host.phase in ("called", "coming") for host in self.hosts.values())
         self._settled |= not coming or now - self._began_s > STARTING_S
-        if not self._settled:
+        if not self._settled or (shape := self._choice()) is None:
             return
-        waits, plan = self._waits, self._plan()
-        if plan is None:
-            if self._waits != waits:
-                self.say(f"waiting for hosts: {self._waits}")
-            return
-        self.number, self._waits, self.slow = self.number + 1, "", {}
-        self.round = Round(number=self.number, plan=plan, began_s=now)
-        shape, resume = plan.shape, self.newest if self.number > 1 else None
-        spare = ", ".join(f"{host}:{slots}" for host, slots in plan.spare.items())
-        self.say(
+        seats, slots = place(shape, self._there()), self._there()
+        self.number, self.slow = self.number + 1, {}
+        self.round = Round(number=self.number, shape=shape, seats=seats, slots=slots, began_s=now)
+        resume = self.newest if self.number > 1 else None
+        spare = [f"{host}:{n}" for host, n in self.spare().items() if n]
+        self._say(
             f"round {self.number}: resumed to config {shape} at step {resume or 0} on "
-            f"{', '.join(plan.seats)}" + (f"; spare slots {spare}" if spare else "")
-        )
-        for index, (name, seats) in enumerate(plan.seats.items()):
+            + ", ".join(seats) + ("; spare slots " + ", ".join(spare) if spare else "")
+        )  # fmt: skip
+        for index, (name, own) in enumerate(seats.items()):
             start = Start(
-                round=self.number, port=0, host=index, hosts=len(plan.seats), first=seats.start,
-                count=len(seats), stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk,
-                resume_step=resume,
+                port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
+                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, resume_step=resume,
             )  # fmt: skip
-            self.out.append((name, start))
-
-    def described(self) -> dict[str, Any]:
-        """What people see of it."""
-        ours = self.round
-        return {
-            "round": self.number,
-            "phase": self.outcome or (ours.phase if ours else "waiting"),
-            "shape": str(ours.plan.shape) if ours else None,
-            "step": ours.step if ours else None,
-            "committed": self.newest,
-            "hosts": {name: host.phase for name, host in self.hosts.items()},
-            "ranks": {n: [*seats] for n, seats in ours.plan.seats.items()} if ours else {},
-            "spare": dict(ours.plan.spare) if ours else {},
-        }
+            self.out.append((name, Message(kind="start", round=self.number, start=start)))

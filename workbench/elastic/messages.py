@@ -19,7 +19,7 @@ LONGEST = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Manager to a new agent, by standard input: where the manager is, and what workers run."""
+    """First line for a new agent: where the manager is, and what workers run."""
 
     address: str
     port: int
@@ -34,36 +34,9 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hello:
-    """Begins an agent's connection."""
-
-    token: str
-    host: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A person's whole connection: to stop, or to tell that a host goes at a Unix time."""
-
-    token: str
-    what: Literal["stop", "notice"]
-    host: str = ""
-    at: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sign:
-    """Of an agent: it lives, can start workers, was sent SIGUSR1 since its host goes. Of the
-    manager: it lives, the agent is to end."""
-
-    sign: Literal["beat", "ready", "notice", "bye"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Start:
-    """Begin a round; the ranks of this host are `count` from `first` on."""
+    """A round for one of its hosts, whose ranks are `count` from `first` on."""
 
-    round: int
     port: int
     """Of the round's store, at the manager's address."""
     host: int
@@ -77,70 +50,36 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
-    """Of the manager: workers are to save after this step and to leave; the round ends. Of an
-    agent: none of the round's processes is left. Of a worker: it was sent SIGUSR1."""
+class Message:
+    """Anything after that; its kind says which fields count."""
 
-    round: int
-    turn: Literal["save", "end", "over", "wanted"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Here:
-    """A worker is there, and leads a process group of its own."""
-
-    round: int
-    rank: int
-    pid: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """A step is done, and took so long; `forward_s` is a micro-batch's forward pass. Without a step:
-    the worker gets on with something else."""
-
-    round: int
-    rank: int
-    step: int | None = None
+    kind: Literal[
+        "hello", "beat", "ready", "notice", "stop", "bye",  # agents and people; the manager's beats
+        "start", "save", "end", "over",  # a round: its workers save and leave, are ended, are gone
+        "here", "step", "working", "wanted", "ended",  # workers; a save is wanted by SIGUSR1
+        "ask", "yes", "no", "committed",  # checkpoints: may this one be put in its place?
+    ]  # fmt: skip
+    token: str = ""
+    host: str = ""
+    at: float = 0.0
+    """Unix time at which a host goes."""
+    round: int = 0
+    start: Start | None = None
+    rank: int = 0
+    pid: int = 0
+    step: int = 0
+    """How many are done in all."""
     seconds: float = 0.0
     forward_s: float | None = None
+    failure: str = ""
+    """How a worker failed; empty for one that ended on purpose."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """May a step's checkpoint be put in its place? Yes, no; and then, that it is there, whole."""
-
-    round: int
-    rank: int
-    step: int
-    is_it: Literal["asked", "granted", "refused", "done"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A worker ended: on purpose, or by a failure in words."""
-
-    round: int
-    rank: int
-    failure: str | None = None
-
-
-Message = Order | Hello | Ask | Sign | Start | Turn | Here | Progress | Checkpoint | Ended
-KINDS = {
-    kind.__name__: kind
-    for kind in (Order, Hello, Ask, Sign, Start, Turn, Here, Progress, Checkpoint, Ended)
-}
-
-
-def pack(message: Message) -> bytes:
+def pack(message: Message | Order) -> bytes:
     """A message as a line."""
-    return json.dumps({"is": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    return json.dumps(asdict(message)).encode() + b"\n"
 
 
-def unpack(line: bytes) -> Message:
+def unpack(line: bytes, kind: type = Message) -> Message | Order:
     """The message of a line. Raises ValueError for anything else."""
-    data = parse_json(line, "a message")
-    kind = KINDS.get(data.pop("is", None)) if isinstance(data, dict) else None
-    if kind is None:
-        raise ValueError(f"{line[:60]!r} is no message: its kind is none of {', '.join(KINDS)}")
-    return read_as(kind, data, f"the message {kind.__name__}")
+    return read_as(kind, parse_json(line, "a message"), "a message")

@@ -1,7 +1,7 @@
 """Shapes of a round, and where its ranks lie.
 
 Stage i of P has the ranks i, i+P, i+2P, ...: neighbours in a pipeline are neighbours in a host, and
-the replicas of a stage lie on other hosts. Hosts get ranks one after the other.
+replicas of a stage lie on other hosts. Hosts get their ranks one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Shape:
     replicas: int
     chunk: int
     seconds: float | None = None
-    """Of a step, as it was predicted; None where nothing predicts it."""
+    """Of a step, where it was predicted."""
 
     @property
     def ranks(self) -> int:
@@ -31,41 +31,39 @@ class Shape:
 
 
 Choose = Callable[[int, int], Shape]
-"""From the number of slots and the slots of a host to a shape. Raises ValueError where none fits."""
+"""From all slots, and the slots of a host, to a shape. Raises ValueError where none fits."""
 
 
 def fixed(stages: int, chunk: int, batch: int) -> Choose:
     """P and m as they are given, and as many replicas as there are slots for."""
 
     def choose(slots: int, per_host: int) -> Shape:
-        replicas = slots // stages
-        if not replicas:
+        if slots < stages:
             raise ValueError(f"{stages} stages need {stages} slots, and there are {slots}")
-        shares(batch, replicas)
-        return Shape(stages=stages, replicas=replicas, chunk=chunk)
+        shares(batch, slots // stages)
+        return Shape(stages=stages, replicas=slots // stages, chunk=chunk)
 
     return choose
 
 
 def shares(batch: int, replicas: int) -> tuple[int, ...]:
-    """Samples of each replica: exactly `batch` in all, and no two differ by more than one. Raises
+    """Samples of each replica: exactly `batch` in all, no two differ by more than one. Raises
     ValueError where a replica would have none."""
     if batch < replicas:
         raise ValueError(
-            f"a batch of {batch} is too small for {replicas} replicas: give --batch_size "
-            f"{replicas} or more, or more stages"
+            f"a batch of {batch} is too small for {replicas} replicas, by one a sample"
         )
     return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
 
 
-def map_text(shape: Shape) -> str:
+def map_text(stages: int, replicas: int) -> str:
     """Ranks of each stage, as workers are told them.
 
-    >>> map_text(Shape(stages=4, replicas=2, chunk=1))
+    >>> map_text(4, 2)
     '0,4;1,5;2,6;3,7;'
     """
-    stages = (range(stage, shape.ranks, shape.stages) for stage in range(shape.stages))
-    return "".join(f"{','.join(map(str, ranks))};" for ranks in stages)
+    ranks = (range(stage, stages * replicas, stages) for stage in range(stages))
+    return "".join(f"{','.join(map(str, own))};" for own in ranks)
 
 
 def parse_map(text: str) -> tuple[tuple[int, ...], ...]:
@@ -89,44 +87,30 @@ def parse_map(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def read_list(text: str, slots: int) -> dict[str, int]:
-    """Slots of each host of a machine list: a line ``address`` or ``address:slots`` each, ``#``
-    begins a comment. Raises ValueError for a line of another form, and for a host that stands
-    twice."""
+    """Slots of each host of a machine list: ``address`` or ``address:slots`` a line, ``#`` begins a
+    comment. Raises ValueError for another line, for a host that stands twice, and for none."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not (line := line.partition("#")[0].strip()):
             continue
-        hit = re.fullmatch(r"([\w][\w.-]*)(?::([1-9]\d{0,3}))?", line)
-        if hit is None:
+        hit = re.fullmatch(r"(\w[\w.-]*)(?::([1-9]\d{0,3}))?", line)
+        if hit is None or hit[1] in found:
+            wrong = f"names {hit[1]} a second time" if hit else f"is {line!r}"
             raise ValueError(
-                f"line {number} of the machine list is {line!r}; it must be ADDRESS or "
-                "ADDRESS:SLOTS"
+                f"line {number} of the machine list {wrong}; it must be ADDRESS or ADDRESS:SLOTS, "
+                "once for each host"
             )
-        if hit[1] in found:
-            raise ValueError(f"line {number} of the machine list names {hit[1]} a second time")
         found[hit[1]] = int(hit[2] or slots)
+    if not found:
+        raise ValueError("the machine list names no host")
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Ranks of a round on its hosts."""
-
-    shape: Shape
-    seats: Mapping[str, range]
-    """Of each host that has any."""
-    spare: Mapping[str, int]
-    """Slots that no rank takes."""
-
-
-def place(shape: Shape, slots: Mapping[str, int]) -> Plan:
-    """Give hosts their ranks in the order of the list."""
-    seats, spare, next_rank = {}, {}, 0
+def place(shape: Shape, slots: Mapping[str, int]) -> dict[str, range]:
+    """Ranks of each host that gets any, in the order of the list."""
+    seats, first = {}, 0
     for host, own in slots.items():
-        used = min(own, shape.ranks - next_rank)
-        if used:
-            seats[host] = range(next_rank, next_rank + used)
-        if used < own:
-            spare[host] = own - used
-        next_rank += used
-    return Plan(shape=shape, seats=seats, spare=spare)
+        if used := min(own, shape.ranks - first):
+            seats[host] = range(first, first + used)
+        first += used
+    return seats

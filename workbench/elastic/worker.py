@@ -1,14 +1,14 @@
 """What a training library calls in a worker; it needs no torch.
 
-    worker = Worker.join()                      None where the launcher did not start this process
-    ...
-    worker.progress(step, seconds)              after each step
-    if worker.save_wanted():                    each worker may hear it at another step, so ask
-        ...                                     all ranks, save after the same one,
-        if worker.may_commit(step):             one rank: before it renames the checkpoint's folder
-            ...
-            worker.committed(step)              and after it
-        worker.leave()                          and end the process
+worker = Worker.join()               None where the launcher did not start this process
+...
+worker.progress(step, seconds)       after each step
+if worker.save_wanted():             workers may hear it at different steps: agree on one
+    ...                              write the checkpoint beside its place
+    if worker.may_commit(step):      one rank, before it renames the checkpoint's folder
+        ...
+        worker.committed(step)       and after it
+    worker.leave()                   and end the process, with status 0
 """
 
 from __future__ import annotations
@@ -21,59 +21,42 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
-from workbench.elastic.messages import (
-    LONGEST,
-    Checkpoint,
-    Ended,
-    Message,
-    Progress,
-    Turn,
-    pack,
-    unpack,
-)
+from workbench.elastic.messages import LONGEST, Message, pack, unpack
 
 AGENT = "WORKBENCH_AGENT"
-"""Environment variable of a worker that tells it of its agent: it identifies, and configures
-nothing."""
+"""Environment variable that tells a worker of its agent: it identifies, and configures nothing."""
 LOSS_LOG = "varuna_loss.log"
-"""File of the run's folder for losses, where the manager writes each change of the shape, too."""
+"""File of the run's folder for losses; the manager adds a line for each round."""
 ANSWER_S = 30.0
-"""Longest wait for an answer that may not come, since this host is cut off."""
+"""Longest wait for an answer that does not come if this host is cut off."""
 
 
 class Worker:
     """A worker's line to its agent. Calls may come from several threads."""
 
     def __init__(self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path):
-        self.round, self.rank = round, rank
-        self.batch = batch
-        """Samples of a whole step."""
-        self.folder = folder
-        """The run's, on this host."""
+        """`batch` is the samples of a whole step, `folder` the run's, on this host."""
+        self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
         self._line, self._lock = line, threading.Lock()
-        self._answers: list[Checkpoint] = []
+        self._answer: Message | None = None
         self._wanted = self._signalled = self._left = False
 
     @classmethod
     def join(cls) -> Self | None:
-        """Take part; call it once, in the main thread. SIGUSR1 means from now on that saving is
+        """Take part; call it once, in the main thread. From now on SIGUSR1 means that saving is
         wanted. None where this process is no worker of the launcher."""
         about = json.loads(os.environ.get(AGENT, "null"))
-        if about is None or about["pid"] != os.getpid():  # a child of a worker is none
+        if about is None or about.pop("pid") != os.getpid():  # a child of a worker is none
             return None
-        worker = cls(
-            socket.socket(fileno=about["line"]),
-            round=about["round"], rank=about["rank"], batch=about["batch"],
-            folder=Path(about["folder"]),
-        )  # fmt: skip
+        line, folder = socket.socket(fileno=about.pop("line")), Path(about.pop("folder"))
+        worker = cls(line, folder=folder, **about)
         signal.signal(signal.SIGUSR1, worker.on_signal)
         return worker
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handler of SIGUSR1. A script may set its own instead: whoever calls that at the end of a
-        step sees by ``signal.getsignal`` that it is not this one."""
+        """Handler of SIGUSR1. A script may set its own instead, and ``signal.getsignal`` tells."""
         self._signalled = True
 
     def save_wanted(self) -> bool:
@@ -81,59 +64,54 @@ class Worker:
         with self._lock:
             if self._signalled and not self._wanted:
                 self._wanted = True
-                self._send(Turn(round=self.round, turn="wanted"))
+                self._send("wanted")
             self._read()
         return self._wanted
 
     def progress(self, step: int, seconds: float, forward_s: float | None = None) -> None:
-        """`step` steps are done in all, the last one in so long. By this, the agent sees that the
-        worker gets on, and the manager how fast; `forward_s`, of a forward pass of a micro-batch,
-        shows slow machines."""
-        self._tell(
-            Progress(
-                round=self.round, rank=self.rank, step=step, seconds=seconds, forward_s=forward_s
-            )
-        )
+        """`step` steps are done in all, the last one in so many seconds: workers that do not get on
+        are seen by it. `forward_s`, of a micro-batch's forward pass, shows slow machines."""
+        self._tell("step", step=step, seconds=seconds, forward_s=forward_s)
 
     def working(self) -> None:
         """It gets on with something that is no step: loading, evaluating, saving. Call it now and
         then where these take longer than ten steps and ten seconds."""
-        self._tell(Progress(round=self.round, rank=self.rank))
+        self._tell("working")
 
     def may_commit(self, step: int) -> bool:
-        """Whether a checkpoint that this round has written may be put in its place. False where a
-        later round may have begun, as for a host that was cut off: then leave it, and end."""
-        asked = Checkpoint(round=self.round, rank=self.rank, step=step, is_it="asked")
+        """Whether a checkpoint that is written may be put in its place. False where a later round
+        may have begun, as for a host that was cut off: then leave it there, and end."""
         with self._lock:
-            self._answers.clear()
-            self._send(asked)
-            while not self._answers:
+            self._answer = None
+            self._send("ask", step=step)
+            while self._answer is None or self._answer.step != step:
                 if not self._read(ANSWER_S):
                     return False
-            return self._answers[-1].step == step and self._answers[-1].is_it == "granted"
+            return self._answer.kind == "yes"
 
     def committed(self, step: int) -> None:
         """Checkpoint `step` is in its place, whole, and forced to the disk."""
-        self._tell(Checkpoint(round=self.round, rank=self.rank, step=step, is_it="done"))
+        self._tell("committed", step=step)
 
     def leave(self) -> None:
-        """This worker ends on purpose, and its process is about to: training is done, or it has
-        saved because it was asked to. One whose script ends with status 0 need not say so."""
+        """This worker's process is about to end on purpose: training is done, or it has saved. A
+        script that ends with status 0 need not say so."""
         if not self._left:
             self._left = True
-            self._tell(Ended(round=self.round, rank=self.rank))
+            self._tell("ended")
 
-    def _tell(self, message: Message) -> None:
+    def _tell(self, kind: str, **fields: Any) -> None:
         with self._lock:
-            self._send(message)
+            self._send(kind, **fields)
 
-    def _send(self, message: Message) -> None:
-        lossy = isinstance(message, Progress)  # an agent that stands still must not stop a step
+    def _send(self, kind: str, **fields: Any) -> None:
+        lossy = kind in ("step", "working")  # an agent that stands still must not stop a step
+        message = Message(kind=kind, round=self.round, rank=self.rank, **fields)
         with suppress(BlockingIOError, ConnectionError):
             self._line.send(pack(message), socket.MSG_DONTWAIT if lossy else 0)
 
     def _read(self, patience_s: float = 0.0) -> bool:
-        """Take in what the agent has told, after so long at most; False where it tells nothing."""
+        """Take in what the agent tells within so long; False where it tells nothing."""
         self._line.settimeout(patience_s or None)
         try:
             message = unpack(self._line.recv(LONGEST, 0 if patience_s else socket.MSG_DONTWAIT))
@@ -141,8 +119,8 @@ class Worker:
             return False
         finally:
             self._line.settimeout(None)
-        if isinstance(message, Checkpoint):
-            self._answers.append(message)
-        else:
+        if message.kind == "save":
             self._wanted = True
+        else:
+            self._answer = message
         return True
