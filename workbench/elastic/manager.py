@@ -151,7 +151,7 @@ class Manager:
             server.close()
             await self._end_agents()
             self._write_state()
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def _listen(self) -> socket.socket:
         """At the port of before, where agents that are left of then learn that they are."""
@@ -323,8 +323,10 @@ class Manager:
 
 
 def _kill(agent: asyncio.subprocess.Process) -> None:
+    """What is below one on this machine ends with it, and cleans up; stopped, it could not."""
     with suppress(ProcessLookupError):
-        os.killpg(agent.pid, signal.SIGKILL)
+        os.kill(agent.pid, signal.SIGKILL)
+        os.killpg(agent.pid, signal.SIGCONT)
 
 
 def serve(job: Job, *, resume: bool) -> str:
