@@ -77,6 +77,8 @@ class Agent:
         self._order, self._place = order, place
         self._loop = asyncio.get_running_loop()
         self._round: int | None = None
+        self._save: Message | None = None
+        """Of this round, for workers that are not there yet."""
         self._starter: BaseProcess | None = None
         self._seats: dict[int, Seat] = {}
         self._heard_s = self._loop.time()
@@ -126,22 +128,20 @@ class Agent:
         self._writer.close()
         if self._seats and not self._ended.is_set() and await self._manager_is_gone():
             self._orphaned_s = self._loop.time()
-            for seat in [*self._seats.values()]:
-                seat.tell(Message(kind="save"))
-                if seat.asked is not None:
-                    await self._answer_for_manager(seat)
+            await self._obey(Message(kind="save"))
+            for seat in [seat for seat in self._seats.values() if seat.asked is not None]:
+                await self._answer_for_manager(seat)
         else:
             self._ended.set()
 
     async def _manager_is_gone(self) -> bool:
         """Whether its port refuses us, in place of an answer. One that is dying may still take a
         connection, and drops it."""
-        hello = pack(Message(kind="hello", token=self._order.token, host=self._order.host))
         for _ in range(20):
             try:
                 address = self._order.address, self._order.port
                 reader, writer = await asyncio.wait_for(asyncio.open_connection(*address), 5.0)
-                writer.write(hello)
+                writer.write(pack(Message(kind="ask", token=self._order.token)))
                 answer = await asyncio.wait_for(reader.readline(), 5.0)
                 writer.close()
                 if answer:
@@ -163,11 +163,13 @@ class Agent:
         if message.kind == "start":
             self._begin(message)
         elif message.kind == "save":
+            self._save = message
             for seat in self._seats.values():
                 seat.tell(message)
         elif message.kind == "end":
             await self._end_round()
-            self._tell(Message(kind="over", round=message.round))
+            if not self._seats:
+                self._tell(Message(kind="over", round=message.round))
         elif message.kind in ("yes", "no") and message.rank in self._seats:
             self._seats[message.rank].tell(message)
         elif message.kind == "bye":
@@ -175,7 +177,7 @@ class Agent:
 
     # -- rounds --------------------------------------------------------------------------------
     def _begin(self, message: Message) -> None:
-        self._round = message.round
+        self._round, self._save = message.round, None
         own = Work(order=self._order, round=message.round, start=message.start, place=self._place)
         self._starter = starter = FORKSERVER.Process(target=run_round, args=(own,))
         starter.start()
@@ -225,6 +227,8 @@ class Agent:
             told_s=self._loop.time(),
         )  # fmt: skip
         self._seats[seat.rank] = seat
+        if self._save is not None:
+            seat.tell(self._save)
         self._loop.add_reader(line, self._hear, seat)
         self._loop.add_reader(seat.death, self._gone, seat)
 

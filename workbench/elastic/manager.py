@@ -278,10 +278,7 @@ class Manager:
             elif first.kind != "hello":
                 writer.write(self._answer(first).encode())
                 await writer.drain()
-            elif not self._members.connected(first.host, time.monotonic()):
-                writer.write(pack(Message(kind="bye")))  # to one that was given up
-                await writer.drain()
-            else:
+            elif self._members.connected(first.host, time.monotonic()):
                 host = first.host
                 self._lines[host] = writer
                 self._spawn(self._beat(host, writer))
@@ -300,6 +297,7 @@ class Manager:
             await asyncio.sleep(BEAT_S)
 
     def _answer(self, asked: Message) -> str:
+        """What is wrong with what a person wants; to an agent that asks, that this is alive."""
         if asked.kind == "stop":
             self._stop()
         elif asked.kind == "notice":
@@ -308,7 +306,7 @@ class Manager:
                 self._members.notice(asked.host, now + asked.at - time.time(), now)
             except ValueError as error:
                 return str(error)
-        return ""
+        return "" if asked.kind != "ask" else "alive\n"
 
     async def _end_agents(self) -> None:
         """Leave no agent, nor anything below one on this machine."""

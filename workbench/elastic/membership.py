@@ -112,15 +112,15 @@ class Membership:
     # -- hosts ---------------------------------------------------------------------------------
     def listed(self, hosts: Mapping[str, int], now: float) -> None:
         """The machine list has changed."""
-        for name in hosts.keys() - self._listed.keys():
+        before, self._listed = self._listed, dict(hosts)
+        for name in hosts.keys() - before.keys():
             self._say(f"{name} is on the list, with {hosts[name]} slots")
             self._changes.append(now)
             host = self.hosts.setdefault(name, Host(slots=hosts[name]))
             host.retry_s, host.fails, host.leaving = now, 0, False
-        for name in self._listed.keys() - hosts.keys():
+        for name in before.keys() - hosts.keys():
             self._say(f"{name} is off the list")
             self._leave(name, now)
-        self._listed = dict(hosts)
         for name, slots in hosts.items():
             self.hosts[name].slots = slots
 
