@@ -79,6 +79,7 @@ def test_messages_are_data_of_known_kinds() -> None:
         ("127.0.0.2", (), "nothing chooses"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1, "--connect", "ssh {host}"), "command"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1), "there is no script"),
+        ("127.0.0.2", ("--nstages", 1, "--chunk_size", 1, "--horizon", "-1"), "over 0"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1, "--batch_size", "x"), "invalid int"),
     ],
 )

@@ -109,10 +109,10 @@ def address_towards(hosts: Sequence[str]) -> str:
 class Manager:
     """Serves one job until it is done, fails or is stopped."""
 
-    def __init__(self, job: Job, before: State | None) -> None:
+    def __init__(self, job: Job, before: State | None, listener: socket.socket) -> None:
         """`before` is the state of a job that goes on."""
-        self._job, self._folder = job, Path(job.order.folder)
-        self._token, self._port = secrets.token_hex(16), before.port if before else 0
+        self._job, self._folder, self._listener = job, Path(job.order.folder), listener
+        self._token, self._port = secrets.token_hex(16), listener.getsockname()[1]
         self._events = [*before.events] if before else []
         self._lines: dict[str, asyncio.StreamWriter] = {}
         self._agents: dict[str, asyncio.subprocess.Process] = {}
@@ -130,9 +130,7 @@ class Manager:
         members, loop = self._members, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        listener = self._listen()
-        self._port = listener.getsockname()[1]
-        server = await asyncio.start_server(self._serve, sock=listener, limit=LONGEST)
+        server = await asyncio.start_server(self._serve, sock=self._listener, limit=LONGEST)
         address = self._job.order.address
         door = Door(pid=os.getpid(), address=address, port=self._port, token=self._token)
         path = self._folder / "manager.json"
@@ -153,15 +151,6 @@ class Manager:
             self._write_state()
             path.unlink(missing_ok=True)
 
-    def _listen(self) -> socket.socket:
-        """At the port of before, where agents that are left of then learn that they are."""
-        for port in dict.fromkeys((self._port, 0)):
-            try:
-                return socket.create_server((self._job.order.address, port))
-            except OSError as error:
-                why = error.strerror
-        raise ValueError(f"{self._job.order.address} is no address of this machine: {why}")
-
     def _stop(self) -> None:
         self._members.stop(time.monotonic())
 
@@ -169,7 +158,7 @@ class Manager:
         self._events.append((time.time(), text))
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
         if ": resumed to config" in text:
-            with (self._folder / LOSS_LOG).open("a") as file:
+            with suppress(OSError), (self._folder / LOSS_LOG).open("a") as file:
                 file.write(text.partition(": ")[2].partition(" on ")[0] + "\n")
 
     def _read_list(self) -> None:
@@ -195,10 +184,10 @@ class Manager:
         text = json.dumps(asdict(state), indent=1)
         if text != self._written:
             self._written = text
-            write_whole(self._folder / "state.json", text)
-            slow = [f"{who}: {over:.2f}\n" for who, over in members.slow.items()]
-            if slow:
-                write_whole(self._folder / "slow_machines.out", "".join(slow))
+            slow = "".join(f"{who}: {over:.2f}\n" for who, over in members.slow.items())
+            with suppress(OSError):  # a full disk ends no training
+                write_whole(self._folder / "state.json", text)
+                write_whole(self._folder / "slow_machines.out", slow)
 
     # -- agents --------------------------------------------------------------------------------
     def _act(self) -> None:
@@ -328,20 +317,36 @@ def _kill(agent: asyncio.subprocess.Process) -> None:
 
 
 def serve(job: Job, *, resume: bool) -> str:
-    """Run a job to its end in this process. Raises ValueError where its folder does not fit."""
-    folder = Path(job.order.folder)
+    """Run a job to its end in this process. Raises ValueError where its folder or its address does
+    not fit, before anything is written."""
+    folder, address = Path(job.order.folder), job.order.address
     before = read_file(State, folder)
     if before is not None and not resume:
         raise ValueError(f"{folder} holds a job: give --resume, or another --folder")
     if before is None and resume:
         raise ValueError(f"{folder} holds no job that could be resumed")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock.take(folder / "manager.lock")
-    if lock is None:
-        raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
-    with lock:
-        return asyncio.run(_run(job, before))
+    with _listener(address, before.port if before else 0) as listener:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock.take(folder / "manager.lock")
+        if lock is None:
+            raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
+        with lock:
+            return asyncio.run(_run(job, before, listener))
 
 
-async def _run(job: Job, before: State | None) -> str:
-    return await Manager(job, before).run()
+def _listener(address: str, before: int) -> socket.socket:
+    """At the port of before, where agents that are left of then learn that they are; or another."""
+    for port in dict.fromkeys((before, 0)):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            return listener
+        except OSError as error:
+            listener.close()
+            why = error.strerror
+    raise ValueError(f"the manager cannot listen at {address}: {why}; give another --manager_ip")
+
+
+async def _run(job: Job, before: State | None, listener: socket.socket) -> str:
+    return await Manager(job, before, listener).run()

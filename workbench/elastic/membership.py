@@ -19,18 +19,15 @@ from typing import Literal
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Choose, Shape, place
 
-LOST_S = 4.0
-"""An agent that can start workers and is silent for so long is lost."""
-STARTING_S = 60.0
-"""So long may one be silent that comes up, and are hosts waited for at the start."""
-LEAD_S = 30.0
-"""All save this long before a host goes."""
-AWAY_S = 120.0
-"""So long after that, it is asked whether it is back."""
+LOST_S, STARTING_S = 4.0, 60.0
+"""Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
+LEAD_S, AWAY_S = 30.0, 120.0
+"""All save so long before a host goes; so long after that, it is asked whether it is back."""
 RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
 """First and longest wait before a host that was lost is asked again."""
-ENDING_S = 15.0
-"""An agent that has not ended its workers after so long is lost."""
+SAVING_S, ENDING_S = 600.0, 15.0
+"""Workers that have not left so long after they were to are ended; an agent that has not ended
+them so long after that is lost."""
 HORIZON_S = 1800.0
 """Between changes, before there are three."""
 SLOW, SAMPLES = 1.15, 5
@@ -71,7 +68,7 @@ class Round:
     """Of all hosts that were there."""
     began_s: float
     phase: Literal["running", "saving", "ending"] = "running"
-    ending_s: float = 0.0
+    since_s: float = 0.0
     step: int | None = None
     """That was done last."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
@@ -183,7 +180,7 @@ class Membership:
         elif told.kind == "committed":
             self.newest = max(self.newest or 0, told.step)
         elif told.kind == "wanted":
-            self._save("a worker was sent SIGUSR1")
+            self._save("a worker was sent SIGUSR1", now)
         elif told.kind == "over":
             ours.over.add(name)
         elif told.kind == "ended" and ours.phase != "ending":
@@ -266,16 +263,18 @@ class Membership:
         late = {name for name in ours.seats if self._is_ready(name)} - ours.over
         if ours.phase == "ending" and not late:
             self.round = None
-        elif ours.phase == "ending" and now - ours.ending_s > ENDING_S:
+        elif ours.phase == "ending" and now - ours.since_s > ENDING_S:
             for name in late:
                 self.lost(name, now, "it does not end its workers")
+        elif ours.phase == "saving" and now - ours.since_s > SAVING_S:
+            self._end(now)
         elif ours.phase == "running":
             for name, seats in ours.seats.items():
                 if self.hosts[name].leaving or self.hosts[name].slots < len(seats):
-                    self._save(f"{name} goes, or has fewer slots")
+                    self._save(f"{name} goes, or has fewer slots", now)
             new = self._choice() if self._there() not in ({}, ours.slots) else None
             if new is not None and self._is_worth(ours, new):
-                self._save(f"{new} instead of {ours.shape}")
+                self._save(f"{new} instead of {ours.shape}", now)
 
     def _is_worth(self, ours: Round, new: Shape) -> bool:
         """Whether to morph although nothing was lost."""
@@ -292,15 +291,15 @@ class Membership:
             horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
         return pays(rate, rate * faster, horizon_s, median(self._costs))
 
-    def _save(self, why: str) -> None:
+    def _save(self, why: str, now: float) -> None:
         if self.round.phase == "running":
-            self.round.phase = "saving"
+            self.round.phase, self.round.since_s = "saving", now
             self._say(f"all save: {why}")
             self._tell("save")
 
     def _end(self, now: float) -> None:
         if self.round.phase != "ending":
-            self.round.phase, self.round.ending_s = "ending", now
+            self.round.phase, self.round.since_s = "ending", now
             self._tell("end")
 
     def _tell(self, kind: str) -> None:
