@@ -38,7 +38,7 @@ CUT_OFF_S = 15.0
 """A manager that is silent for so long has given this host up."""
 GRACE_S = 2.0
 """Between SIGTERM and SIGKILL."""
-ORPHANED_S = 60.0
+ORPHANED_S = 120.0
 """For workers to save when the manager is gone."""
 STOPPED_S = 2.0
 """A worker that is stopped for so long stands still."""
@@ -79,6 +79,8 @@ class Agent:
         self._round: int | None = None
         self._save: Message | None = None
         """Of this round, for workers that are not there yet."""
+        self._came = 0
+        """Workers of this round that have said that they are there."""
         self._starter: BaseProcess | None = None
         self._seats: dict[int, Seat] = {}
         self._heard_s = self._loop.time()
@@ -94,8 +96,8 @@ class Agent:
         reader, self._writer = await asyncio.open_connection(order.address, order.port)
         self._tell(Message(kind="hello", token=order.token, host=order.host))
         name = interface_of(self._writer.get_extra_info("sockname")[0])
-        if name is not None:
-            os.environ.update({"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name})
+        interface = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+        os.environ.update({"OMP_NUM_THREADS": "1", **interface, **order.variables})
         self._loop.add_reader(self._door, self._meet)
         self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
         self._loop.add_signal_handler(signal.SIGUSR1, self._tell, Message(kind="notice"))
@@ -177,7 +179,7 @@ class Agent:
 
     # -- rounds --------------------------------------------------------------------------------
     def _begin(self, message: Message) -> None:
-        self._round, self._save = message.round, None
+        self._round, self._save, self._came = message.round, None, 0
         own = Work(order=self._order, round=message.round, start=message.start, place=self._place)
         self._starter = starter = FORKSERVER.Process(target=run_round, args=(own,))
         starter.start()
@@ -187,10 +189,10 @@ class Agent:
         """LocalElasticAgent has come to its end, since all workers have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
-        if starter.exitcode and self._round == own.round:
-            why = "was not started: see the log of its agent"
-            told = Message(kind="ended", round=own.round, rank=own.start.first, failure=why)
-            self._tell(told)
+        if self._round == own.round and self._came < own.start.count:
+            why = "or another one there was not started: see the log of its agent"
+            rank = own.start.first
+            self._tell(Message(kind="ended", round=own.round, rank=rank, failure=why))
 
     async def _end_round(self) -> None:
         """End the round's process groups, and wait until none of them is left."""
@@ -216,17 +218,22 @@ class Agent:
     def _meet(self) -> None:
         """A worker says that it is there."""
         line, _ = self._door.accept()
-        here = unpack(line.recv(LONGEST))
-        if here.round != self._round:  # it came up too late
-            end_group(here.pid, signal.SIGKILL)
+        line.settimeout(LOOK_S)
+        try:
+            here = unpack(line.recv(LONGEST))
+            death = os.pidfd_open(here.pid)
+        except (OSError, ValueError):  # it has ended already
             line.close()
             return
         line.setblocking(False)
-        seat = Seat(
-            rank=here.rank, pid=here.pid, line=line, death=os.pidfd_open(here.pid),
-            told_s=self._loop.time(),
-        )  # fmt: skip
+        told_s = self._loop.time()
+        seat = Seat(rank=here.rank, pid=here.pid, line=line, death=death, told_s=told_s)
+        if here.round != self._round:  # it came up too late
+            seat.left = True
+            self._gone(seat)
+            return
         self._seats[seat.rank] = seat
+        self._came += 1
         if self._save is not None:
             seat.tell(self._save)
         self._loop.add_reader(line, self._hear, seat)
@@ -263,8 +270,8 @@ class Agent:
             self._loop.remove_reader(descriptor)
         os.close(seat.death)
         seat.line.close()
+        end_group(seat.pid, signal.SIGKILL)  # whatever it started
         if self._seats.get(seat.rank) is seat:
-            end_group(seat.pid, signal.SIGKILL)  # whatever it started
             del self._seats[seat.rank]
 
     def _fail(self, seat: Seat, how: str) -> None:
@@ -321,7 +328,7 @@ def main() -> None:
     """Read the order, and serve."""
     order = unpack(sys.stdin.buffer.readline(), Order)
     place = get_temp_dir()  # removed when this process ends
-    os.environ.update({"OMP_NUM_THREADS": "1", **order.variables, PLACE: place})
+    os.environ[PLACE] = place
     multiprocessing.set_forkserver_preload(["workbench.elastic.entry"])
 
     async def serve() -> None:

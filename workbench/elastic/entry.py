@@ -120,11 +120,11 @@ def work(own: Work) -> None:
     }  # fmt: skip
     if start.resume_step is not None:
         flags["resume_step"] = start.resume_step
-    os.chdir(job.code_dir)
     sys.argv = [job.script, *job.arguments, *(f"--{name}={value}" for name, value in flags.items())]
     sys.path.insert(0, str(Path(job.script).parent))
     failure = ""
     try:
+        os.chdir(job.code_dir)
         runpy.run_path(job.script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
