@@ -11,7 +11,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -29,12 +29,14 @@ ENV_FILE = "varuna.env"
 LISTED, FOLDER = Path("available_machines.out"), Path("varuna-run")
 
 
-def main(words: Sequence[str], choose: Choose | None = None) -> int:
-    """Returns the exit code. `choose` decides shapes where they are not given. Raises ValueError
-    for a user's mistake."""
+def main(
+    words: Sequence[str], automatic: Callable[[argparse.Namespace], Choose] | None = None
+) -> int:
+    """Returns the exit code. `automatic` makes, from the flags, what chooses shapes where they are
+    not given. Raises ValueError for a user's mistake."""
     if words[:1] in (["status"], ["stop"], ["notice"]):
         return _ask(words)
-    return _train(make_parser().parse_args(words), choose)
+    return _train(make_parser().parse_args(words), automatic)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,7 +67,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(given: argparse.Namespace, choose: Choose | None) -> int:
+def _train(
+    given: argparse.Namespace, automatic: Callable[[argparse.Namespace], Choose] | None
+) -> int:
     for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
         if (value := getattr(given, name)) is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be 1 or more")
@@ -76,7 +80,9 @@ def _train(given: argparse.Namespace, choose: Choose | None) -> int:
         raise ValueError("give both --nstages and --chunk_size, or neither")
     if given.nstages is not None:
         choose = fixed(given.nstages, given.chunk_size, given.batch_size)
-    if choose is None:
+    elif automatic is not None:
+        choose = automatic(given)
+    else:
         raise ValueError("nothing chooses a shape yet: give --nstages and --chunk_size")
     choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
     connect = tuple(shlex.split(given.connect))

@@ -29,19 +29,16 @@ from statistics import median
 
 import psutil
 
-from workbench.elastic.entry import PLACE, Work, run_round
+from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-BEAT_S, LOOK_S = 1.0, 0.5
-CUT_OFF_S = 15.0
-"""A manager that is silent for so long has given this host up."""
-GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL."""
-ORPHANED_S = 120.0
-"""For workers to save when the manager is gone."""
-STOPPED_S = 2.0
-"""A worker that is stopped for so long stands still."""
+LOOK_S = 0.5
+"""Between two looks at the workers, and two beats."""
+CUT_OFF_S, ORPHANED_S = 15.0, 120.0
+"""A manager that is silent for so long has given this host up; for workers to save when it died."""
+GRACE_S, STOPPED_S = 2.0, 2.0
+"""Between SIGTERM and SIGKILL; a worker that is stopped for so long stands still."""
 STEPS, SLACK_S = 10, 10.0
 """A worker does not get on after so many median steps and so many seconds."""
 
@@ -180,19 +177,20 @@ class Agent:
     # -- rounds --------------------------------------------------------------------------------
     def _begin(self, message: Message) -> None:
         self._round, self._save, self._came = message.round, None, 0
-        own = Work(order=self._order, round=message.round, start=message.start, place=self._place)
-        self._starter = starter = FORKSERVER.Process(target=run_round, args=(own,))
+        own = self._order, message, self._place
+        self._starter = starter = FORKSERVER.Process(target=run_round, args=own)
         starter.start()
-        self._loop.add_reader(starter.sentinel, self._started, starter, own)
+        self._loop.add_reader(starter.sentinel, self._started, starter, message)
 
-    def _started(self, starter: BaseProcess, own: Work) -> None:
+    def _started(self, starter: BaseProcess, begun: Message) -> None:
         """LocalElasticAgent has come to its end, since all workers have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
-        if self._round == own.round and self._came < own.start.count:
+        if self._round == begun.round and self._came < begun.start.count:
             why = "or another one there was not started: see the log of its agent"
-            rank = own.start.first
-            self._tell(Message(kind="ended", round=own.round, rank=rank, failure=why))
+            self._tell(
+                replace(begun, kind="ended", start=None, rank=begun.start.first, failure=why)
+            )
 
     async def _end_round(self) -> None:
         """End the round's process groups, and wait until none of them is left."""
@@ -282,9 +280,8 @@ class Agent:
     async def _watch(self) -> None:
         while True:
             self._tell(Message(kind="beat"))
-            for _ in range(round(BEAT_S / LOOK_S)):
-                await asyncio.sleep(LOOK_S)
-                self._look(self._loop.time())
+            self._look(self._loop.time())
+            await asyncio.sleep(LOOK_S)
 
     def _look(self, now: float) -> None:
         if self._orphaned_s is not None:

@@ -17,20 +17,16 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from workbench.core.parents import die_with_parent
-from workbench.elastic.messages import Message, Order, Start, pack
+from workbench.elastic.messages import Message, Order, pack
 from workbench.elastic.placement import map_text, shares
 from workbench.elastic.worker import AGENT
 
 PLACE = "WORKBENCH_AGENT_PLACE"
 """Environment variable of a forkserver alone: the folder of its agent."""
-
-PATIENCE = timedelta(seconds=60)
-"""Of a client of the round's store."""
 
 if (_place := os.environ.pop(PLACE, None)) is not None:
     import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401
@@ -43,23 +39,9 @@ if (_place := os.environ.pop(PLACE, None)) is not None:
     die_with_parent(os.getppid(), signal.SIGTERM)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What the workers of a host do in a round."""
-
-    order: Order
-    round: int
-    start: Start
-    place: str
-    """Folder of the agent, with its socket."""
-
-
-def run_round(own: Work) -> None:
-    """Start the workers of this host and wait for their end, by torch's own means.
-
-    The rendezvous is of a fixed size, under the round's own name, and without restarts: who takes
-    part is the manager's to say.
-    """
+def run_round(job: Order, begin: Message, place: str) -> None:
+    """Start the workers and wait for their end by torch's own means: a rendezvous of a fixed
+    size, under the round's own name, and no restarts. `place` is the agent's folder."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -78,40 +60,40 @@ def run_round(own: Work) -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(os.getppid())
-    start, address, tempfile.tempdir = own.start, own.order.address, own.place
+    start, address, tempfile.tempdir = begin.start, job.address, place
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else rank 0 opens one to everybody
-    store = TCPStore(address, start.port, is_master=False, timeout=PATIENCE)
-    name = f"round-{own.round}"
+    store = TCPStore(address, start.port, is_master=False, timeout=timedelta(seconds=60))
+    name = f"round-{begin.round}"
     handler = Rendezvous.from_backend(
         name, store, C10dRendezvousBackend(store, name), start.hosts, start.hosts,
         local_addr=f"{start.host:06d}",  # in whose order ranks are given
     )  # fmt: skip
     spec = WorkerSpec(
         role="worker", local_world_size=start.count, rdzv_handler=handler, entrypoint=work,
-        args=(own,), max_restarts=0, monitor_interval=0.1,
+        args=(job, begin, f"{place}/agent"), max_restarts=0, monitor_interval=0.1,
         master_addr=address, master_port=start.port,
     )  # fmt: skip
     LocalElasticAgent(spec, DefaultLogsSpecs(), "fork", exit_barrier_timeout=0.5).run()
 
 
-def work(own: Work) -> None:
+def work(job: Order, begin: Message, agent: str) -> None:
     """Be one worker: run the script to its end, as its process group's leader, with its output in
-    files. The agent hears how it ended."""
-    job, start = own.order, own.start
+    files. The agent hears by its socket how it ended."""
+    start = begin.start
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the script takes part
     die_with_parent(os.getppid())
     os.setpgid(0, 0)
     rank, local_rank = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
-    logs = Path(job.folder) / "ssh_logs" / str(own.round)
+    logs = Path(job.folder) / "ssh_logs" / str(begin.round)
     logs.mkdir(parents=True, exist_ok=True)
     for descriptor, kind in ((1, "out"), (2, "err")):
         with (logs / f"{job.host}-{rank}.{kind}").open("ab") as file:
             os.dup2(file.fileno(), descriptor)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line.connect(f"{own.place}/agent")
-    line.send(pack(Message(kind="here", round=own.round, rank=rank, pid=os.getpid())))
-    about = {"pid": os.getpid(), "line": line.fileno(), "round": own.round, "rank": rank}
+    line.connect(agent)
+    line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
+    about = {"pid": os.getpid(), "line": line.fileno(), "round": begin.round, "rank": rank}
     os.environ[AGENT] = json.dumps({**about, "batch": job.batch, "folder": job.folder})
     flags = {
         "rank": rank, "local_rank": local_rank, "chunk_size": start.chunk,
@@ -133,7 +115,7 @@ def work(own: Work) -> None:
         traceback.print_exc()
         failure = f"failed: {type(error).__name__}: {error}"[:300]
     with suppress(OSError):  # of an agent that is gone
-        line.send(pack(Message(kind="ended", round=own.round, rank=rank, failure=failure)))
+        line.send(pack(Message(kind="ended", round=begin.round, rank=rank, failure=failure)))
     sys.stdout.flush()
     if failure:
         sys.exit(1)

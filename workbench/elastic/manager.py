@@ -30,11 +30,9 @@ from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 from workbench.elastic.placement import Choose, read_list
 from workbench.elastic.worker import LOSS_LOG
 
-TICK_S, BEAT_S = 0.2, 1.0
-ENDING_S = 15.0
-"""For agents to end at the end of the job."""
-EVENTS = 200
-"""Newest ones, which the state holds."""
+TICK_S = 0.2
+ENDING_S, EVENTS = 15.0, 200
+"""For agents to end at the end of the job; newest ones that the state holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +140,8 @@ class Manager:
                 self._read_list()
                 members.tick(time.monotonic(), may_begin=torch.done())
                 self._act()
+                for line in self._lines.values():
+                    line.write(pack(Message(kind="beat")))
                 await asyncio.sleep(TICK_S)
             self._say(f"the job ends: {members.outcome}")
             return members.outcome
@@ -270,7 +270,6 @@ class Manager:
             elif self._members.connected(first.host, time.monotonic()):
                 host = first.host
                 self._lines[host] = writer
-                self._spawn(self._beat(host, writer))
                 while (line := await reader.readline()) and self._lines.get(host) is writer:
                     self._members.take(host, unpack(line), time.monotonic())
                     self._act()
@@ -279,11 +278,6 @@ class Manager:
             del self._lines[host]
             self._members.lost(host, time.monotonic(), "its agent is gone")
             self._act()
-
-    async def _beat(self, host: str, line: asyncio.StreamWriter) -> None:
-        while self._lines.get(host) is line:
-            line.write(pack(Message(kind="beat")))
-            await asyncio.sleep(BEAT_S)
 
     def _answer(self, asked: Message) -> str:
         """What is wrong with what a person wants; to an agent that asks, that this is alive."""
