@@ -323,6 +323,7 @@ def interface_of(address: str) -> str | None:
 
 def main() -> None:
     """Read the order, and serve."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # until there is more to end
     order = unpack(sys.stdin.buffer.readline(), Order)
     place = get_temp_dir()  # removed when this process ends
     os.environ[PLACE] = place

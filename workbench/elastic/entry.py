@@ -29,7 +29,6 @@ PLACE = "WORKBENCH_AGENT_PLACE"
 """Environment variable of a forkserver alone: the folder of its agent."""
 
 if (_place := os.environ.pop(PLACE, None)) is not None:
-    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401
 
     def _end(*_: object) -> None:
         shutil.rmtree(_place, ignore_errors=True)
@@ -37,6 +36,7 @@ if (_place := os.environ.pop(PLACE, None)) is not None:
 
     signal.signal(signal.SIGTERM, _end)
     die_with_parent(os.getppid(), signal.SIGTERM)
+    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: E402, F401
 
 
 def run_round(job: Order, begin: Message, place: str) -> None:

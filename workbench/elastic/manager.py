@@ -228,7 +228,7 @@ class Manager:
     async def _call(self, host: str) -> None:
         """Start a host's agent, and wait for its end."""
         if host in self._agents:  # one that was given up: it may be stopped, and hold devices
-            _kill(self._agents.pop(host))
+            _end(self._agents.pop(host), signal.SIGKILL)
         command = [sys.executable, "-m", "workbench.elastic.agent"]
         if not is_here(host):
             words = [word.replace("{host}", host) for word in self._job.connect]
@@ -296,17 +296,17 @@ class Manager:
         for line in self._lines.values():
             line.write(pack(Message(kind="bye")))
         self._lines.clear()
-        for _ in range(2):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for agent in self._agents.values():
+                _end(agent, number)
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=ENDING_S)
-            for agent in self._agents.values():
-                _kill(agent)
 
 
-def _kill(agent: asyncio.subprocess.Process) -> None:
+def _end(agent: asyncio.subprocess.Process, number: int) -> None:
     """What is below one on this machine ends with it, and cleans up; stopped, it could not."""
     with suppress(ProcessLookupError):
-        os.kill(agent.pid, signal.SIGKILL)
+        os.kill(agent.pid, number)
         os.killpg(agent.pid, signal.SIGCONT)
 
 
