@@ -22,10 +22,8 @@ class Driven(Agent):
     """Keeps what it would tell its manager."""
 
     def __init__(self, place: Path, *, gone: bool = False) -> None:
-        order = Order(
-            address="127.0.0.1", port=1, token="", host="a", folder="", code_dir="", script="",
-            arguments=(), variables={}, batch=1,
-        )  # fmt: skip
+        empty = dict.fromkeys(("address", "token", "host", "folder", "code_dir", "script"), "")
+        order = Order(**empty, port=1, arguments=(), variables={}, batch=1)
         super().__init__(order, str(place))
         self.told, self.gone, self._round = [], gone, 1
 

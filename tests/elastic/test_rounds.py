@@ -78,10 +78,8 @@ class Run:
         for process in living(self.seen.values()):
             with suppress(OSError, psutil.Error):
                 out = os.readlink(f"/proc/{process.pid}/fd/1")
-                if (
-                    out.endswith(f"agent-{host}.out")
-                    and "workbench.elastic.agent" in process.cmdline()
-                ):
+                ours = "workbench.elastic.agent" in process.cmdline()
+                if ours and out.endswith(f"agent-{host}.out"):
                     return process.pid
         raise AssertionError(f"no agent on {host}")
 
@@ -126,7 +124,6 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     os.kill(run.agent("127.0.0.3"), signal.SIGKILL)
     left = [host for host in HOSTS if host != "127.0.0.3"]
     sixth = run.gets_on(*left, after=fifth)
-
     run.hosts(*left)  # else it would come back after half a minute
 
     folder = ("--folder", str(run.folder))

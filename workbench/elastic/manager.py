@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.core.files import FileLock, write_whole
+from workbench.core.files import FileLock
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.schema import read_as
@@ -116,7 +116,8 @@ class Manager:
         self._agents: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task] = set()
         self._store: tuple[int, Any] = (0, None)
-        self._list, self._written = "", ""
+        self._written: dict[str, str] = {}
+        self._list = ""
         self._members = Membership(
             job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
             horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
@@ -181,13 +182,19 @@ class Manager:
             ranks={name: [*ranks] for name, ranks in ours.seats.items()} if ours else {},
             spare=members.spare() if ours else {},
         )  # fmt: skip
-        text = json.dumps(asdict(state), indent=1)
-        if text != self._written:
-            self._written = text
-            slow = "".join(f"{who}: {over:.2f}\n" for who, over in members.slow.items())
+        slow = "".join(f"{who}: {over:.2f}\n" for who, over in members.slow.items())
+        self._put("state.json", json.dumps(asdict(state), indent=1))
+        self._put("slow_machines.out", slow)
+
+    def _put(self, name: str, text: str) -> None:
+        """Write a file where it changes, and do not wait for the disk: it may be busy for longer
+        than agents wait for a beat."""
+        if text != self._written.get(name, ""):
+            self._written[name] = text
+            part = self._folder / f"{name}.part"
             with suppress(OSError):  # a full disk ends no training
-                write_whole(self._folder / "state.json", text)
-                write_whole(self._folder / "slow_machines.out", slow)
+                part.write_text(text)
+                part.replace(self._folder / name)
 
     # -- agents --------------------------------------------------------------------------------
     def _act(self) -> None:
