@@ -45,23 +45,44 @@ def make_parser() -> argparse.ArgumentParser:
         prog="workbench varuna",
         description="Train over hosts that come and go. `workbench varuna status | stop | "
         "notice HOST [AT]` tell of a job, end it, or tell it that a host goes.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--machine_list", type=Path, default=LISTED, metavar="F", help="ADDRESS[:SLOTS] a line")
-    add("--gpus_per_node", type=int, default=4, metavar="G", help="slots of a host")
+    add(
+        "--machine_list",
+        type=Path,
+        default=LISTED,
+        metavar="F",
+        help=f"ADDRESS[:SLOTS] a line (default {LISTED})",
+    )
+    add("--gpus_per_node", type=int, default=4, metavar="G", help="slots of a host (default 4)")
     add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, of all")
-    add("--nstages", type=int, metavar="P", help="stages; chosen, where it is not given")
+    add("--nstages", type=int, metavar="P", help="stages; chosen where it is not given")
     add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; likewise")
-    add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script runs")
+    add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
     add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
-    add("--manager_ip", metavar="A", help="this machine's address; else the one towards the hosts")
-    add("--connect", default=CONNECT, metavar="WORDS", help="runs {command} on a {host}; no shell")
-    add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
+    add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
+    add("--connect", default=CONNECT, metavar="WORDS", help=f"default {CONNECT!r}; no shell")
+    add(
+        "--morph",
+        choices=("always", "gain", "never"),
+        default="gain",
+        help="without a loss (default gain)",
+    )
     add("--no_morphing", action="store_true", help="the same as --morph never")
-    add("--horizon", type=float, metavar="S", help="seconds until the next change, to weigh gains")
+    add(
+        "--horizon",
+        type=float,
+        metavar="S",
+        help="until the next change (default: as seen, or 1800)",
+    )
     add("--resume", action="store_true", help="go on with the job of the folder")
-    add("--folder", type=Path, default=FOLDER, metavar="DIR", help="logs and state of the job")
+    add(
+        "--folder",
+        type=Path,
+        default=FOLDER,
+        metavar="DIR",
+        help=f"logs and state (default {FOLDER})",
+    )
     add("script", type=Path)
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
     return parser
