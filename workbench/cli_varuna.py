@@ -91,7 +91,7 @@ def _train(given: argparse.Namespace) -> int:
         address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
-        batch=given.batch_size,
+        batch=given.batch_size, preload=("workbench.methods.varuna.pipeline",),
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,

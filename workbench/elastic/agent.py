@@ -327,7 +327,7 @@ def main() -> None:
     order = unpack(sys.stdin.buffer.readline(), Order)
     place = get_temp_dir()  # removed when this process ends
     os.environ[PLACE] = place
-    multiprocessing.set_forkserver_preload(["workbench.elastic.entry"])
+    multiprocessing.set_forkserver_preload(["workbench.elastic.entry", *order.preload])
 
     async def serve() -> None:
         await Agent(order, place).run()

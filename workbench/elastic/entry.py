@@ -94,7 +94,8 @@ def work(job: Order, begin: Message, agent: str) -> None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(agent)
     line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
-    about = {"pid": os.getpid(), "line": line.fileno(), "round": begin.round, "rank": rank}
+    own = os.dup(line.fileno())  # the worker's, whose threads may outlive the script
+    about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
     os.environ[AGENT] = json.dumps({**about, "batch": job.batch, "folder": job.folder})
     places = StageMap.of(start.stages, start.replicas)
     flags = {
