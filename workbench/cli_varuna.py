@@ -27,6 +27,8 @@ CODES = {"done": 0, "stopped": 130}
 FAILED = 3
 CONNECT = "ssh {host} {command}"
 ENV_FILE = "varuna.env"
+PRELOAD = ("workbench.methods.varuna.pipeline", "torch._dynamo")
+"""What each worker would else import to make its stage, which takes longer than the making."""
 LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "profiles"))
 
 
@@ -91,7 +93,7 @@ def _train(given: argparse.Namespace) -> int:
         address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
-        batch=given.batch_size, preload=("workbench.methods.varuna.pipeline",),
+        batch=given.batch_size, preload=PRELOAD,
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
