@@ -27,7 +27,7 @@ CODES = {"done": 0, "stopped": 130}
 FAILED = 3
 CONNECT = "ssh {host} {command}"
 ENV_FILE = "varuna.env"
-PRELOAD = ("workbench.methods.varuna.pipeline", "torch._dynamo")
+PRELOAD = "workbench.methods.varuna.pipeline,torch._dynamo"
 """What each worker would else import to make its stage, which takes longer than the making."""
 LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "profiles"))
 
@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--profiles", type=Path, default=PROFILES, metavar="DIR", help="by which they are chosen")
     add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
     add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
+    add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
     add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
     add("--connect", default=CONNECT, metavar="WORDS", help=f"default {CONNECT!r}; no shell")
     add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
@@ -93,7 +94,7 @@ def _train(given: argparse.Namespace) -> int:
         address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
-        batch=given.batch_size, preload=PRELOAD,
+        batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
