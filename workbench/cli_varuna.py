@@ -11,32 +11,32 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from workbench.cli_spec import Parser
 from workbench.core.paths import user_path
 from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
-from workbench.elastic.placement import Choose, fixed, read_list
+from workbench.elastic.placement import Choose, Shape, fixed, read_list
 
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
 CONNECT = "ssh {host} {command}"
 ENV_FILE = "varuna.env"
-LISTED, FOLDER = Path("available_machines.out"), Path("varuna-run")
+PRELOAD = "workbench.methods.varuna.pipeline,torch._dynamo"
+"""What each worker would else import to make its stage, which takes longer than the making."""
+LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "profiles"))
 
 
-def main(
-    words: Sequence[str], automatic: Callable[[argparse.Namespace], Choose] | None = None
-) -> int:
-    """Returns the exit code. `automatic` makes, from the flags, what chooses shapes where they are
-    not given. Raises ValueError for a user's mistake."""
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code. Raises ValueError for a user's mistake."""
     if words[:1] in (["status"], ["stop"], ["notice"]):
         return _ask(words)
-    return _train(make_parser().parse_args(words), automatic)
+    return _train(make_parser().parse_args(words))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,53 +44,32 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="workbench varuna",
         description="Train over hosts that come and go. `workbench varuna status | stop | "
-        "notice HOST [AT]` tell of a job, end it, or tell it that a host goes.",
+        "notice HOST [AT]` tell of a job, end it, or tell it that a host goes. Defaults: "
+        f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain.",
     )
     add = parser.add_argument
-    add(
-        "--machine_list",
-        type=Path,
-        default=LISTED,
-        metavar="F",
-        help=f"ADDRESS[:SLOTS] a line (default {LISTED})",
-    )
+    add("--machine_list", type=Path, default=LISTED, metavar="F", help="ADDRESS[:SLOTS] a line")
     add("--gpus_per_node", type=int, default=4, metavar="G", help="slots of a host (default 4)")
     add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, of all")
     add("--nstages", type=int, metavar="P", help="stages; chosen where it is not given")
     add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; likewise")
+    add("--profiles", type=Path, default=PROFILES, metavar="DIR", help="by which they are chosen")
     add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
     add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
+    add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
     add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
     add("--connect", default=CONNECT, metavar="WORDS", help=f"default {CONNECT!r}; no shell")
-    add(
-        "--morph",
-        choices=("always", "gain", "never"),
-        default="gain",
-        help="without a loss (default gain)",
-    )
+    add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
     add("--no_morphing", action="store_true", help="the same as --morph never")
-    add(
-        "--horizon",
-        type=float,
-        metavar="S",
-        help="until the next change (default: as seen, or 1800)",
-    )
+    add("--horizon", type=float, metavar="S", help="seconds to the next change (default: as seen)")
     add("--resume", action="store_true", help="go on with the job of the folder")
-    add(
-        "--folder",
-        type=Path,
-        default=FOLDER,
-        metavar="DIR",
-        help=f"logs and state (default {FOLDER})",
-    )
+    add("--folder", type=Path, default=FOLDER, metavar="DIR", help="logs and state of the job")
     add("script", type=Path)
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
     return parser
 
 
-def _train(
-    given: argparse.Namespace, automatic: Callable[[argparse.Namespace], Choose] | None
-) -> int:
+def _train(given: argparse.Namespace) -> int:
     for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
         if (value := getattr(given, name)) is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be 1 or more")
@@ -101,10 +80,8 @@ def _train(
         raise ValueError("give both --nstages and --chunk_size, or neither")
     if given.nstages is not None:
         choose = fixed(given.nstages, given.chunk_size, given.batch_size)
-    elif automatic is not None:
-        choose = automatic(given)
     else:
-        raise ValueError("nothing chooses a shape yet: give --nstages and --chunk_size")
+        choose = _fastest(given.batch_size, user_path(given.profiles))
     choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
     connect = tuple(shlex.split(given.connect))
     if "{command}" not in connect or not any("{host}" in word for word in connect):
@@ -117,7 +94,7 @@ def _train(
         address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
-        batch=given.batch_size,
+        batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
@@ -126,6 +103,20 @@ def _train(
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
     return CODES.get(outcome, FAILED)
+
+
+def _fastest(batch: int, profiles: Path) -> Choose:
+    """What is the fastest by a profile of the model on these machines."""
+    from workbench.methods.varuna.autoconfig import AutoConfig
+
+    @cache
+    def choose(slots: int, per_host: int) -> Shape:
+        found = AutoConfig(slots, per_host, batch, profiles, verbose=False)
+        stages, chunk, seconds = found.get_min()
+        replicas = found.candidates[0].replicas
+        return Shape(stages=stages, replicas=replicas, chunk=chunk, seconds=seconds)
+
+    return choose
 
 
 def _text(path: Path, what: str) -> str:

@@ -23,7 +23,7 @@ class Driven(Agent):
 
     def __init__(self, place: Path, *, gone: bool = False) -> None:
         empty = dict.fromkeys(("address", "token", "host", "folder", "code_dir", "script"), "")
-        order = Order(**empty, port=1, arguments=(), variables={}, batch=1)
+        order = Order(**empty, port=1, arguments=(), variables={}, preload=(), batch=1)
         super().__init__(order, str(place))
         self.told, self.gone, self._round = [], gone, 1
 

@@ -1,4 +1,4 @@
-"""Shapes, maps and lists; and what the command line refuses."""
+"""Shapes and lists; and what the command line refuses."""
 
 from __future__ import annotations
 
@@ -10,33 +10,10 @@ from workbench import cli_varuna
 from workbench.elastic.messages import Message, Order, pack, unpack
 from workbench.elastic.placement import (
     fixed,
-    map_text,
-    parse_map,
     place,
     read_list,
     shares,
 )
-
-
-@pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (4, 2), (3, 5)])
-def test_a_map_comes_back_as_it_was(stages: int, replicas: int) -> None:
-    found = parse_map(map_text(stages, replicas))
-    assert found == tuple(tuple(range(s, stages * replicas, stages)) for s in range(stages))
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("0,2;1,4;", "has no rank 3"),
-        ("0,1;1,2;", "repeats rank 1"),
-        ("0,1;2;", "same number of ranks"),
-        ("0,1;2,3", "must have a form"),
-        ("", "must have a form"),
-    ],
-)
-def test_a_wrong_map_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse_map(text)
 
 
 def test_a_list_of_machines() -> None:
@@ -76,7 +53,7 @@ def test_messages_are_data_of_known_kinds() -> None:
         ("127.0.0.2", ("--nstages", 5, "--chunk_size", 1), "need 5 slots"),
         ("127.0.0.2", ("--nstages", 2), "both"),
         ("127.0.0.2", ("--nstages", 0, "--chunk_size", 1), "1 or more"),
-        ("127.0.0.2", (), "nothing chooses"),
+        ("127.0.0.2", ("--profiles", "/none"), "profile"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1, "--connect", "ssh {host}"), "command"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1), "there is no script"),
         ("127.0.0.2", ("--nstages", 1, "--chunk_size", 1, "--horizon", "-1"), "over 0"),

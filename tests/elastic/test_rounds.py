@@ -34,7 +34,7 @@ class Run:
     def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
         words = [
             "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
-            "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
+            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
             "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
             TOY, "--steps", 100_000, "--to", self.to,
         ]  # fmt: skip

@@ -35,7 +35,7 @@ from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 FORKSERVER = multiprocessing.get_context("forkserver")
 LOOK_S = 0.5
 """Between two looks at the workers, and two beats."""
-CUT_OFF_S, ORPHANED_S = 15.0, 120.0
+CUT_OFF_S, ORPHANED_S = 25.0, 120.0
 """A manager that is silent for so long has given this host up; for workers to save when it died."""
 GRACE_S, STOPPED_S = 2.0, 2.0
 """Between SIGTERM and SIGKILL; a worker that is stopped for so long stands still."""
@@ -327,7 +327,7 @@ def main() -> None:
     order = unpack(sys.stdin.buffer.readline(), Order)
     place = get_temp_dir()  # removed when this process ends
     os.environ[PLACE] = place
-    multiprocessing.set_forkserver_preload(["workbench.elastic.entry"])
+    multiprocessing.set_forkserver_preload(["workbench.elastic.entry", *order.preload])
 
     async def serve() -> None:
         await Agent(order, place).run()

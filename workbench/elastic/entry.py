@@ -21,8 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from workbench.core.parents import die_with_parent
+from workbench.core.stage_map import StageMap
 from workbench.elastic.messages import Message, Order, pack
-from workbench.elastic.placement import map_text, shares
+from workbench.elastic.placement import shares
 from workbench.elastic.worker import AGENT
 
 PLACE = "WORKBENCH_AGENT_PLACE"
@@ -93,12 +94,14 @@ def work(job: Order, begin: Message, agent: str) -> None:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(agent)
     line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
-    about = {"pid": os.getpid(), "line": line.fileno(), "round": begin.round, "rank": rank}
+    own = os.dup(line.fileno())  # the worker's, whose threads may outlive the script
+    about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
     os.environ[AGENT] = json.dumps({**about, "batch": job.batch, "folder": job.folder})
+    places = StageMap.of(start.stages, start.replicas)
     flags = {
         "rank": rank, "local_rank": local_rank, "chunk_size": start.chunk,
-        "stage_to_rank_map": map_text(start.stages, start.replicas),
-        "batch-size": shares(job.batch, start.replicas)[rank // start.stages],
+        "stage_to_rank_map": places,
+        "batch-size": shares(job.batch, start.replicas)[places.place(rank)[1]],
     }  # fmt: skip
     if start.resume_step is not None:
         flags["resume_step"] = start.resume_step

@@ -30,6 +30,8 @@ class Order:
     script: str
     arguments: tuple[str, ...]
     variables: dict[str, str]
+    preload: tuple[str, ...]
+    """Modules that workers are forked with, beside torch."""
     batch: int
 
 

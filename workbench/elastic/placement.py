@@ -56,36 +56,6 @@ def shares(batch: int, replicas: int) -> tuple[int, ...]:
     return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
 
 
-def map_text(stages: int, replicas: int) -> str:
-    """Ranks of each stage, as workers are told them.
-
-    >>> map_text(4, 2)
-    '0,4;1,5;2,6;3,7;'
-    """
-    ranks = (range(stage, stages * replicas, stages) for stage in range(stages))
-    return "".join(f"{','.join(map(str, own))};" for own in ranks)
-
-
-def parse_map(text: str) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each stage. Raises ValueError where a rank is missing or stands twice, and where
-    stages differ in their replicas.
-
-    >>> parse_map("0,2;1,3;")
-    ((0, 2), (1, 3))
-    """
-    if not re.fullmatch(r"(\d+(,\d+)*;)+", text):
-        raise ValueError(f"the map {text!r} must have a form such as 0,4;1,5;2,6;3,7;")
-    stages = tuple(tuple(map(int, part.split(","))) for part in text[:-1].split(";"))
-    ranks = sorted(rank for stage in stages for rank in stage)
-    for wanted, rank in enumerate(ranks):
-        if rank != wanted:
-            wrong = f"repeats rank {rank}" if rank < wanted else f"has no rank {wanted}"
-            raise ValueError(f"the map {text!r} {wrong}; it must name 0 to {len(ranks) - 1} once")
-    if len(set(map(len, stages))) > 1:
-        raise ValueError(f"the map {text!r} must give every stage the same number of ranks")
-    return stages
-
-
 def read_list(text: str, slots: int) -> dict[str, int]:
     """Slots of each host of a machine list: ``address`` or ``address:slots`` a line, ``#`` begins a
     comment. Raises ValueError for another line, for a host that stands twice, and for none."""
