@@ -14,6 +14,7 @@ order of one lane on both sides.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -29,6 +30,8 @@ Form = tuple[tuple[int, ...], torch.dtype, bool]
 """Shape, dtype and whether a gradient goes back, of one tensor of a message."""
 PARTS = 16
 """Tensors of a message at most, which tags tell apart."""
+STAMP: Form = ((), torch.float64, False)
+"""The moment of sending, behind the tensors of a message that is to come late."""
 ACTIVATIONS = {Kind.SEND, Kind.RECV}
 
 
@@ -44,10 +47,14 @@ class GroupTransport:
         process: Callable[[int], int],
         forms: Callable[[Action], Sequence[Form]],
         device: torch.device,
+        latency: Callable[[Action], float] | None = None,
     ) -> None:
         """`groups`: (process of the other side, whether for activations) -> what carries them:
         `words`, which is gloo's group of all processes, or a group of NCCL's. `process`: pipeline
-        position -> number of this replica's process there, in the world; `forms` of a message."""
+        position -> number of this replica's process there, in the world; `forms` of a message.
+        `latency` of a receive: seconds after its sending before which a message counts as come,
+        for paced runs of processes that share a clock."""
+        self._latency = latency
         self._groups, self._process, self._forms, self._device = groups, process, forms, device
         self._words = words
         self._by_nccl = any(group is not words for group in groups.values())
@@ -87,7 +94,10 @@ class GroupTransport:
         if self._by_nccl:
             made, works = self._post(action, self._device)
             _wait(works)
-        return tuple(tensor.to(self._device) for tensor in made) if self._by_host else made
+        if self._latency is not None:
+            *made, stamp = made
+            time.sleep(max(0.0, float(stamp) + self._latency(action) - time.monotonic()))
+        return tuple(tensor.to(self._device) for tensor in made) if self._by_host else tuple(made)
 
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """Send a bundle, as soon as the other side has a place for it."""
@@ -96,6 +106,8 @@ class GroupTransport:
             word = torch.zeros(1, dtype=torch.uint8)
             _wait([dist.isend(word, peer, group=self._words, tag=first)])
         source = tuple(tensor.cpu() for tensor in source) if self._by_host else source
+        if self._latency is not None:
+            source = *source, torch.tensor(time.monotonic(), dtype=torch.float64)
         _wait(
             [
                 dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
@@ -106,10 +118,8 @@ class GroupTransport:
     def _post(self, action: Action, device: torch.device | str) -> tuple[Bundle, list[dist.Work]]:
         """Receives of the tensors of a message."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
-        made = tuple(
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype, _ in self._forms(action)
-        )
+        forms = [*self._forms(action), *([STAMP] if self._latency is not None else [])]
+        made = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in forms)
         return made, [
             dist.irecv(tensor, peer, group=group, tag=first + part)
             for part, tensor in enumerate(made)

@@ -43,6 +43,7 @@ from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
+from workbench.schedule.action import Action
 
 
 class Stepped(NamedTuple):
@@ -75,6 +76,7 @@ class Varuna:
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
         perturb: Perturb | None = None,
+        latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
     ) -> None:
         """`model`, or a function that makes it: then the processes of a host make it one after the
@@ -83,8 +85,10 @@ class Varuna:
         of parameters that are one weight. `seed` is that of random numbers in forward passes.
         `logs` is a folder for logs of tasks and losses; in a launcher's job that of the job.
         `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
-        number of labels; by default its rows. `perturb` is called around every action, for tests
-        and paced runs. Raises ValueError, one sentence, for what cannot be trained."""
+        number of labels; by default its rows. `perturb` is called around every action, and
+        `latency` of a receive says how late its message is to come, for tests and paced runs.
+
+        Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
         self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
@@ -127,6 +131,7 @@ class Varuna:
             self._everybody,
             process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms,
+            latency=latency,
             device=self._device,
         )
         self._engine = engine
@@ -148,6 +153,11 @@ class Varuna:
     def steps(self) -> int:
         """Steps done, overflown ones too."""
         return len(self._checkpoints.progress.losses)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """How long the last step took here."""
+        return ([*self._checkpoints.progress.step_seconds] or [None])[-1]
 
     @property
     def grad_norm(self) -> float | None:
