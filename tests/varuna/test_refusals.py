@@ -19,6 +19,12 @@ from workbench.methods.varuna.slices import Slices, check_inputs
 from workbench.methods.varuna.written import check_written
 
 
+@pytest.fixture(scope="module")
+def workers():
+    with Workers() as found:
+        yield found
+
+
 class Small(nn.Module):
     """Two layers and two cut points, which `through` calls as it likes."""
 
@@ -68,7 +74,8 @@ def counted(m: Small, x):
          lambda: cut(lambda m, x: m.b(m.end(m.cut(m.a(x)).tanh())))),
         (r"must put out its mean loss, one number; it puts out a tensor of \(2, 4\)",
          lambda: cut(lambda m, x: m.b(m.end(m.a(m.cut(m.a(x))))), torch.exp)),
-        ("a forward pass .* leaves something behind that the next one reads, .* then", counted),
+        ("a forward pass .* leaves something behind that the next one reads, .* then",
+         lambda: cut(counted)),
         ("6 stages are asked for, and the model is cut into 5 slices; use 1 to 5",
          lambda: Slices(net.net(), net.batch).stages(6)),
         ("a batch of 2 rows leaves some of 3 replicas without any; use a batch of 3",
@@ -83,7 +90,7 @@ def counted(m: Small, x):
 )  # fmt: skip
 def test_modules_and_numbers_that_do_not_fit(sentence, call):
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
-        cut(counted) if call is counted else call()
+        call()
 
 
 WRONG = {
@@ -111,10 +118,9 @@ OTHERS = {
 }
 
 
-def test_all_processes_refuse_and_train_nevertheless(tmp_path):
+def test_all_processes_refuse_and_train_nevertheless(workers, tmp_path):
     case = {"stages": 1, "replicas": 2, "batch": 6, "chunk": 3, "folder": str(tmp_path)}
-    with Workers() as workers:
-        results = workers.run("misuse", wrong=[*WRONG.values()], others=[*OTHERS.values()], **case)
+    results = workers.run("misuse", wrong=[*WRONG.values()], others=[*OTHERS.values()], **case)
     for result in results:
         assert "error" not in result, result
         for sentence, said in zip([*WRONG, *CALLS, *OTHERS], result["said"], strict=True):
@@ -122,13 +128,14 @@ def test_all_processes_refuse_and_train_nevertheless(tmp_path):
     assert results[0]["loss"] == results[1]["loss"] > 0
 
 
-@pytest.mark.parametrize("kind", ["B", pytest.param("REDUCE", marks=pytest.mark.thorough)])
-def test_a_process_killed_in_a_step_ends_the_others_with_a_cause(kind):
-    case = {"stages": 2, "replicas": 2, "batch": 6, "chunk": 1, "steps": 3}
-    with Workers() as workers:
-        first, *others = workers.run("train", dies=[0, kind], **case)
-        assert not psutil.Process(workers.pid).children()
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("B", (3, 1)), pytest.param("REDUCE", (1, 3), marks=pytest.mark.thorough)]
+)
+def test_a_process_killed_in_a_step_ends_the_others_with_a_cause(workers, kind, shape):
+    case = {"stages": shape[0], "replicas": shape[1], "batch": 6, "chunk": 1, "steps": 3}
+    first, *others = workers.run("train", dies=[0, kind], **case)
     assert first == {"signal": signal.SIGKILL}
     for other in others:
         assert "peer" in other["error"]
         assert other["threads"] == ["MainThread"]
+    assert not psutil.Process(workers.pid).children()
