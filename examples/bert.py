@@ -70,11 +70,9 @@ def masked(row: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, torch.where(chosen, row, NOT_ASKED)
 
 
-def batch(args: argparse.Namespace, rows: int, step: int = 0, first: int = 0) -> dict:
-    """Inputs of rows of a step, from a number on."""
-    text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8)
-    samples = range(step * args.global_batch + first, step * args.global_batch + first + rows)
-    taken = (torch.tensor(samples)[:, None] * args.seq + torch.arange(args.seq)) % len(text)
+def batch(text: torch.Tensor, seq: int, samples: range) -> dict:
+    """Inputs of samples of a text of bytes, each of so many."""
+    taken = (torch.tensor(samples)[:, None] * seq + torch.arange(seq)) % len(text)
     pairs = [masked(row, n) for n, row in zip(samples, text[taken].long(), strict=True)]
     tokens, labels = map(torch.stack, zip(*pairs, strict=True))
     return {"input_ids": tokens, "labels": labels}
@@ -82,10 +80,11 @@ def batch(args: argparse.Namespace, rows: int, step: int = 0, first: int = 0) ->
 
 def main() -> None:
     args = make_parser().parse_args()
+    text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8)
     model = Varuna(
-        lambda: make(args), args.stage_to_rank_map, lambda rows: batch(args, rows),
-        args.global_batch, args.chunk_size, local_rank=args.local_rank, bf16=args.bf16,
-        order=args.order, transport=args.transport,
+        lambda: make(args), args.stage_to_rank_map,
+        lambda rows: batch(text, args.seq, range(rows)), args.global_batch, args.chunk_size,
+        local_rank=args.local_rank, bf16=args.bf16, order=args.order, transport=args.transport,
         weight_of=lambda inputs: int((inputs["labels"] != NOT_ASKED).sum()),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
@@ -96,7 +95,8 @@ def main() -> None:
         model.load_checkpoint(args.save)
     while model.steps < args.steps:
         began, step = time.monotonic(), model.steps
-        inputs = batch(args, len(model.share), step, model.share.start)
+        first = step * args.global_batch + model.share.start
+        inputs = batch(text, args.seq, range(first, first + len(model.share)))
         loss, overflow = model.step(inputs, clip_grad_max_norm=1.0)
         if not overflow:
             optimizer.step()
@@ -104,7 +104,7 @@ def main() -> None:
         if args.save_every and model.steps % args.save_every == 0:
             model.checkpoint(args.save)
         if model.rank == 0:
-            print(f"step {step}: loss {loss:.7f}, {time.monotonic() - began:.3f} s", flush=True)
+            print(f"step {step}: loss {loss:.4f}, {time.monotonic() - began:.3f} s", flush=True)
     model.close()
 
 
