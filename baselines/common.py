@@ -18,6 +18,7 @@ from baselines.stages import share_of
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
+from workbench.model.weighing import weight_of_step
 from workbench.model.whole import Whole
 from workbench.runtime.storage import DTYPES
 
@@ -31,20 +32,33 @@ class MicroBatch(NamedTuple):
     """[B / K, S], or one label a sample."""
     samples: tuple[int, ...]
     """Global number of each row, the key of its random numbers."""
+    weight: float = 1.0
+    """Of its mean loss among those of the step, whose weights are 1 on the mean."""
 
 
 def micro_batches(
-    batches: Batches, spec: RunSpec, step: int, device: torch.device
+    batches: Batches,
+    spec: RunSpec,
+    step: int,
+    device: torch.device,
+    model: LayeredModel | None = None,
 ) -> Iterator[MicroBatch]:
-    """The K equal parts of a step's batch, in order."""
-    samples = batches.samples(step)
-    for start in range(0, spec.batch, spec.microbatch):
-        rows = samples[start : start + spec.microbatch]
-        *inputs, targets = (part.to(device) for part in batches.rows(rows))
+    """The K equal parts of a step's batch, in order; with a model, weighed by the labels that
+    count for it. Raises ValueError where none counts."""
+    samples, weights = batches.samples(step), [1.0] * spec.microbatches
+    parts = [samples[at : at + spec.microbatch] for at in range(0, spec.batch, spec.microbatch)]
+    read = map(batches.rows, parts)
+    if model is not None and model.counts_differ:
+        read = [*read]
+        counts = [sum(model.counted(rows[-1])) for rows in read]
+        whole = weight_of_step(model, batches, step, counts)
+        weights = [count * spec.microbatches / whole for count in counts]
+    for rows, tensors, weight in zip(parts, read, weights, strict=True):
+        *inputs, targets = (part.to(device) for part in tensors)
         inputs = tuple(
             part.to(DTYPES[spec.dtype]) if part.is_floating_point() else part for part in inputs
         )
-        yield MicroBatch(inputs[0] if len(inputs) == 1 else inputs, targets, rows)
+        yield MicroBatch(inputs[0] if len(inputs) == 1 else inputs, targets, rows, weight)
 
 
 def share(batch: MicroBatch) -> MicroBatch:

@@ -37,8 +37,9 @@ class Stepping:
         """One optimizer step; returns its mean loss and the norm of its gradients, where it is
         told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
-        for tokens, targets, samples in micro_batches(self.batches, spec, step, self.device):
-            loss = self.whole(tokens, targets, step=step, samples=samples)
+        parts = micro_batches(self.batches, spec, step, self.device, self.model)
+        for tokens, targets, samples, weight in parts:
+            loss = self.whole(tokens, targets, step=step, samples=samples) * weight
             (loss / spec.microbatches).backward()
             total += loss.detach()
         norm = self._update(spec.learning_rate(step))

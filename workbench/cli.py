@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] in (["doctor"], ["page"]):
             return import_module(f"workbench.{words[0]}").main(words[1:])
+        if words[:1] == ["varuna"]:
+            return import_module("workbench.cli_varuna").main(words[1:])
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
@@ -124,6 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
+    verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
 
     reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
     reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help="e.g. fig8a")

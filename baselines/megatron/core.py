@@ -85,7 +85,7 @@ class Training:
     def _gradients(self, step: int) -> float:
         """Accumulate a step's gradients; returns its mean loss."""
         total = torch.zeros((), device=self.device)
-        for tokens, targets, _ in micro_batches(self.batches, self.spec, step, self.device):
+        for tokens, targets, *_ in micro_batches(self.batches, self.spec, step, self.device):
             positions = self.positions.expand_as(tokens)
             loss = self.model(tokens, positions, None, labels=targets).mean()
             (loss / self.spec.microbatches).backward()

@@ -44,7 +44,7 @@ def schedule_for(
     chunks = 2 if order == "interleaved" else 1
     stages, units = ranks * chunks, spec.model.layers + 2
     cuts = [units * stage // stages for stage in range(stages + 1)]
-    micro = spec.batch // (micros * replicas)
+    samples = -(-spec.batch // replicas)
     model = spec.model
     tied = {units - 1: (0, model.vocab * model.hidden)} if model.tied else {}
     profile = made_up_profile(spec.with_(microbatches=spec.batch))
@@ -52,7 +52,8 @@ def schedule_for(
         method=order,
         passes=lists(order, ranks, micros, chunks),
         stages=[range(*pair) for pair in zip(cuts, cuts[1:], strict=False)],
-        micro=micro,
+        micro=-(-samples // micros),
+        samples=samples,
         replicas=replicas,
         activations=activations,
         clipped=spec.clip is not None,

@@ -56,7 +56,7 @@ def test_every_part_is_that_of_the_schedule(name, tmp_path):
         crew.run(Silent())
         found = outcome(crew, made, tmp_path)
         results = crew.results()
-    parts = planned_parts(schedule)
+    parts = planned_parts(schedule, SPEC.batch)
     assert found.moved_parts == found.predicted["moved_parts"] == parts
     assert tuple(parts) == PARTS + BETWEEN
     assert sum(parts[part] for part in PARTS) == sum(found.moved_bytes.values())

@@ -26,6 +26,8 @@ class Options:
     """Whether backward passes are in two halves, so that these are profiled each for itself."""
     checkpointed: ClassVar[bool] = False
     """Whether backward passes may begin at checkpoints, so that such passes are profiled, too."""
+    uneven: ClassVar[bool] = False
+    """Whether micro-batches may differ by one sample."""
 
     def __post_init__(self) -> None:
         check_words(self)

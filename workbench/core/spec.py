@@ -32,7 +32,8 @@ class RunSpec:
     batch: int = 4
     """Samples per optimizer step."""
     microbatches: int = 1
-    """Equal parts the batch is computed in; gradients accumulate over them."""
+    """Equal parts the batch is computed in, in our own pipelines equal but for a sample; gradients
+    accumulate over them."""
     steps: int = 10
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
@@ -105,10 +106,6 @@ class RunSpec:
                 f"{passes} forward passes a step; at most {MOST_PASSES} can be planned: use fewer "
                 "layers, micro-batches or ranks"
             )
-        if self.batch % self.microbatches:
-            raise ValueError(
-                f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
-            )
         for name in ("device_memory", "host_memory", "disk_memory"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -136,11 +133,15 @@ class RunSpec:
             raise ValueError(
                 f"options of {self.method} are {kind.__qualname__}, not {self.options!r}"
             )
+        if self.batch % self.microbatches and not kind.uneven:
+            raise ValueError(
+                f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
+            )
         self.options.check(self)
 
     @property
     def microbatch(self) -> int:
-        """Samples in one micro-batch."""
+        """Samples in one micro-batch; of an uneven batch, at least."""
         return self.batch // self.microbatches
 
     def learning_rate(self, step: int) -> float:

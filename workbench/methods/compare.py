@@ -108,7 +108,7 @@ def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
 
 
 def _by_layers(whole: Whole, rows: Rows, ctx: Context, share: float = 1.0) -> Seen:
-    """One pass of the layers, as runtimes run them; `share`: of the whole batch's samples."""
+    """One pass of the layers, as runtimes run them; `share`: of the whole batch's loss."""
     model, head = whole.layered, whole.layered.head
     *inputs, targets = (row.clone() for row in rows)
     parts = [model.boundary(unit, model.max_seq) for unit in range(model.num_units)]
@@ -179,11 +179,12 @@ def _statistics(whole: Whole) -> Seen:
 
 def _depends(layers: Whole, rows: Rows, ctx: Context, expected: Seen) -> bool:
     """Whether the halves of a batch teach otherwise than the whole of it."""
-    count = len(ctx.samples)
+    count, counts = len(ctx.samples), layers.layered.counted(rows[-1])
     sums: Seen = {}
     for start, end in ((0, count // 2), (count // 2, count)):
         part = replace(ctx, samples=ctx.samples[start:end])
-        seen = _by_layers(layers, [row[start:end] for row in rows], part, (end - start) / count)
+        share = sum(counts[start:end]) / max(1, sum(counts))
+        seen = _by_layers(layers, [row[start:end] for row in rows], part, share)
         for name, value in seen.items():
             sums[name] = sums[name] + value if name in sums else value
     found = ((n, value) for n, value in expected.items() if not n.startswith(STATISTIC))

@@ -26,7 +26,7 @@ from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
 from workbench.ranks.watchdog import LIMITS, Limits, Watchdog
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.checkpoint import MemoryHolder
-from workbench.runtime.match import check_ranks_match
+from workbench.runtime.match import check_empty, check_ranks_match
 from workbench.runtime.rank import host_updates, layouts_of
 from workbench.runtime.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.statistics import merged, statistics_file
@@ -64,6 +64,7 @@ class RankTraining:
         self.model = make_model(spec.model, spec.seed)
         self.layouts = layouts_of(self.model)
         check_ranks_match(schedule, self.layouts, DTYPES[spec.dtype], spec)
+        check_empty(self.model, schedule, spec.batch)
         _check_rules(schedule)
         self.flats = [layout.flat for layout in self.layouts]
         self.batches = load_batches(spec, self.model, folder / "cache")

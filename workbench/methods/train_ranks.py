@@ -146,7 +146,7 @@ def outcome(training: RankTraining, made: Plan, folder: Path) -> Outcome:
         moved_parts=counted_parts((result["moved_parts"] for result in results), steps),
         parameters=training.model.parameters_count(),
         predicted=made.predicted(history.grad_norms[1:], training.spec.clip)
-        | {"moved_parts": planned_parts(made.schedule)},
+        | {"moved_parts": planned_parts(made.schedule, training.spec.batch)},
         engine="workbench",
         notes=notes,
     )

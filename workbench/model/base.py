@@ -91,6 +91,21 @@ class LayeredModel(ABC):
         return bool(self.couples)
 
     @property
+    def normalizes(self) -> bool:
+        """Whether layers take statistics from a micro-batch, and keep them."""
+        return False
+
+    @property
+    def counts_differ(self) -> bool:
+        """Whether the loss of one sample may be over more labels than that of another."""
+        return False
+
+    def counted(self, targets: Tensor) -> list[int]:
+        """How many labels of each sample count in the loss of these targets, which is the mean over
+        all that do; 1 each, where samples have as many. Targets are on the CPU."""
+        return [1] * len(targets)
+
+    @property
     def compilable(self) -> bool:
         """Whether a block is a function of its weights and input alone, called as `module(x)`."""
         return False

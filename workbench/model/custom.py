@@ -8,7 +8,8 @@ run's text and puts out logits [B, seq, vocab]. Given as ``(module, samples)`` i
 samples hold, each a tuple of what the module takes and, last, the target: a `TensorDataset`, or
 anything else with a length and an index. The loss is the mean cross entropy, or for targets that
 are no whole numbers the mean squared error, of the one tensor that the module puts out, or of the
-``logits`` among several. Labels of -100 are left out; every sample needs as many others.
+``logits`` among several. Labels of -100 are left out, any number of them: the loss of a step is the
+mean over all others of its batch, however that is divided.
 
 Code that stands between a module's submodules is followed, call by call; a submodule without
 children is run as it is. So code that cannot be followed, such as a switch of autocast, goes into

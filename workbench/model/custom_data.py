@@ -1,8 +1,7 @@
 """Samples of a user's own model, and its loss (custom.py).
 
-A batch is divided into micro-batches whose losses are weighted by their samples. That is the mean
-over the whole batch only where every sample has as many targets that count: torch's cross entropy
-leaves out labels of -100. Samples that differ in that are refused rather than trained otherwise.
+Torch's cross entropy leaves out labels of -100, and is the mean over the others. So a batch that is
+divided into micro-batches weighs their losses by the labels that count in them (weighing.py).
 """
 
 from __future__ import annotations
@@ -28,13 +27,19 @@ LOGITS = "logits"
 
 
 def loss(output: Any, targets: Tensor) -> Tensor:
-    """Mean over all samples, in fp32."""
+    """Mean over all labels that count, in fp32; 0 where none does, as a micro-batch may have it."""
     output = _compared(output)
     if targets.is_floating_point():
         return F.mse_loss(output.float(), targets.float())
     if output.shape[:-1] == targets.shape:
-        return F.cross_entropy(output.float().flatten(0, -2), targets.flatten())
-    return F.cross_entropy(output.float(), targets)
+        output, targets = output.flatten(0, -2), targets.flatten()
+    count = (targets != IGNORED).sum().clamp(min=1)
+    return F.cross_entropy(output.float(), targets, reduction="sum") / count
+
+
+def counted(targets: Tensor) -> list[int]:
+    """How many labels of each sample count."""
+    return (targets != IGNORED).reshape(len(targets), -1).sum(1).tolist()
 
 
 def classes_of(output: Any, targets: Tensor, name: str) -> int | None:
@@ -88,7 +93,6 @@ class Samples:
         self._items, self.name, self._seed, self._classes = items, name, seed, classes
         if len(items) < 1:
             raise ValueError(f"{name} gave no samples; at least one is needed")
-        self._counted = int(_counted(item_of(items, 0)[-1][None])[0])
         step = max(1, len(items) // HASHED)
         digest = hashlib.sha256(str(len(items)).encode())
         for at in range(0, len(items), step):
@@ -100,7 +104,7 @@ class Samples:
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Inputs of the model, the targets last, on the CPU. Raises ValueError for samples that are
-        unlike each other, and for targets that cannot be."""
+        unlike each other, and for labels that cannot be."""
         items = [
             item_of(
                 self._items,
@@ -117,17 +121,8 @@ class Samples:
         return rows
 
     def _check(self, targets: Tensor) -> None:
-        if targets.is_floating_point():
-            return
-        counted = _counted(targets)
-        if bool((counted != self._counted).any()):
-            other = int(counted[counted != self._counted][0])
-            raise ValueError(
-                f"of the labels of one sample of {self.name} {other} count and of those of another "
-                f"{self._counted}, the others are {IGNORED}: micro-batches are weighted by their "
-                "samples, so that all samples need as many"
-            )
-        _check_labels(targets, self._classes, self.name)
+        if not targets.is_floating_point():
+            _check_labels(targets, self._classes, self.name)
 
 
 def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
@@ -146,11 +141,6 @@ def item_of(items: Any, at: int, seed: int = 0) -> tuple[Tensor, ...]:
             kind = str(part.dtype).removeprefix("torch.")
             raise ValueError(f"sample {at} holds {kind} numbers; give them as float32")
     return parts
-
-
-def _counted(targets: Tensor) -> Tensor:
-    """Number of targets that count, in each row."""
-    return (targets != IGNORED).flatten(1).sum(1) if targets.ndim > 1 else (targets != IGNORED)
 
 
 def _check_labels(targets: Tensor, classes: int | None, name: str) -> None:

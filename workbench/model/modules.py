@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from workbench.model.base import Context, LayeredModel, Part, Written
+from workbench.model.custom_data import counted
 from workbench.model.decompose import UNREAD, Layer
 from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
@@ -50,7 +51,7 @@ class Decomposed(LayeredModel):
         like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises
         ValueError for parameters that ask for none, and for what no method here can do exactly.
         """
-        self.foreign = foreign
+        self.foreign, self._targets = foreign, targets
         self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
@@ -190,9 +191,20 @@ class Decomposed(LayeredModel):
         return self.foreign or bool(self.couples)
 
     @cached_property
-    def couples(self) -> str:
+    def normalizes(self) -> bool:
         parts = (part for layer in self._units for part in layer.module.modules())
-        if any(isinstance(part, OnceNorm) and part.training for part in parts):
+        return any(isinstance(part, OnceNorm) and part.training for part in parts)
+
+    @property
+    def counts_differ(self) -> bool:
+        return self.foreign and not self._targets.is_floating_point()
+
+    def counted(self, targets: Tensor) -> list[int]:
+        return counted(targets) if self.counts_differ else super().counted(targets)
+
+    @cached_property
+    def couples(self) -> str:
+        if self.normalizes:
             return "BatchNorm takes its statistics from a micro-batch"
         if any(draw.whole for draw in self.draws):
             return "a layer draws random numbers for a whole micro-batch"

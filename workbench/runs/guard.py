@@ -30,9 +30,10 @@ import sys
 import time
 from pathlib import Path
 
+from workbench.core.parents import die_with_parent
 from workbench.runs.events import EventLog
 from workbench.runs.jobfile import JobFile
-from workbench.runs.processes import die_with_parent, kernel_oom_kills, kill_marked
+from workbench.runs.processes import kernel_oom_kills, kill_marked
 
 GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL."""

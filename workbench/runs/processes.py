@@ -10,7 +10,6 @@ group has to do.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -27,7 +26,6 @@ VSIZE, ENV_END = 23, 51
 own threads and zombies have none of, and where its environment ends."""
 
 _PROC = Path("/proc")
-_PR_SET_PDEATHSIG = 1
 
 
 def marked(mark: str) -> list[int]:
@@ -80,22 +78,6 @@ def kill_marked(mark: str, *, group: int | None = None, patience_s: float = 10.0
         killed.update(pids)
         time.sleep(0.005)
     return len(killed)
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to SIGKILL this process when `parent` dies; Linux only, elsewhere does
-    nothing.
-
-    The signal comes when the parent's *thread* that started us ends, so this is only for parents
-    that have one thread. Call between fork and exec, or at once after exec.
-    """
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except AttributeError:
-        return
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel knew
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kernel_oom_kills() -> int | None:

@@ -67,6 +67,10 @@ class Saving:
         """Whether it is committed."""
         return self._future.done() and bool(self.wait())
 
+    def then(self, do: Callable[[], object]) -> None:
+        """Call a function when it is committed, in the thread that writes."""
+        self._future.add_done_callback(lambda ended: None if ended.exception() else do())
+
     def wait(self) -> Path:
         """The checkpoint's folder, once it is committed."""
         return self._future.result()

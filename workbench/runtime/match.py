@@ -11,11 +11,13 @@ from collections.abc import Set
 import torch
 
 from workbench.core.spec import RunSpec
+from workbench.model.base import LayeredModel
 from workbench.runtime.links import placed
 from workbench.runtime.storage import Flat
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
-from workbench.schedule.action import RECEIVES, SENDS, Kind
+from workbench.schedule.action import RECEIVES, SENDS, Action, Kind
+from workbench.schedule.build.division import micro_span
 from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 
@@ -102,19 +104,44 @@ def _check_samples(schedule: Schedule, spec: RunSpec) -> None:
     if not passes:
         raise ValueError(f"the schedule {schedule.name!r} computes nothing")
     last = max(passes, key=lambda action: action.span[1])
-    if last.span[1] * schedule.replicas != spec.batch:
+    if last.span[1] != -(-spec.batch // schedule.replicas):
         replicas = f" for each of {schedule.replicas} replicas" if schedule.replicas > 1 else ""
         raise ValueError(
             f"the schedule {schedule.name!r} has {last.span[1]} samples{replicas}, of which "
             f"{last.name} sees the last, a step of the run has {spec.batch}; plan again for this "
             "run"
         )
+    if spec.batch % schedule.replicas:
+        _check_even(passes, last.span[1], schedule)
     if spec.model.decomposed:  # what their first unit takes is not tokens
         return
     for rank in {action.rank for action in passes}:
         spans = [action.span for action in passes if action.rank == rank]
         samples = max(end for _, end in spans) - min(first for first, _ in spans)
         _check_tokens(schedule, name.on_rank(rank, "tokens"), samples, spec)
+
+
+def _check_even(passes: list[Action], samples: int, schedule: Schedule) -> None:
+    """Check that micro-batches differ by at most one sample, as those of smaller replicas do."""
+    for action in passes:
+        even = micro_span(samples, action.microbatch or 0, schedule.num_microbatches)
+        if action.span != even:
+            raise ValueError(
+                f"{action.name} of the schedule {schedule.name!r} has samples {action.span}; where "
+                f"{schedule.replicas} replicas differ in samples, those are {even}"
+            )
+
+
+def check_empty(model: LayeredModel, schedule: Schedule, batch: int) -> None:
+    """Raise ValueError where a replica has a micro-batch without samples, which repeats one, and
+    the model would see it in statistics."""
+    replicas, micros = schedule.replicas, schedule.num_microbatches
+    if model.normalizes and replicas > 1 and batch // replicas < micros:
+        raise ValueError(
+            f"a batch of {batch} leaves some of {replicas} replicas with fewer samples than "
+            f"{micros} micro-batches: one would repeat a sample, and BatchNorm see it twice; use "
+            "fewer micro-batches, or a batch that the replicas divide"
+        )
 
 
 def _check_tokens(schedule: Schedule, label: str, samples: int, spec: RunSpec) -> None:

@@ -90,6 +90,7 @@ class Rank:
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
         still wait for a message that never comes."""
         self.board, self._folder, rank = board, folder, board.position
+        schedule = schedule.of_replica(board.replica, spec.batch)
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
+from workbench.model.weighing import weight_of_step
 from workbench.runtime.activation_store import ActivationStore
 from workbench.runtime.alike import Alike
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
@@ -41,6 +42,10 @@ class RankStepState:
     """Targets of all samples that pass this rank, on the device."""
     samples: tuple[int, ...]
     """Their global numbers."""
+    counts: list[int]
+    """How many labels of each count, where this rank runs the head."""
+    weight: int
+    """Labels that count in the whole minibatch."""
     losses: list[Tensor] = field(default_factory=list)
     """Parts of the minibatch's mean loss."""
 
@@ -79,8 +84,13 @@ class RankPasses:
         )
         self._meter, self._device, self._dtype = meter, device, dtype
         self._first, self._end = span
-        self._ahead = replica * (spec.batch // schedule.replicas)
+        self._ahead, _ = schedule.mesh.share(spec.batch, replica)
         """Samples of the minibatch that are other replicas', before this one's."""
+        self._full = span[1] - span[0] if schedule.replicas > 1 else schedule.num_microbatches
+        """Micro-batches that are not empty. Those after them repeat a sample, which counts there
+        for nothing."""
+        self._heads = any(a.unit == model.head and a.microbatch is not None for a in mine)
+        """Whether losses are made here."""
         self._steps: dict[int, RankStepState] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._halves: dict[tuple[int, int], WeightHalf] = {}
@@ -94,7 +104,8 @@ class RankPasses:
         self._replays: Replays | None = None
         if name.on_rank(rank, name.REPLAYS) in schedule.buffers:
             self._record(mine)
-        self.statistics = Statistics(model, schedule, rank, self._differentiated(mine))
+        modules = self._differentiated(mine)
+        self.statistics = Statistics(model, schedule, rank, modules, spec.batch, replica)
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -142,12 +153,27 @@ class RankPasses:
     def _state(self, step: int) -> RankStepState:
         if step not in self._steps:
             first, end = self._ahead + self._first, self._ahead + self._end
-            samples = self._batches.samples(step)[first:end]
+            minibatch, counts, weight = self._batches.samples(step), [], 0
+            samples = minibatch[first:end]
             with self._meter.on_host():
-                *inputs, targets = (t.to(self._device) for t in self._batches.rows(samples))
+                rows = self._batches.rows(samples)
+                if self._heads:
+                    others = minibatch[:first] + minibatch[end:]
+                    counts = self._model.counted(rows[-1])
+                    weight = weight_of_step(self._model, self._batches, step, counts, others)
+                *inputs, targets = (t.to(self._device) for t in rows)
                 inputs = tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
-            self._steps[step] = RankStepState(inputs=inputs, targets=targets, samples=samples)
+            self._steps[step] = RankStepState(
+                inputs=inputs, targets=targets, samples=samples, counts=counts, weight=weight
+            )
         return self._steps[step]
+
+    def _share(self, action: Action, step: int) -> float:
+        """The share of a micro-batch's mean loss in that of the minibatch."""
+        if action.microbatch >= self._full:
+            return 0.0
+        state, (first, end) = self._steps[step], action.span
+        return sum(state.counts[first - self._first : end - self._first]) / state.weight
 
     def forward(self, action: Action, links: Links, step: int) -> None:
         """A pass that keeps what its backward pass needs, where the schedule has memory for it."""
@@ -178,7 +204,7 @@ class RankPasses:
         if keeps:
             self._graphs[unit, action.microbatch] = (x, y)
         if unit == self._model.head:
-            state.losses.append(y[0].detach() * ((span[1] - span[0]) / self._spec.batch))
+            state.losses.append(y[0].detach() * self._share(action, step))
         elif links.target is not None:
             self._alike.see(unit, step, y)
             self._activations.write(links.target, tuple(t.detach() for t in y), action)
@@ -207,14 +233,16 @@ class RankPasses:
 
     def backward(self, action: Action, links: Links, step: int) -> None:
         """A whole backward pass."""
-        recorded = action.name in self._recorded
-        grads = (self._replay_backward if recorded else self._differentiate)(action, links)
+        if action.name in self._recorded:
+            grads = self._replay_backward(action, links)
+        else:
+            grads = self._differentiate(action, links, step)
         self._add(action, links, grads)
         self._activations.drop(action, step)
 
     def input_half(self, action: Action, links: Links, step: int) -> None:
         """The half of a backward pass that makes the gradient of the input."""
-        x, ends, above = self._ends(action, links)
+        x, ends, above = self._ends(action, links, step)
         through = [t for t in x if t.requires_grad]
         parameters = self._memory.parameters[self._memory.modules[links.weights]]
         grads, self._halves[action.unit, action.microbatch] = input_half(
@@ -229,7 +257,7 @@ class RankPasses:
             grads = self._halves.pop((action.unit, action.microbatch)).gradients()
             self.statistics.end(action.unit, action.span)
         else:  # whose input has no gradient
-            grads = self._differentiate(action, links)
+            grads = self._differentiate(action, links, step)
         self._add(action, links, grads)
         self._activations.drop(action, step)
 
@@ -242,14 +270,13 @@ class RankPasses:
         self._complete(action)
 
     def _ends(
-        self, action: Action, links: Links
+        self, action: Action, links: Links, step: int
     ) -> tuple[Bundle, Sequence[Tensor], Sequence[Tensor] | None]:
         """Where a backward pass begins: inputs of the unit, outputs, and the outputs' gradients."""
         unit, span = action.unit, action.span
         x, y = self._graphs.pop((unit, action.microbatch))
         if unit == self._model.head:
-            loss = y[0] * ((span[1] - span[0]) / self._spec.batch)
-            ends, above = [loss], None
+            ends, above = [y[0] * self._share(action, step)], None
         else:
             wanted = self._activations.boundary_of(unit + 1).differentiable
             back = [t for t, d in zip(y, wanted, strict=True) if d]
@@ -258,10 +285,10 @@ class RankPasses:
             ends, above = [t for t, _ in pairs], [g for _, g in pairs]
         return x, ends, above
 
-    def _differentiate(self, action: Action, links: Links) -> tuple[Tensor, ...]:
+    def _differentiate(self, action: Action, links: Links, step: int) -> tuple[Tensor, ...]:
         """A backward pass; the parameters' gradients."""
         unit, span = action.unit, action.span
-        x, ends, above = self._ends(action, links)
+        x, ends, above = self._ends(action, links, step)
         parameters = self._memory.parameters[self._memory.modules[links.weights]]
         through = [t for t in x if t.requires_grad] if unit else []
         wanted = [*through, *parameters]

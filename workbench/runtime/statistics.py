@@ -53,8 +53,11 @@ class Statistics:
         schedule: Schedule,
         rank: int,
         modules: Mapping[int, nn.Module],
+        batch: int,
+        replica: int,
     ) -> None:
-        """`modules`: unit -> the module of its passes that are differentiated on this rank."""
+        """`modules`: unit -> the module of its passes that are differentiated on this rank;
+        `batch`: samples of a step, of all replicas."""
         self._norms: dict[int, dict[str, OnceNorm]] = {}
         for unit, module in modules.items():
             if norms := norms_in(module):
@@ -70,11 +73,14 @@ class Statistics:
             for path in norms
             for what in STATISTICS
         }
+        shares = [schedule.mesh.share(batch, each) for each in range(schedule.replicas)]
         passes = [
-            (action.span, action.unit, action.rank)
-            for action in schedule.actions
+            (_shifted(action.span, first), action.unit, (action.rank, each))
+            for each, (first, _) in enumerate(shares if self._norms else ())
+            for action in schedule.of_replica(each, batch).actions
             if keeps(action) and action.unit is not None
         ]
+        self._ahead, here = shares[replica][0], (rank, replica)
         self._before: dict[OnceNorm, dict[tuple[int, int], int]] = {}
         """Calls of a module's copies elsewhere that plain training makes between the micro-batch
         before and this one."""
@@ -84,17 +90,17 @@ class Statistics:
         """Norms that plain training would call before their copies: they have the beginning."""
         for unit, norms in self._norms.items():
             for path, norm in norms.items():
-                self._order(model, norm, (unit, rank), name_of(model, unit, path, COUNT), passes)
+                self._order(model, norm, (unit, here), name_of(model, unit, path, COUNT), passes)
 
     def _order(
         self,
         model: LayeredModel,
         norm: OnceNorm,
-        here: tuple[int, int],
+        here: tuple[int, tuple[int, int]],
         name: str,
-        passes: list[tuple[tuple[int, int], int, int]],
+        passes: list[tuple[tuple[int, int], int, tuple[int, int]]],
     ) -> None:
-        """Note what other copies of a module see; `here`: this one's unit and rank."""
+        """Note what other copies of a module see; `here`: this one's unit, rank and replica."""
         places = model.norms_named(name)
         waiting, before, last = 0, {}, None
         calls = sorted(each for each in passes if each[1] in places)
@@ -113,14 +119,14 @@ class Statistics:
     def begin(self, unit: int, span: tuple[int, int]) -> None:
         """Before a pass that is differentiated: what copies elsewhere have seen until now."""
         for norm in self._norms.get(unit, {}).values():
-            _fade(norm, self._before[norm][span])
+            _fade(norm, self._before[norm][_shifted(span, self._ahead)])
 
     def end(self, unit: int, span: tuple[int, int]) -> None:
         """After its backward pass, whose graph holds them: what copies will see until the step is
         over."""
         for norm in self._norms.get(unit, {}).values():
             last, calls = self._after[norm]
-            _fade(norm, calls if span == last else 0)
+            _fade(norm, calls if _shifted(span, self._ahead) == last else 0)
 
     def write(self, path: Path) -> None:
         """To a file that `merged` reads; none where there are no statistics."""
@@ -144,6 +150,10 @@ class Statistics:
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key
         return getattr(self._norms[unit][path], what)
+
+
+def _shifted(span: tuple[int, int], by: int) -> tuple[int, int]:
+    return span[0] + by, span[1] + by
 
 
 def _fade(norm: OnceNorm, calls: int) -> None:

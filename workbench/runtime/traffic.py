@@ -32,12 +32,14 @@ _PARTS = {
 """Kind of action -> the part of the traffic over the link, or to other devices, that it moves."""
 
 
-def planned_parts(schedule: Schedule) -> dict[str, int]:
-    """Bytes that a step of several ranks should move over the link and between devices, by part."""
+def planned_parts(schedule: Schedule, batch: int) -> dict[str, int]:
+    """Bytes that a step of several ranks, with so many samples, should move over the link and
+    between devices, by part."""
     moved = dict.fromkeys(PARTS + BETWEEN, 0)
-    for action in schedule.actions:
-        if action.kind in _PARTS:
-            moved[_PARTS[action.kind]] += action.nbytes * schedule.replicas
+    for replica in range(schedule.replicas):
+        for action in schedule.of_replica(replica, batch).actions:
+            if action.kind in _PARTS:
+                moved[_PARTS[action.kind]] += action.nbytes
     return moved
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.schedule.build.division import Samples, even_share
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -38,6 +40,10 @@ class Mesh:
     def replica(self, process: int) -> int:
         """Number of a process among those of its position."""
         return process % self.replicas
+
+    def share(self, batch: int, replica: int) -> Samples:
+        """The samples of a step that are a replica's; the first replicas have one more."""
+        return even_share(batch, replica, self.replicas)
 
     def peers(self, position: int) -> range:
         """Processes of a position."""

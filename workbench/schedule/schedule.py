@@ -12,10 +12,11 @@ others are allocated when taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from workbench.schedule.action import VERDICT, Action, Kind
+from workbench.schedule.build.division import micro_span
 from workbench.schedule.mesh import Mesh
 
 DEVICE, HOST_TIER, DISK = "device", "host", "disk"
@@ -64,7 +65,8 @@ class Schedule:
     num_ranks: int = 1
     """Pipeline positions, each with lanes of its own."""
     replicas: int = 1
-    """Processes that walk the lanes of a rank, each on as many samples as the schedule names."""
+    """Processes that walk the lanes of a rank, each on as many samples as the schedule names, or on
+    one less (`of_replica`)."""
     settings: dict[str, int | float | str | bool | None] = field(default_factory=dict)
     """Settings of the planner, for records and titles; nothing here changes what is executed."""
 
@@ -83,6 +85,23 @@ class Schedule:
     def mesh(self) -> Mesh:
         """The processes that run it."""
         return Mesh(self.num_ranks, self.replicas)
+
+    def of_replica(self, replica: int, batch: int) -> Schedule:
+        """The schedule with the samples of one replica, counted from its first. It is written for
+        the replicas that have the most of a step's batch, and so are all sizes of memory; another
+        one has a sample less in one micro-batch."""
+        if batch % self.replicas == 0:
+            return self
+        first, end = self.mesh.share(batch, replica)
+
+        def own(action: Action) -> Action:
+            if action.samples is None:
+                return action
+            span = micro_span(end - first, action.microbatch, self.num_microbatches)
+            count, planned = span[1] - span[0], action.samples[1] - action.samples[0]
+            return replace(action, samples=span, nbytes=action.nbytes * count // planned)
+
+        return replace(self, actions=tuple(map(own, self.actions)))
 
     @cached_property
     def by_name(self) -> dict[str, Action]:

@@ -19,9 +19,11 @@ def spec_for(method="1f1b", **changes) -> RunSpec:
 
 
 def plan_of(spec: RunSpec):
-    (micro,) = spec.options.micro_sizes(spec)
-    profile = made_up_profile(spec.with_(microbatches=spec.batch // micro, replicas=1))
-    return methods.load(spec.method).plan_sizes(spec, {micro: profile})
+    profiles = {
+        micro: made_up_profile(spec.with_(batch=micro, microbatches=1, replicas=1))
+        for micro in spec.options.micro_sizes(spec)
+    }
+    return methods.load(spec.method).plan_sizes(spec, profiles)
 
 
 def test_activations_are_recomputed_where_they_do_not_fit():
@@ -41,6 +43,31 @@ def test_replicas_share_the_batch_and_not_the_schedule():
     assert len(two.schedule.actions) < len(one.schedule.actions)
     sums = [action for action in two.schedule.actions if action.kind is Kind.REDUCE]
     assert {action.unit for action in sums} == {*range(MODEL.layers + 2)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "micros", "sizes", "spans"),
+    [
+        (8, 2, 2, {2}, [[(0, 2), (2, 4)]] * 2),
+        (7, 2, 2, {1, 2}, [[(0, 2), (2, 4)], [(0, 2), (2, 3)]]),
+        (11, 3, 3, {1, 2}, [[(0, 2), (2, 3), (3, 4)]] * 2 + [[(0, 1), (1, 2), (2, 3)]]),
+        (5, 2, 3, {1}, [[(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 2), (1, 2)]]),
+        (5, 1, 4, {1, 2}, [[(0, 2), (2, 3), (3, 4), (4, 5)]]),
+    ],
+)
+def test_replicas_and_micro_batches_differ_by_a_sample(batch, replicas, micros, sizes, spans):
+    """The schedule is that of the largest replica; another one's has nothing more anywhere. One
+    that has fewer samples than micro-batches repeats one."""
+    spec = spec_for(batch=batch, replicas=replicas, ranks=2 * replicas, microbatches=micros)
+    assert spec.options.micro_sizes(spec) == sizes
+    schedule = plan_of(spec).schedule
+    assert schedule.of_replica(0, batch).actions == schedule.actions
+    for replica, wanted in enumerate(spans):
+        own = schedule.of_replica(replica, batch)
+        passes = [a for a in own.actions if a.kind is Kind.FORWARD and a.unit == 0]
+        assert [action.samples for action in passes] == wanted
+        pairs = zip(own.actions, schedule.actions, strict=True)
+        assert all(a.name == b.name and a.nbytes <= b.nbytes for a, b in pairs)
 
 
 def test_given_stages_are_taken():
@@ -64,6 +91,8 @@ def test_the_last_stage_of_varuna_has_more_units():
     [
         ({"replicas": 3}, "replicas is 3; it must divide the 2 ranks"),
         ({"ranks": 4, "replicas": 2, "microbatches": 8}, "does not divide into 8 micro-batches"),
+        ({"ranks": 4, "replicas": 4, "batch": 3}, "leaves some of 4 replicas without a sample"),
+        ({"microbatches": 9}, "they have at most 8 samples, so use at most 8 micro-batches"),
         ({"ranks": 9}, "9 stages need a unit each, and the model has 8"),
         (
             {"stages": "3 4"},

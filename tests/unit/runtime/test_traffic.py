@@ -47,7 +47,7 @@ def test_a_schedule_says_how_many_bytes_each_part_has() -> None:
         for place, kind in enumerate(ACROSS)
     ]
     schedule = Schedule(name="s", num_units=3, num_microbatches=1, actions=(*actions, *more))
-    told = planned_parts(schedule)
+    told = planned_parts(schedule, 1)
     link = {part: 10**place for place, part in enumerate(PARTS)}
     assert told == link | dict(zip(BETWEEN, (7 + 8, 9), strict=True))
     moved = schedule.moved_bytes()

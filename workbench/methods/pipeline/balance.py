@@ -31,8 +31,7 @@ class Balance:
 
     def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
         """`micros` is how many micro-batches there are, where the line is of fewer."""
-        self._sizes, self.units = sizes, units
-        self.micro, order = line.micro, ORDERS[line.method]
+        order = ORDERS[line.method]
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
         inner = range(1, units - 1)
@@ -72,10 +71,11 @@ class Balance:
             for u, c in enumerate(costs)
         ]
         always = [2 * sizes.visit_bytes(u) + sizes.state_bytes(u) for u in range(units)]
+        inputs = [sizes.input_bytes(unit, line.micro) for unit in range(units)]
+        self._inputs = [*inputs, 0]
+        self._forward = [c.forward_scratch_bytes for c in costs]
         each = [
-            sizes.input_bytes(unit, line.micro)
-            + (0 if again else c.kept_bytes)
-            + (c.half_bytes if self._halved else 0)
+            inputs[unit] + (0 if again else c.kept_bytes) + (c.half_bytes if self._halved else 0)
             for unit, (c, again) in enumerate(zip(costs, self._again, strict=True))
         ]
         self._always, self._each = ([*accumulate(those, initial=0)] for those in (always, each))
@@ -95,7 +95,7 @@ class Balance:
         """Bytes that a stage of these units needs of its device, at least."""
         flight, waiting = self._flights[stage], 0
         if self._listed:  # they wait as the stage's input, and activations are those of one
-            waiting = flight * self._sizes.input_bytes(units.start, self.micro)
+            waiting = flight * self._inputs[units.start]
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
         return waiting + always + flight * each
@@ -103,19 +103,16 @@ class Balance:
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
         `OVER` of what is proved."""
-        sizes = self._sizes
-        first, end = (
-            sizes.input_bytes(unit, self.micro) if 0 < unit < self.units else 0
-            for unit in (units.start, units.stop)
-        )
+        first, end = self._inputs[units.start] if units.start else 0, self._inputs[units.stop]
         held = 0 if self._listed else self._flights[stage]  # outputs, by autograd
         places = min(AHEAD, self._micros)  # of messages that come, and that go
-        messages = places * (first + end) + (places + held) * end
-        again = self._listed and stage < self._ranks - 1
-        if again and self._micros > 1:  # a forward pass may have begun on the other lane
-            messages += max(self._costs[unit].forward_scratch_bytes for unit in units)
-        lent = sum(n for pair, n in self._lent.items() if len({*pair} & {*units}) == 1)
-        return self.needed(stage, units) + messages + self._beside(units.start, units.stop) + lent
+        more = places * (first + end) + (places + held) * end
+        more += self._beside(units.start, units.stop)
+        if self._listed and stage < self._ranks - 1 and self._micros > 1:
+            more += max(self._forward[units.start : units.stop])  # begun on the other lane
+        for pair, nbytes in self._lent.items():
+            more += nbytes * (len({*pair} & {*units}) == 1)
+        return self.needed(stage, units) + more
 
     def most(self, stages: Stages) -> int:
         """Bytes of the fullest device, as foreseen, with all stages that it has."""

@@ -11,7 +11,7 @@ from workbench.methods.pipeline.orders import Pass, R
 from workbench.methods.pipeline.places import Places
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.division import Samples
+from workbench.schedule.build.division import Samples, micro_span
 from workbench.schedule.build.inbox import RETURNS
 
 AHEAD = 2
@@ -36,9 +36,12 @@ class Pipeline:
     """Units of each stage; stage s lies on rank s % ranks. Where every rank has all units
     (`apart`), it has rows of its own."""
     micro: int
-    """Samples in a micro-batch; the last one of a rank may have fewer."""
+    """Samples in a micro-batch, at most."""
+    samples: int = 0
+    """Samples of a step that pass every rank of the largest replica, in micro-batches that differ
+    by at most one; where none are given, micro-batches are full, but for the last of a share."""
     shares: Sequence[Samples] = ()
-    """Samples of a step that pass each rank; where none are given, those of full micro-batches."""
+    """Samples that pass each rank, where they divide a step."""
     replicas: int = 1
     activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
     """Treatment of the blocks' activations: kept for the backward pass; computed again before it;
@@ -89,10 +92,12 @@ class Pipeline:
 
     def share(self, rank: int) -> Samples:
         """The samples of a step that pass a rank."""
-        return self.shares[rank] if self.shares else (0, self.micro * self.micros)
+        return self.shares[rank] if self.shares else (0, self.samples or self.micro * self.micros)
 
     def span(self, rank: int, micro: int) -> Samples:
         """The samples of a rank's micro-batch."""
+        if self.samples:
+            return micro_span(self.samples, micro, self.micros)
         first, end = self.share(rank)
         first += micro * self.micro
         return first, min(first + self.micro, end)

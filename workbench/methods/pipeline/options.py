@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Auto, Chunks, numbers_of_units
+from workbench.schedule.build.division import even_share
 
 EXAMPLE = "5 4 4 3"
 """Stages in a message to somebody who gave others."""
@@ -20,12 +21,14 @@ class Options(Common):
 
     replicas: int | Auto = "auto"
     """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
-    stage. ``auto`` is one, or as many as are fastest where the shape is chosen (`micro`)."""
+    stage. Shares differ by at most one sample, and so do micro-batches. ``auto`` is one, or as many
+    as are fastest where the shape is chosen (`micro`)."""
     stages: str = "auto"
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
     balances measured time within memory."""
 
     checkpointed: ClassVar[bool] = True
+    uneven: ClassVar[bool] = True
     chunks: ClassVar[int] = 1
     """Stages of each rank."""
 
@@ -48,16 +51,28 @@ class Options(Common):
             return
         if self.copies < 1 or spec.ranks % self.copies:
             raise ValueError(f"replicas is {self.replicas}; it must divide the {spec.ranks} ranks")
-        pieces = spec.microbatches * self.copies
-        if spec.batch % pieces:
+        if spec.batch < self.copies:
+            raise ValueError(
+                f"a batch of {spec.batch} leaves some of {self.copies} replicas without a "
+                "sample; give at least one for each, or use fewer replicas"
+            )
+        if spec.microbatches > (most := self.samples(spec)):
             raise ValueError(
                 f"a batch of {spec.batch} does not divide into {spec.microbatches} micro-batches "
-                f"on each of {self.copies} replicas"
+                f"on each of {self.copies} replicas; they have at most {most} samples, so use at "
+                f"most {most} micro-batches"
             )
 
+    def samples(self, spec: RunSpec) -> int:
+        """Samples of a step that the largest replica has."""
+        return -(-spec.batch // self.copies)
+
     def micro_sizes(self, spec: RunSpec) -> set[int]:
-        """Samples of the micro-batches of a run."""
-        return {spec.batch // (spec.microbatches * self.copies)}
+        """Samples of the micro-batches of a run, which differ by at most one."""
+        ends = 0, spec.microbatches - 1
+        counts = {self.samples(spec), spec.batch // self.copies}
+        spans = (even_share(count, micro, spec.microbatches) for count in counts for micro in ends)
+        return {end - first for first, end in spans} - {0}
 
     def chooses(self, spec: RunSpec) -> bool:
         """Whether the planner chooses what of the pipeline's shape is not given (choosing.py)."""

@@ -96,7 +96,7 @@ def varuna(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
     yield from _varuna_lists(ranks, micros)[rank]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _varuna_lists(ranks: int, micros: int) -> list[list[Pass]]:
     found: list[list[Pass]] = [[] for _ in range(ranks)]
     for served in varuna_quanta(ranks, micros):

@@ -11,7 +11,7 @@ from workbench.methods.pipeline.balance import Balance, Stages
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.jitter import Jitter, Table
 from workbench.methods.pipeline.orders import ORDERS, B, F, W, lists
-from workbench.methods.pipeline.quick import Messages, Rule, timeline
+from workbench.methods.pipeline.quick import Links, Messages, Rule, timeline
 from workbench.methods.pipeline.steps import Ending, Loan, Sum, step_seconds
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.event_loop import Contention
@@ -114,10 +114,10 @@ class Outlook:
     def _copies(
         self, line: Pipeline, nbytes: Sequence[int], jitter: Jitter | None
     ) -> Iterator[tuple[Messages, Table | None]]:
-        """Messages and draws of each copy; without jitter of those that are unlike."""
+        """Messages and draws of each copy; without jitter only those that take longest."""
         messages = self._network.messages(nbytes, line.ranks, line.replicas)
         if jitter is None:
-            yield from ((each, None) for each in dict.fromkeys(messages))
+            yield max(messages, key=_total), None
             return
         for copy in range(min(line.replicas, MOST_COPIES)):
             draws = jitter.draws(len(line.stages), line.micros, copy)
@@ -153,6 +153,13 @@ class Outlook:
                 sums[-1].append(Sum(unit=units.start, seconds=added))
             updates.append(late)
         return Ending(sums=sums, norm_s=network.norm_s, updates_s=updates, loans=loans)
+
+
+def _total(messages: Messages) -> float:
+    """Seconds of a message over each link."""
+    if isinstance(messages, Links):
+        return sum(messages.seconds) + sum(messages.wire_s)
+    return sum(messages)
 
 
 def line_of(

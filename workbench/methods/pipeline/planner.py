@@ -84,12 +84,12 @@ def _passes(spec: RunSpec, mode: str) -> list[list[Pass]]:
 
 def _line(ground: Ground, mode: str, activations: str) -> Pipeline:
     spec = ground.spec
-    (micro,) = spec.options.micro_sizes(spec)
     line = Pipeline(
         method=mode,
         passes=_passes(spec, mode),
         stages=(),
-        micro=micro,
+        micro=max(spec.options.micro_sizes(spec)),
+        samples=spec.options.samples(spec),
         replicas=spec.options.copies,
         activations=activations,
         clipped=spec.clip is not None,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,8 +69,7 @@ STRICT = Rule()
 """In the order of the list, each pass when what it reads is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """A pass, and when it runs, in seconds from the beginning of the step."""
 
     each: Pass

@@ -218,7 +218,7 @@ class AutoConfig:
 
     def _proved(self, row: Candidate, cut: Cut) -> tuple[Candidate, Stages]:
         """Bytes of the schedule whose units are stages, and a step with jitter."""
-        asked, stages, seconds = self._question, cut.stages, cut.seconds
+        asked, stages = self._question, cut.stages
         units = packs_of([1] * len(stages))
         few = min(row.microbatches, row.stages * (3 + ceil(MORE / row.stages)))
         line = line_of(asked, row, units, few)
@@ -232,19 +232,18 @@ class AutoConfig:
             needed, there = format_bytes(most), format_bytes(asked.device_bytes)
             reason = f"{needed} of device memory are needed, {there} are there"
             return replace(row, device_bytes=most, reason=reason), stages
-        if (jitter := self._jitter(row.stages, stages)) is not None:
-            seeds = [replace(jitter, seed=seed) for seed in range(SEEDS)]
-            outlook = Outlook(asked, self._network, row)
-            seconds = fmean(outlook.seconds(stages, each) for each in seeds)
-        return replace(row, device_bytes=most, seconds=seconds), stages
+        outlook = Outlook(asked, self._network, row)
+        steps = (outlook.seconds(stages, jitter) for jitter in self._draws(row.stages, stages))
+        return replace(row, device_bytes=most, seconds=fmean(steps)), stages
 
-    def _jitter(self, ranks: int, stages: Stages) -> Jitter | None:
-        """The measured jitter of a pipeline's passes and links, None where there is none."""
-        network = tuple(wire.jitter.sd_s for wire in self._network.wires(len(stages), ranks))
-        compute = tuple(self.profile.jitter.sd_s * len(units) ** 0.5 for units in stages)
-        if not any(compute) and not any(network):
-            return None
-        return Jitter(compute_s=compute, network_s=network or 0.0)
+    def _draws(self, ranks: int, stages: Stages) -> list[Jitter]:
+        """The measured jitter of a pipeline's passes and links, under each seed."""
+        wires = self._network.wires(len(stages), ranks)
+        jitter = Jitter(
+            compute_s=tuple(self.profile.jitter.sd_s * len(units) ** 0.5 for units in stages),
+            network_s=tuple(wire.jitter.sd_s for wire in wires) or 0.0,
+        )
+        return [replace(jitter, seed=seed) for seed in range(SEEDS)]
 
 
 def get_varuna_config(stage_to_rank_map: str) -> tuple[int, int]:

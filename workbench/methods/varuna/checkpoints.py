@@ -80,6 +80,11 @@ class Checkpoints:
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
 
+    @property
+    def rate(self) -> float:
+        """The optimizer's learning rate now, of its first group; 0 without an optimizer."""
+        return 0.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+
     def keep(self, *stateful: Stateful) -> None:
         """Have checkpoints hold their states, in this order."""
         for each in stateful:

@@ -29,6 +29,8 @@ from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
+from workbench.methods.varuna.lifeline import Lifeline
+from workbench.methods.varuna.logs import WorkerLogs
 from workbench.methods.varuna.making import Question, in_turn
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
@@ -73,14 +75,17 @@ class Varuna:
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
         perturb: Perturb | None = None,
+        logs: str | Path | None = None,
     ) -> None:
         """`model`, or a function that makes it: then the processes of a host make it one after the
         other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
         global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
         of parameters that are one weight. `seed` is that of random numbers in forward passes.
+        `logs` is a folder for logs of tasks and losses; in a launcher's job that of the job.
         `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
         number of labels; by default its rows. `perturb` is called around every action, for tests
         and paced runs. Raises ValueError, one sentence, for what cannot be trained."""
+        self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
         self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
         self._device = _device(device, local_rank)
@@ -106,6 +111,10 @@ class Varuna:
         )
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
         own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        self._lifeline.busy()
+        logs = logs or self._lifeline.logs
+        place = {"stage": self.stage, "replica": self.replica}
+        self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
         self._part = own.stage
         self._weights = StageWeights(own.stage, own.learning)
         of_stages = [group(ranks, backend) for ranks in self.map.ranks]
@@ -124,8 +133,12 @@ class Varuna:
         self._stepping = Stepping(
             engine, self._device, place=(self.stage, self.replica),
             shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
+            records=self._logs is not None,
         )  # fmt: skip
         self.scale = LossScale()
+        self._due = False
+        """Whether a checkpoint was wanted during the last step."""
+        self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
             own.held, own.owned, self._part.statistics(), continues, self.scale
@@ -189,6 +202,9 @@ class Varuna:
         """Forward and backward passes of a global batch, of which `inputs` are the rows of `share`,
         equal on all stages of a replica. Gradients begin at zero and end as those of the mean loss,
         reduced and clipped, in each parameter's `grad`."""
+        if self._due:
+            self._due = False
+            self._lifeline.answer(lambda: self.checkpoint().wait())
         began = time.monotonic()
         self._weights.attach()
         micros = self._begin(inputs, self._shares, self.scale.value, training=True)
@@ -200,14 +216,22 @@ class Varuna:
             losses=losses,
             weight=weight,
             first=self.replica == 0,
-            wanted=False,
+            wanted=self._lifeline.wanted(),
             scale=self.scale.value,
             nominal=self._shares.batch,
             clip=clip_grad_max_norm,
             everybody=self._everybody,
         )
+        scale, self._due = self.scale.value, ended.wanted
         self.scale.update(overflow=ended.overflow)
-        self._checkpoints.progress.add(ended, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._checkpoints.progress.add(ended, seconds)
+        self._lifeline.progress(self.steps, seconds, self._stepping.forward_s())
+        if self._logs is not None:
+            self._logs.step(
+                self._stepping.events, began,
+                scale=scale, rate=self._checkpoints.rate, loss=ended.loss,
+            )  # fmt: skip
         return Stepped(ended.loss, ended.overflow)
 
     def evaluate(self, inputs: Inputs, batch_size: int | None = None) -> float:
@@ -229,16 +253,31 @@ class Varuna:
         """Have checkpoints hold the states of schedulers, samplers and the like."""
         self._checkpoints.keep(*stateful)
 
-    def checkpoint(self, global_store: str | Path) -> Saving:
-        """Begin to write ``step-N`` in a folder that all processes share; every process calls it
-        after the same step, when the optimizer has stepped. Training may go on meanwhile; `wait`
-        says when it is whole. Raises ValueError for what no checkpoint holds."""
-        return self._checkpoints.save(Path(global_store), lambda step: True)
+    def checkpoint(self, global_store: str | Path | None = None) -> Saving:
+        """Begin to write ``step-N`` in a folder that all processes share, by default the one of the
+        last checkpoint or of the launcher's job; every process calls it after the same step, when
+        the optimizer has stepped. Training may go on meanwhile; `wait` says when it is whole.
+        Raises ValueError for what no checkpoint holds."""
+        saving = self._checkpoints.save(self._store(global_store), self._lifeline.may_commit)
+        step = self.steps
+        if self.rank == 0:
+            saving.then(lambda: self._lifeline.committed(step))
+        return saving
 
-    def load_checkpoint(self, global_store: str | Path) -> int | None:
-        """Take up the newest whole checkpoint of a folder, of any number of stages and replicas;
-        returns the steps done by it, None where there is none. Every process calls it."""
-        return self._checkpoints.load(Path(global_store))
+    def load_checkpoint(self, global_store: str | Path | None = None) -> int | None:
+        """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
+        of any number of stages and replicas; returns the steps done by it, None where there is
+        none. Every process calls it."""
+        found = self._checkpoints.load(self._store(global_store))
+        self._lifeline.busy()
+        return found
+
+    def _store(self, given: str | Path | None) -> Path:
+        folder = given or self._folder or self._lifeline.folder
+        if folder is None:
+            raise ValueError("no folder is known for checkpoints; give one")
+        self._folder = Path(folder)
+        return self._folder
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and let go of all tensors."""

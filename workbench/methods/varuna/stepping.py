@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from dataclasses import replace
 from functools import lru_cache
+from statistics import median
 
 import torch
 
@@ -19,6 +21,8 @@ from workbench.schedule.validate import validate
 
 FORWARD = "forward"
 """Instead of an order: forward passes alone, to evaluate."""
+NEVER = 1 << 62
+"""A step that does not come."""
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
 
@@ -52,15 +56,19 @@ class Stepping:
         place: tuple[int, int],
         shape: tuple[int, int],
         proves: bool,
+        records: bool,
         perturb: Perturb | None = None,
     ) -> None:
         """`place`: (stage, replica) of the process; `shape`: stages and replicas. One process
         `proves` schedules before they run."""
         self._engine, self._device, self._perturb = engine, device, perturb
         (self._stage, _), (self._stages, self._replicas) = place, shape
-        self._proves = proves
+        self._proves, self._record_from = proves, 0 if records else NEVER
         self._executors: dict[tuple[str, int], Executor] = {}
         self._carries: tuple[str, int] | None = None
+        self.events: list[Event] = []
+        """Measured events of the last step, in seconds from its beginning; empty where nobody
+        `records` them."""
 
     def run(self, order: str, micros: int, step: int) -> None:
         """One step, to its end. Raises what failed here."""
@@ -75,6 +83,8 @@ class Stepping:
                 self._device,
                 rank=self._stage,
                 perturb=self._perturb,
+                record_from=self._record_from,
+                origin=0.0,
                 announce=self._engine.transport.announce,
                 together=self._device.type == "cuda",
                 on_failure=lambda _: self._engine.transport.stop(),
@@ -83,11 +93,18 @@ class Stepping:
         if self._carries != key:
             self._engine.transport.use(self._executors[key].schedule)
             self._carries = key
-        self._executors[key].run(step, 1)
+        executor, began = self._executors[key], time.perf_counter()
+        executor.run(step, 1)
+        self.events = [
+            replace(event, start_s=event.start_s - began, end_s=event.end_s - began)
+            for event in executor.events
+        ]
+        executor.events.clear()
 
-    def events(self) -> Sequence[Event]:
-        """Measured events of all steps."""
-        return [event for executor in self._executors.values() for event in executor.events]
+    def forward_s(self) -> float | None:
+        """The median forward pass of the last step; None where nobody records."""
+        found = [event.end_s - event.start_s for event in self.events if event.kind == F.value]
+        return median(found) if found else None
 
     def close(self) -> None:
         """End what is left, and let go of all tensors."""

@@ -26,6 +26,17 @@ def even_share(samples: int, rank: int, ranks: int) -> Samples:
     return first, first + each + (rank < more)
 
 
+def micro_span(samples: int, micro: int, micros: int) -> Samples:
+    """One of so many micro-batches of a replica's samples, which differ by at most one sample. An
+    empty one, of micro-batches of one sample, repeats the last, and counts for nothing.
+
+    >>> [micro_span(5, micro, 3) for micro in range(3)], micro_span(2, 2, 3)
+    ([(0, 2), (2, 4), (4, 5)], (1, 2))
+    """
+    first, end = even_share(samples, micro, micros)
+    return (first, end) if first < end else (samples - 1, samples)
+
+
 def divide(span: Samples, size: int) -> list[Samples]:
     """Micro-batches of a size; the last one may be smaller.
 

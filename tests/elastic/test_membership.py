@@ -1,0 +1,210 @@
+"""What follows when hosts and workers come and go, with a clock that the test holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.elastic import membership
+from workbench.elastic.membership import Membership, pays
+from workbench.elastic.messages import Message, Start
+from workbench.elastic.placement import Shape, fixed
+
+A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+class Held:
+    """Members of a job of two slots a host, and a clock."""
+
+    def __init__(self, *hosts: str, batch: int = 8, **more: object) -> None:
+        self.now, self.said = 100.0, []
+        given = {"morph": "gain", "batch": batch, "per_host": 2, **more}
+        choose = given.pop("choose", fixed(2, 1, batch))
+        given |= {"now": self.now, "say": self.said.append}
+        self.members = Membership(dict.fromkeys(hosts, 2), choose, **given)
+
+    def after(self, seconds: float, *alive: str) -> list[tuple[str, object]]:
+        """Let time pass, in which these hosts are heard; what is to be done then."""
+        for _ in range(max(1, round(seconds / 0.5))):
+            self.now += min(seconds, 0.5)
+            for host in alive:
+                self.tell(host, "beat")
+            self.members.tick(self.now)
+        done, self.members.out = self.members.out, []
+        return done
+
+    def tell(self, host: str, kind: str, **fields: object) -> None:
+        fields.setdefault("round", self.members.number)
+        self.members.take(host, Message(kind=kind, **fields), self.now)
+
+    def come(self, *hosts: str) -> None:
+        for host in hosts:
+            assert self.members.connected(host, self.now)
+            self.tell(host, "ready")
+
+    def begun(self, *hosts: str) -> dict[str, Start]:
+        """Let all be called and come; what each is to start."""
+        self.after(0.1)
+        self.come(*hosts)
+        return starts(self.after(0.1))
+
+    def step(self, step: int, ranks: int, seconds: float = 1.0) -> None:
+        for rank in range(ranks):
+            self.tell(A, "step", rank=rank, step=step, seconds=seconds)
+
+    def leave(self, ranks: int) -> None:
+        for rank in range(ranks):
+            self.tell(A, "ended", rank=rank)
+
+    def over(self, *hosts: str) -> dict[str, Start]:
+        for host in hosts:
+            self.tell(host, "over")
+        return starts(self.after(0.1))
+
+    def commit(self, host: str, round: int) -> bool:
+        return self.members.may(host, Message(kind="ask", round=round, step=5))
+
+
+def starts(messages: list[tuple[str, Message | None]]) -> dict[str, Start]:
+    return {host: m.start for host, m in messages if m is not None and m.start is not None}
+
+
+def save(round: int) -> tuple[str, Message]:
+    return A, Message(kind="save", round=round)
+
+
+def test_a_round_begins_when_all_are_there_and_names_what_it_leaves() -> None:
+    held = Held(A, B, C, choose=fixed(4, 1, 8))
+    assert held.after(0.1) == [(A, None), (B, None), (C, None)]
+    held.come(A, B)
+    assert held.after(30, A, B) == [], "one may still come"
+    held.come(C)
+    begun = starts(held.after(0.1))
+    assert [(begun[h].first, begun[h].count) for h in (A, B)] == [(0, 2), (2, 2)]
+    assert C not in begun
+    assert held.said[-1].endswith(f"spare slots {C}:2")
+
+
+def test_a_host_that_is_silent_at_the_start_is_gone_without() -> None:
+    held = Held(A, B)
+    held.after(0.1)
+    held.come(A)
+    assert [*starts(held.after(70, A))] == [A]
+    assert any(text.startswith(f"{B} is lost: silent") for text in held.said)
+
+
+def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.step(1, 4)
+    assert held.commit(B, 1)
+    held.tell(A, "committed", step=1)
+    messages = held.after(4.5, A)
+    assert (A, Message(kind="end", round=1)) in messages
+    assert (B, Message(kind="bye")) in messages
+    assert not held.commit(B, 1), "its host was given up"
+    assert not held.commit(A, 1), "the round is over"
+    again = held.over(A)
+    assert (again[A].hosts, again[A].resume_step) == (1, 1)
+    assert held.commit(A, 2)
+    assert not held.commit(A, 1), "a later round has begun"
+    assert not held.members.connected(B, held.now), "it was not called again yet"
+    assert (B, None) in held.after(membership.RETRY_S, A)
+
+
+def test_nobody_is_lost_while_the_manager_itself_stood_still() -> None:
+    held = Held(A)
+    held.begun(A)
+    held.now += 60
+    held.members.tick(held.now)
+    assert held.members.round.phase == "running"
+
+
+def test_a_dead_worker_ends_the_round_and_three_without_a_step_the_job() -> None:
+    held = Held(A)
+    held.begun(A)
+    for _ in range(3):
+        assert held.members.outcome is None
+        held.tell(A, "ended", rank=1, failure="died")
+        held.tell(A, "ended", rank=0, failure="died")  # its peers fail, too
+        held.over(A)
+    assert "rank 1 on 10.0.0.1 died" in held.members.outcome
+
+
+def test_before_a_host_goes_all_save_and_the_next_round_is_without_it() -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.members.notice(B, held.now + 300, held.now)
+    assert held.after(200, A, B) == [], "it is early yet"
+    assert save(1) in held.after(80, A, B)
+    assert held.commit(B, 1)
+    held.leave(4)
+    assert [*held.over(A, B)] == [A]
+    with pytest.raises(ValueError, match="none of the hosts"):
+        held.members.notice("10.0.0.9", held.now, held.now)
+    held.members.notice(A, held.now - 999, held.now)
+    assert save(2) in held.after(0.1, A), "a past one is due"
+
+
+def test_training_that_ends_is_done_and_a_wanted_save_goes_on() -> None:
+    held = Held(A)
+    held.begun(A)
+    held.tell(A, "wanted", rank=1)
+    held.leave(2)
+    assert held.over(A)
+    held.leave(2)
+    assert held.members.outcome == "done"
+
+
+def test_the_list_shrinks_and_grows() -> None:
+    held = Held(A, B, morph="always")
+    held.begun(A, B)
+    held.members.listed({A: 2}, held.now)
+    assert save(1) in held.after(0.1, A, B)
+    held.leave(4)
+    assert [*held.over(A, B)] == [A]
+    held.members.listed({A: 2, C: 2}, held.now)
+    assert (C, None) in held.after(0.1, A)
+    held.come(C)
+    assert save(2) in held.after(0.1, A, C)
+
+
+@pytest.mark.parametrize(("horizon", "morphs"), [(3, False), (5000, True)])
+def test_a_gain_must_exceed_what_it_costs(horizon: float, morphs: bool) -> None:
+    held = Held(A, horizon_s=horizon)
+    held.begun(A)
+    held.after(20, A)
+    held.step(1, 2)  # the first one came after 20 s
+    held.members.listed({A: 2, B: 2}, held.now)
+    held.after(0.1, A)
+    held.come(B)
+    assert (save(1) in held.after(0.1, A, B)) == morphs
+
+
+def test_what_pays() -> None:
+    assert pays(10, 12, horizon_s=61, cost_s=10)
+    assert not pays(10, 12, horizon_s=60, cost_s=10)
+    assert not pays(0, 100, horizon_s=5, cost_s=10)
+
+
+def test_predictions_decide_where_there_are_any() -> None:
+    def choose(slots: int, per_host: int) -> Shape:
+        return Shape(stages=slots, replicas=1, chunk=1, seconds=1.0 + slots)
+
+    held = Held(A, choose=choose, horizon_s=1e6)
+    held.begun(A)
+    held.step(1, 2)
+    held.members.listed({A: 2, B: 2}, held.now)
+    held.after(0.1, A)
+    held.come(B)
+    assert held.after(0.1, A, B) == [], "four stages would be slower"
+
+
+def test_slow_machines_are_named() -> None:
+    held = Held(A, B, C)
+    held.begun(A, B, C)
+    for step in range(5):
+        for rank in range(6):
+            forward_s = 0.12 if rank == 4 else 0.1
+            held.tell(A, "step", rank=rank, step=step, seconds=1.0, forward_s=forward_s)
+    assert held.members.slow == {f"rank 4 on {C}": pytest.approx(1.2)}
+    assert f"rank 4 on {C} is slow" in held.said[-1]

@@ -1,0 +1,203 @@
+"""One job on four hosts of this machine goes through what may happen to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs.helpers import ROOT, living, wait_for, workbench
+from workbench import cli_varuna
+
+TOY = Path(__file__).with_name("toy.py")
+HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
+"""Agents of the first three are started here, that of the last one by a command."""
+
+
+class Run:
+    """A job of the toy, as a user starts it."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.folder, self.list = to, to / "run", to / "list"
+        self.seen: dict[int, psutil.Process] = {}
+        self.manager: subprocess.Popen | None = None
+
+    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
+        words = [
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
+            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
+            "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
+            TOY, "--steps", 100_000, "--to", self.to,
+        ]  # fmt: skip
+        command = [*inside, sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        with (self.to / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
+
+    def state(self) -> dict:
+        path = self.folder / "state.json"
+        return json.loads(path.read_text()) if path.exists() else {"step": None, "ranks": {}}
+
+    def gets_on(self, *hosts: str, after: int) -> int:
+        """Wait for a round after that one in which these hosts count steps; its number."""
+
+        def counts() -> bool:
+            state = self.state()
+            self.remember()
+            if state["step"] is None or sorted(state["ranks"]) != sorted(hosts):
+                return False
+            ranks = sum(map(len, state["ranks"].values()))
+            there = all((self.to / f"{state['round']}-{r}.json").exists() for r in range(ranks))
+            return there and state["phase"] == "running" and state["round"] > after
+
+        wait_for(counts)
+        return self.state()["round"]
+
+    def remember(self) -> None:
+        for process in psutil.Process(self.manager.pid).children(recursive=True):
+            self.seen.setdefault(process.pid, process)
+
+    def worker(self, round: int, rank: int) -> dict:
+        return json.loads((self.to / f"{round}-{rank}.json").read_text())
+
+    def agent(self, host: str) -> int:
+        """Its process: the one that was started with this output file."""
+        for process in living(self.seen.values()):
+            with suppress(OSError, psutil.Error):
+                out = os.readlink(f"/proc/{process.pid}/fd/1")
+                ours = "workbench.elastic.agent" in process.cmdline()
+                if ours and out.endswith(f"agent-{host}.out"):
+                    return process.pid
+        raise AssertionError(f"no agent on {host}")
+
+    def told(self, text: str) -> bool:
+        return any(text in event for _, event in self.state()["events"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    if run.manager is not None and run.manager.poll() is None:
+        run.manager.send_signal(signal.SIGTERM)
+        run.manager.wait(60)
+    assert wait_for(lambda: not living(run.seen.values())), "a process is left"
+
+
+def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.hosts(*HOSTS)
+    run.start()
+    first = run.gets_on(*HOSTS, after=0)
+    about = [run.worker(first, rank) for rank in range(8)]
+    assert [each["share"] for each in about] == [3, 3, 2, 2, 2, 2, 2, 2]
+    assert {each["map"] for each in about} == {"0,2,4,6;1,3,5,7;"}
+    assert {each["resume"] for each in about} == {None}
+
+    os.kill(run.worker(first, 5)["pid"], signal.SIGKILL)
+    second = run.gets_on(*HOSTS, after=first)
+    assert run.told("rank 5 on 127.0.0.4 died")
+
+    os.kill(run.worker(second, 2)["pid"], signal.SIGSTOP)
+    third = run.gets_on(*HOSTS, after=second)
+    assert run.told("rank 2 on 127.0.0.3 is stopped")
+
+    run.hosts(*HOSTS[:3])
+    fourth = run.gets_on(*HOSTS[:3], after=third)
+    assert run.state()["shape"] == "2x3"
+    run.hosts(*HOSTS)
+    fifth = run.gets_on(*HOSTS, after=fourth)
+    assert run.worker(fifth, 0)["from"] == run.worker(fifth, 0)["resume"], "a save was asked for"
+
+    os.kill(run.agent("127.0.0.3"), signal.SIGKILL)
+    left = [host for host in HOSTS if host != "127.0.0.3"]
+    sixth = run.gets_on(*left, after=fifth)
+    run.hosts(*left)  # else it would come back after half a minute
+
+    folder = ("--folder", str(run.folder))
+    assert workbench("varuna", "notice", "127.0.0.9", *folder).returncode == 2
+    assert cli_varuna.main(["notice", "127.0.0.4", *folder]) == 0
+    seventh = run.gets_on("127.0.0.2", "far", after=sixth)
+    assert cli_varuna.main(["status", *folder]) == 0
+    assert "shape 2x2" in capsys.readouterr().out
+
+    saved = run.state()["committed"]
+    run.manager.kill()
+    run.manager.wait()
+    wait_for(lambda: not living(run.seen.values()))
+    kept = len(json.loads((run.to / "checkpoint.json").read_text()))
+    assert kept > saved, "workers saved when the manager was gone"
+    with pytest.raises(ValueError, match="no manager serves"):
+        cli_varuna.main(["stop", *folder])
+    run.hosts(*HOSTS)
+    run.start("--resume")
+    last = run.gets_on(*HOSTS, after=seventh)
+    assert run.worker(last, 0)["from"] == kept
+
+    (run.to / "enough").touch()
+    assert run.manager.wait(240) == 0
+    counted = json.loads((run.to / "checkpoint.json").read_text())
+    assert counted == [*range(len(counted))], "each step counts once"
+    resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
+    assert resumed[0] == "resumed to config 2x4 at step 0"
+    assert len(resumed) == last
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="networks of their own need root"
+)
+def test_a_host_whose_link_is_down_is_lost_and_comes_back(run: Run, networks: list[str]) -> None:
+    run.hosts(*networks)
+    run.start(
+        "--manager_ip", "10.77.9.254", "--connect", "ip netns exec {host} {command}",
+        inside=("ip", "netns", "exec", "wb-bridge"),
+    )  # fmt: skip
+    first = run.gets_on(*networks, after=0)
+    ip("-n wb-bridge link set wb-port1 down")
+    second = run.gets_on(networks[0], networks[2], after=first)
+    assert run.told(f"{networks[1]} is lost: silent")
+    ip("-n wb-bridge link set wb-port1 up")
+    run.gets_on(*networks, after=second)
+    (run.to / "enough").touch()
+    assert run.manager.wait(240) == 0
+    counted = json.loads((run.to / "checkpoint.json").read_text())
+    assert counted == [*range(len(counted))]
+
+
+@pytest.fixture
+def networks() -> Iterator[list[str]]:
+    """Three hosts with networks of their own, by name, and a bridge between them."""
+    hosts = [f"wb-host{n}" for n in range(3)]
+    try:
+        for name in ("wb-bridge", *hosts):
+            ip(f"netns add {name}")
+            ip(f"-n {name} link set lo up")
+        ip("-n wb-bridge link add bridge type bridge")
+        ip("-n wb-bridge addr add 10.77.9.254/24 dev bridge")
+        ip("-n wb-bridge link set bridge up")
+        for n, host in enumerate(hosts):
+            ip(f"link add wb-own{n} netns {host} type veth peer name wb-port{n} netns wb-bridge")
+            ip(f"-n wb-bridge link set wb-port{n} master bridge up")
+            ip(f"-n {host} addr add 10.77.9.{n + 1}/24 dev wb-own{n}")
+            ip(f"-n {host} link set wb-own{n} up")
+        yield hosts
+    finally:
+        for name in ("wb-bridge", *hosts):
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)

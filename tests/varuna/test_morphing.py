@@ -1,0 +1,112 @@
+"""A job whose hosts come and go ends with the losses of one that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.runs.helpers import ROOT, living, wait_for
+from tests.varuna import net
+from tests.varuna.cases import CLIP
+from workbench import cli_varuna
+from workbench.methods.varuna.logs import read_losses, read_tasks
+
+HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+BATCH, STEPS, EVERY = 9, 17, 3
+WORKER = Path(__file__).with_name("elastic_worker.py")
+
+
+class Job:
+    """A job of three hosts with two workers each."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.list, self.folder = to, to / "list", to / "run"
+        self.seen: dict[int, psutil.Process] = {}
+        self.hosts(*HOSTS)
+        self.until(0)
+        words = [
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
+            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", "--manager_ip",
+            "127.0.0.1", "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
+            EVERY, "--to", to,
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        with (to / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
+
+    def until(self, step: int) -> None:
+        """Let workers do so many steps, and wait until they have."""
+        part = self.to / "until.part"
+        part.write_text(str(step))
+        part.replace(self.to / "until")
+        wait_for(lambda: self.remember() or self.steps()[-1:] == [step] or not step)
+
+    def remember(self) -> None:
+        if getattr(self, "manager", None) is not None and self.manager.poll() is None:
+            for process in psutil.Process(self.manager.pid).children(recursive=True):
+                self.seen.setdefault(process.pid, process)
+
+    def lines(self) -> list[dict]:
+        path = self.to / "losses"
+        return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
+
+    def steps(self) -> list[int]:
+        return [line["step"] for line in self.lines()]
+
+    def kill(self, rank: int, after: int) -> None:
+        """End a worker in its next backward pass; then so many steps are done."""
+        (self.to / f"kill-{rank}").touch()
+        self.until(after)
+
+    def saved(self) -> list[Path]:
+        return sorted((self.to / "checkpoints").glob("step-*"))
+
+
+@pytest.fixture
+def job(tmp_path: Path):
+    job = Job(tmp_path)
+    yield job
+    if job.manager.poll() is None:
+        job.manager.send_signal(signal.SIGTERM)
+        job.manager.wait(60)
+    assert wait_for(lambda: not living(job.seen.values())), "a process is left"
+
+
+def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
+    torch.set_num_threads(1)
+    wanted, *_ = net.plain(BATCH, STEPS, CLIP, net.adamw)
+    job.until(5)
+    job.kill(3, after=7)  # from the checkpoint at 3
+    wait_for(lambda: job.saved()[-1].name == "step-00000006")
+    torn = job.saved()[-1] / "unit-00002.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-9])
+    job.kill(0, after=8)  # from the checkpoint at 3 again, since that at 6 is torn
+    folder = ("--folder", str(job.folder))
+    assert cli_varuna.main(["notice", HOSTS[2], *folder]) == 0
+    wait_for(lambda: json.loads((job.folder / "state.json").read_text())["phase"] != "running")
+    before = len(job.lines())
+    job.until(STEPS)
+    morphed = job.lines()[before:]
+    assert [line["step"] for line in morphed] == [*range(9, STEPS + 1)], "a notice costs no step"
+    assert [morphed[0]["map"], morphed[-1]["map"]] == ["0,2,4;1,3,5;", "0,2;1,3;"]
+    assert job.manager.wait(120) == 0
+    last = {line["step"]: line["loss"] for line in job.lines()}
+    assert [*last] == [*range(1, STEPS + 1)]
+    assert [*last.values()] == pytest.approx(wanted, rel=1e-5)
+    told = read_losses(job.folder / "varuna_loss.log")
+    assert {line.shape for line in told} == {(2, 3), (2, 2)}
+    assert len(told) == len(job.lines())
+    (log,) = job.folder.glob("varuna_logs-3dp-2mBS-stage0of2_0")
+    assert {task.task for task in read_tasks(log)[0]} > {"fwd", "rec", "bwd", "sendacts"}

@@ -1,0 +1,208 @@
+"""``workbench varuna``: a script on all slots of a list of hosts, which may come and go.
+
+Exit codes: 0 training is done; 2 the input is wrong, and nothing was written; 3 it failed; 130 it
+was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from workbench.cli_spec import Parser
+from workbench.core.paths import user_path
+from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
+from workbench.elastic.messages import LONGEST, Message, Order, pack
+from workbench.elastic.placement import Choose, Shape, fixed, read_list
+
+CODES = {"done": 0, "stopped": 130}
+FAILED = 3
+CONNECT = "ssh {host} {command}"
+ENV_FILE = "varuna.env"
+PRELOAD = "workbench.methods.varuna.pipeline,torch._dynamo"
+"""What each worker would else import to make its stage, which takes longer than the making."""
+LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "profiles"))
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code. Raises ValueError for a user's mistake."""
+    if words[:1] in (["status"], ["stop"], ["notice"]):
+        return _ask(words)
+    return _train(make_parser().parse_args(words))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Flags of a job."""
+    parser = Parser(
+        prog="workbench varuna",
+        description="Train over hosts that come and go. `workbench varuna status | stop | "
+        "notice HOST [AT]` tell of a job, end it, or tell it that a host goes. Defaults: "
+        f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain.",
+    )
+    add = parser.add_argument
+    add("--machine_list", type=Path, default=LISTED, metavar="F", help="ADDRESS[:SLOTS] a line")
+    add("--gpus_per_node", type=int, default=4, metavar="G", help="slots of a host (default 4)")
+    add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, of all")
+    add("--nstages", type=int, metavar="P", help="stages; chosen where it is not given")
+    add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; likewise")
+    add("--profiles", type=Path, default=PROFILES, metavar="DIR", help="by which they are chosen")
+    add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
+    add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
+    add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
+    add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
+    add("--connect", default=CONNECT, metavar="WORDS", help=f"default {CONNECT!r}; no shell")
+    add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
+    add("--no_morphing", action="store_true", help="the same as --morph never")
+    add("--horizon", type=float, metavar="S", help="seconds to the next change (default: as seen)")
+    add("--resume", action="store_true", help="go on with the job of the folder")
+    add("--folder", type=Path, default=FOLDER, metavar="DIR", help="logs and state of the job")
+    add("script", type=Path)
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
+    return parser
+
+
+def _train(given: argparse.Namespace) -> int:
+    for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
+        if (value := getattr(given, name)) is not None and value < 1:
+            raise ValueError(f"--{name} is {value}; it must be 1 or more")
+    if given.horizon is not None and not 0 < given.horizon < 1e9:
+        raise ValueError(f"--horizon is {given.horizon}; it must be a number of seconds over 0")
+    hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
+    if (given.nstages is None) != (given.chunk_size is None):
+        raise ValueError("give both --nstages and --chunk_size, or neither")
+    if given.nstages is not None:
+        choose = fixed(given.nstages, given.chunk_size, given.batch_size)
+    else:
+        choose = _fastest(given.batch_size, user_path(given.profiles))
+    choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
+    connect = tuple(shlex.split(given.connect))
+    if "{command}" not in connect or not any("{host}" in word for word in connect):
+        raise ValueError(f"--connect is {given.connect!r}; it must hold {{host}} and {{command}}")
+    code_dir = user_path(given.code_dir).resolve()
+    script = code_dir / user_path(given.script)
+    if not script.is_file():
+        raise ValueError(f"there is no script {script}")
+    order = Order(
+        address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
+        folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
+        arguments=tuple(given.arguments), variables=_variables(given.env_file),
+        batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
+    )  # fmt: skip
+    job = Job(
+        machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
+        per_host=given.gpus_per_node, choose=choose, connect=connect, horizon_s=given.horizon,
+        morph="never" if given.no_morphing else given.morph,
+    )  # fmt: skip
+    outcome = serve(job, resume=given.resume)
+    return CODES.get(outcome, FAILED)
+
+
+def _fastest(batch: int, profiles: Path) -> Choose:
+    """What is the fastest by a profile of the model on these machines."""
+    from workbench.methods.varuna.autoconfig import AutoConfig
+
+    @cache
+    def choose(slots: int, per_host: int) -> Shape:
+        found = AutoConfig(slots, per_host, batch, profiles, verbose=False)
+        stages, chunk, seconds = found.get_min()
+        replicas = found.candidates[0].replicas
+        return Shape(stages=stages, replicas=replicas, chunk=chunk, seconds=seconds)
+
+    return choose
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return user_path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{what} {path} cannot be read: {error}") from None
+
+
+def _variables(path: Path | None) -> dict[str, str]:
+    """Of the file, all its lines."""
+    if path is None and not (path := Path(ENV_FILE)).exists():
+        return {}
+    found = {}
+    for line in _text(path, "the file of variables").splitlines():
+        if (line := line.strip()) and not line.startswith("#"):
+            name, equals, value = line.removeprefix("export ").partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"{path} has the line {line!r}; it must be NAME=VALUE")
+            found[name] = value
+    return found
+
+
+def _ask(words: Sequence[str]) -> int:
+    parser = Parser(prog=f"workbench varuna {words[0]}")
+    parser.add_argument("verb")
+    if words[0] == "notice":
+        parser.add_argument("host", metavar="HOST")
+        parser.add_argument(
+            "at", nargs="?", default="+0", metavar="AT",
+            help="when it goes: +SECONDS, or a time such as 2026-11-27T15:30Z (default: now)",
+        )  # fmt: skip
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR")
+    given = parser.parse_args(words)
+    folder = user_path(given.folder).resolve()
+    if given.verb == "status":
+        _show(folder)
+        return 0
+    door = _door(folder)
+    if door is None:
+        raise ValueError(f"no manager serves {folder}")
+    ask = Message(kind=given.verb, token=door.token)
+    if given.verb == "notice":
+        ask = replace(ask, host=given.host, at=_unix(given.at))
+    with socket.create_connection((door.address, door.port), timeout=60) as line:
+        line.sendall(pack(ask))
+        if refused := line.makefile("rb").read(LONGEST).decode():
+            raise ValueError(refused)
+    while given.verb == "stop" and _door(folder) is not None:
+        time.sleep(0.05)
+    return 0
+
+
+def _door(folder: Path) -> Door | None:
+    """Of the manager that serves a folder, where one does."""
+    door = read_file(Door, folder)
+    try:
+        if door is not None:
+            os.kill(door.pid, 0)
+    except ProcessLookupError:
+        return None
+    return door
+
+
+def _unix(text: str) -> float:
+    """Unix time of ``+SECONDS`` or of an ISO time with its zone."""
+    try:
+        if text.startswith("+"):
+            return time.time() + float(text)
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time; write +SECONDS or 2026-11-27T15:30Z") from None
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone; write {text}Z, if it is UTC")
+    return at.timestamp()
+
+
+def _show(folder: Path) -> None:
+    state = read_file(State, folder)
+    if state is None:
+        raise ValueError(f"{folder} holds no job")
+    served = "" if _door(folder) else "; no manager serves it"
+    print(f"round {state.round}, {state.phase}{served}")
+    print(f"shape {state.shape}, step {state.step}, newest checkpoint {state.committed}")
+    for host, phase in state.hosts.items():
+        ranks = ", ".join(map(str, state.ranks.get(host, ())))
+        print(f"{host}  {phase}  ranks {ranks or 'none'}  spare {state.spare.get(host, 0)}")
+    for at, text in state.events[-10:]:
+        print(f"{time.strftime('%H:%M:%S', time.localtime(at))} {text}")

@@ -1,0 +1,26 @@
+"""Processes that end with the process that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when `parent` dies; Linux only, elsewhere does
+    nothing.
+
+    The signal comes when the parent's *thread* that started us ends, so this is only for parents
+    that have one thread, or start us from their first. Call between fork and exec, or at once after
+    exec.
+    """
+    try:
+        prctl = ctypes.CDLL(None).prctl
+    except AttributeError:
+        return
+    prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os.kill(os.getpid(), number)

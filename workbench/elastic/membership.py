@@ -1,0 +1,353 @@
+"""Which hosts are there, which round runs, and what follows: state, without sockets or a clock.
+
+* A host is lost when its agent goes, or is silent for 4 s. That ends the round, as does a worker
+  that dies, stands still or does not get on. A round is over on all its hosts before the next one
+  begins: with who is there, from the newest committed checkpoint.
+* Before a host goes (a notice, the list), all workers save and leave.
+* Without a loss, a round gives way to another shape only where that pays.
+* Only the round that runs may commit, and only from hosts that are there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Literal
+
+from workbench.elastic.messages import Message, Start
+from workbench.elastic.placement import Choose, Shape, place
+
+LOST_S, STARTING_S = 4.0, 60.0
+"""Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
+LEAD_S, AWAY_S = 30.0, 120.0
+"""All save so long before a host goes; so long after that, it is asked whether it is back."""
+RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
+"""First and longest wait before a host that was lost is asked again."""
+SAVING_S, ENDING_S = 600.0, 15.0
+"""Workers that have not left so long after they were to are ended; an agent that has not ended
+them so long after that is lost."""
+HORIZON_S = 1800.0
+"""Between changes, before there are three."""
+SLOW, SAMPLES = 1.15, 5
+"""A worker so much over its stage's median is slow; how many forward passes are looked at."""
+FRUITLESS = 3
+"""Rounds in a row in which a worker fails before a step is done: there is no use in another."""
+
+Morph = Literal["always", "gain", "never"]
+
+
+def pays(now: float, then: float, horizon_s: float, cost_s: float) -> bool:
+    """Whether `then` samples a second, after `cost_s` without any, make more of the horizon than
+    `now`."""
+    return then * (horizon_s - cost_s) > now * horizon_s
+
+
+@dataclass(kw_only=True)
+class Host:
+    """One of the list, or one that is still to go."""
+
+    slots: int
+    phase: Literal["away", "called", "coming", "ready"] = "away"
+    """Called: its agent was started. Coming: that has connected."""
+    heard_s: float = 0.0
+    retry_s: float = 0.0
+    fails: int = 0
+    leaving: bool = False
+
+
+@dataclass(kw_only=True)
+class Round:
+    """One that has begun and is not over."""
+
+    number: int
+    shape: Shape
+    seats: dict[str, range]
+    slots: dict[str, int]
+    """Of all hosts that were there."""
+    began_s: float
+    phase: Literal["running", "saving", "ending"] = "running"
+    since_s: float = 0.0
+    step: int | None = None
+    """That was done last."""
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
+    forwards: dict[int, deque[float]] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+
+
+class Membership:
+    """All times are of one clock that the caller reads, in seconds."""
+
+    def __init__(
+        self, hosts: Mapping[str, int], choose: Choose, *,
+        batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
+        horizon_s: float | None = None, number: int = 0, newest: int | None = None,
+    ) -> None:  # fmt: skip
+        """`say` takes what people want to know; `number` and `newest` are the last round and the
+        newest checkpoint of a job that goes on."""
+        self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
+        self.round: Round | None = None
+        self.number, self.newest = number, newest
+        self.outcome: str | None = None
+        """``done``, ``stopped`` or why the job failed; None while it goes on."""
+        self.out: list[tuple[str, Message | None]] = []
+        """What to tell to hosts; None where an agent is to be started."""
+        self.slow: dict[str, float] = {}
+        """Slow workers of this round, and by how much."""
+        self._choose, self._batch, self._per_host = choose, batch, per_host
+        self._morph, self._horizon_s, self._say = morph, horizon_s, say
+        self._listed = dict(hosts)
+        self._notices: dict[str, float] = {}
+        self._changes: list[float] = []
+        self._costs: list[float] = []
+        self._stepped_s: float | None = None
+        self._began_s = self._ticked_s = now
+        self._settled, self._fruitless, self._waits = False, 0, ""
+
+    # -- hosts ---------------------------------------------------------------------------------
+    def listed(self, hosts: Mapping[str, int], now: float) -> None:
+        """The machine list has changed."""
+        before, self._listed = self._listed, dict(hosts)
+        for name in hosts.keys() - before.keys():
+            self._say(f"{name} is on the list, with {hosts[name]} slots")
+            self._changes.append(now)
+            host = self.hosts.setdefault(name, Host(slots=hosts[name]))
+            host.retry_s, host.fails, host.leaving = now, 0, False
+        for name in before.keys() - hosts.keys():
+            self._say(f"{name} is off the list")
+            self._leave(name, now)
+        for name, slots in hosts.items():
+            self.hosts[name].slots = slots
+
+    def connected(self, name: str, now: float) -> bool:
+        """Whether an agent is welcome: its host was called."""
+        host = self.hosts.get(name)
+        if host is None or host.phase != "called":
+            return False
+        host.phase, host.heard_s = "coming", now
+        return True
+
+    def lost(self, name: str, now: float, why: str) -> None:
+        """An agent is gone, or is taken to be."""
+        host = self.hosts.get(name)
+        if host is None or host.phase == "away":
+            return
+        if not host.leaving and self.outcome is None:
+            self._say(f"{name} is lost: {why}")
+            self._changes.append(now)
+            host.retry_s = now + min(LONGEST_RETRY_S, RETRY_S * 2**host.fails)
+            host.fails += 1
+        host.phase, host.leaving = "away", False
+        self.out.append((name, Message(kind="bye")))  # if it was cut off, and comes back
+        if name not in self._listed:
+            del self.hosts[name]
+        if self.round is not None and name in self.round.seats:
+            self._end(now)
+
+    def notice(self, name: str, at: float, now: float) -> None:
+        """A host goes at a time, which may be past. Raises ValueError for an unknown host."""
+        if name not in self.hosts:
+            raise ValueError(f"{name} is none of the hosts {', '.join(self.hosts)}")
+        self._notices[name] = at
+        self._say(f"{name} goes" + (f" in {at - now:.0f} s" if at > now else ""))
+
+    def _leave(self, name: str, now: float) -> None:
+        at, host = self._notices.pop(name, now), self.hosts.get(name)
+        if host is not None:
+            self._changes.append(now)
+            host.retry_s, host.leaving = max(now, at) + AWAY_S, host.phase != "away"
+            if not host.leaving and name not in self._listed:
+                del self.hosts[name]
+
+    # -- workers -------------------------------------------------------------------------------
+    def take(self, name: str, told: Message, now: float) -> None:
+        """What an agent tells."""
+        host, ours = self.hosts[name], self.round
+        host.heard_s = now
+        if told.kind == "ready":
+            host.phase, host.fails = "ready", 0
+            self._say(f"{name} is ready, with {host.slots} slots")
+        elif told.kind == "notice":
+            self.notice(name, now, now)
+        elif told.kind == "ask":
+            self.out.append((name, replace(told, kind="yes" if self.may(name, told) else "no")))
+        elif ours is None or told.round != ours.number:
+            return
+        elif told.kind == "step":
+            self._step(ours, told, now)
+        elif told.kind == "committed":
+            self.newest = max(self.newest or 0, told.step)
+        elif told.kind == "wanted":
+            self._save("a worker was sent SIGUSR1", now)
+        elif told.kind == "over":
+            ours.over.add(name)
+        elif told.kind == "ended" and ours.phase != "ending":
+            self._ended(ours, name, told, now)
+
+    def may(self, name: str, asked: Message) -> bool:
+        """The fence: whether a host may put a checkpoint in its place."""
+        ours, there = self.round, self._is_ready(name)
+        current = ours is not None and ours.number == asked.round and ours.phase != "ending"
+        return current and there and name in ours.seats
+
+    def _step(self, ours: Round, told: Message, now: float) -> None:
+        if ours.step is None:
+            since = ours.began_s if self._stepped_s is None else self._stepped_s
+            self._costs.append(now - since)
+            self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
+        ours.step, self._stepped_s, self._fruitless = max(ours.step or 0, told.step), now, 0
+        if told.rank == 0:
+            ours.seconds.append(told.seconds)
+        if told.forward_s is None:
+            return
+        ours.forwards.setdefault(told.rank, deque(maxlen=SAMPLES)).append(told.forward_s)
+        peers = range(told.rank % ours.shape.stages, ours.shape.ranks, ours.shape.stages)
+        times = [ours.forwards.get(peer, ()) for peer in peers]
+        if min(map(len, times)) == SAMPLES:
+            middles = [median(each) for each in times]
+            for peer, own in zip(peers, middles, strict=True):
+                host = next(host for host, seats in ours.seats.items() if peer in seats)
+                who, over = f"rank {peer} on {host}", own / median(middles)
+                if over > SLOW and who not in self.slow:
+                    self.slow[who] = over
+                    self._say(f"{who} is slow: {over:.2f} times its stage's median")
+
+    def _ended(self, ours: Round, name: str, told: Message, now: float) -> None:
+        if not told.failure:
+            ours.left.add(told.rank)
+            if len(ours.left) < ours.shape.ranks:
+                return
+            if ours.phase == "running":
+                self.outcome = "done"
+        else:
+            what = f"rank {told.rank} on {name} {told.failure}"
+            self._say(what)
+            self._fruitless += ours.step is None
+            if self._fruitless == FRUITLESS:
+                self.outcome = f"{FRUITLESS} rounds in a row failed before a step was done: {what}"
+        self._end(now)
+
+    # -- rounds --------------------------------------------------------------------------------
+    def stop(self, now: float) -> None:
+        """A person ends the job."""
+        self.outcome = self.outcome or "stopped"
+        if self.round is not None:
+            self._end(now)
+
+    def tick(self, now: float, *, may_begin: bool = True) -> None:
+        """Look at the clock, a few times a second, and do what is due."""
+        late, self._ticked_s = now - self._ticked_s, now
+        for name, host in [*self.hosts.items()]:
+            if late > 1.0:  # the manager stood still: what was told meanwhile is not read yet
+                host.heard_s += late
+            if host.phase == "away" and now >= host.retry_s and name in self._listed:
+                host.phase, host.heard_s = "called", now
+                self.out.append((name, None))
+            silent_s = now - host.heard_s if host.phase != "away" else 0.0
+            if silent_s > (LOST_S if host.phase == "ready" else STARTING_S):
+                self.lost(name, now, f"silent for {silent_s:.0f} s")
+        for name, at in [*self._notices.items()]:
+            if now >= at - LEAD_S:
+                self._leave(name, now)
+        if self.round is not None:
+            self._look(self.round, now)
+        for name, host in [*self.hosts.items()]:
+            if host.leaving and (self.round is None or name not in self.round.seats):
+                self.lost(name, now, "")
+        if self.round is None and self.outcome is None and may_begin:
+            self._begin(now)
+
+    def _look(self, ours: Round, now: float) -> None:
+        late = {name for name in ours.seats if self._is_ready(name)} - ours.over
+        if ours.phase == "ending" and not late:
+            self.round = None
+        elif ours.phase == "ending" and now - ours.since_s > ENDING_S:
+            for name in late:
+                self.lost(name, now, "it does not end its workers")
+        elif ours.phase == "saving" and now - ours.since_s > SAVING_S:
+            self._end(now)
+        elif ours.phase == "running":
+            for name, seats in ours.seats.items():
+                if self.hosts[name].leaving or self.hosts[name].slots < len(seats):
+                    self._save(f"{name} goes, or has fewer slots", now)
+            new = self._choice() if self._there() not in ({}, ours.slots) else None
+            if new is not None and self._is_worth(ours, new):
+                self._save(f"{new} instead of {ours.shape}", now)
+
+    def _is_worth(self, ours: Round, new: Shape) -> bool:
+        """Whether to morph although nothing was lost."""
+        old = ours.shape
+        if self._morph == "never" or (str(new), new.chunk) == (str(old), old.chunk):
+            return False
+        if self._morph == "always" or not ours.seconds:
+            return self._morph == "always"
+        predicted = old.seconds and new.seconds
+        faster = old.seconds / new.seconds if predicted else new.ranks / old.ranks
+        rate, changes = self._batch / median(ours.seconds), self._changes
+        horizon_s = self._horizon_s or HORIZON_S
+        if self._horizon_s is None and len(changes) > 2:
+            horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
+        return pays(rate, rate * faster, horizon_s, median(self._costs))
+
+    def _save(self, why: str, now: float) -> None:
+        if self.round.phase == "running":
+            self.round.phase, self.round.since_s = "saving", now
+            self._say(f"all save: {why}")
+            self._tell("save")
+
+    def _end(self, now: float) -> None:
+        if self.round.phase != "ending":
+            self.round.phase, self.round.since_s = "ending", now
+            self._tell("end")
+
+    def _tell(self, kind: str) -> None:
+        told = Message(kind=kind, round=self.round.number)
+        self.out += [(name, told) for name in self.round.seats if self._is_ready(name)]
+
+    def _is_ready(self, name: str) -> bool:
+        return name in self.hosts and self.hosts[name].phase == "ready"
+
+    def _there(self) -> dict[str, int]:
+        """Slots of the hosts of the next round."""
+        ready = (name for name, host in self.hosts.items() if host.phase == "ready")
+        return {name: self.hosts[name].slots for name in ready if not self.hosts[name].leaving}
+
+    def spare(self) -> dict[str, int]:
+        """Slots of this round's hosts that no rank takes."""
+        taken = self.round.seats
+        return {host: n - len(taken.get(host, ())) for host, n in self.round.slots.items()}
+
+    def _choice(self) -> Shape | None:
+        """Shape of the next round; None where nothing fits, which is said once."""
+        slots = sum(self._there().values())
+        try:
+            shape, why = self._choose(slots, self._per_host) if slots else None, "none is there"
+        except ValueError as error:
+            shape, why = None, str(error)
+        if shape is None and why != self._waits:
+            self._say(f"waiting for hosts: {why}")
+        self._waits = "" if shape else why
+        return shape
+
+    def _begin(self, now: float) -> None:
+        coming = any(host.phase in ("called", "coming") for host in self.hosts.values())
+        self._settled |= not coming or now - self._began_s > STARTING_S
+        if not self._settled or (shape := self._choice()) is None:
+            return
+        seats, slots = place(shape, self._there()), self._there()
+        self.number, self.slow = self.number + 1, {}
+        self.round = Round(number=self.number, shape=shape, seats=seats, slots=slots, began_s=now)
+        resume = self.newest if self.number > 1 else None
+        spare = [f"{host}:{n}" for host, n in self.spare().items() if n]
+        self._say(
+            f"round {self.number}: resumed to config {shape} at step {resume or 0} on "
+            + ", ".join(seats) + ("; spare slots " + ", ".join(spare) if spare else "")
+        )  # fmt: skip
+        for index, (name, own) in enumerate(seats.items()):
+            start = Start(
+                port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
+                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, resume_step=resume,
+            )  # fmt: skip
+            self.out.append((name, Message(kind="start", round=self.number, start=start)))

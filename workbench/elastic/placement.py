@@ -1,0 +1,86 @@
+"""Shapes of a round, and where its ranks lie.
+
+Stage i of P has the ranks i, i+P, i+2P, ...: neighbours in a pipeline are neighbours in a host, and
+replicas of a stage lie on other hosts. Hosts get their ranks one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """P x D pipelines with micro-batches of `chunk` samples."""
+
+    stages: int
+    replicas: int
+    chunk: int
+    seconds: float | None = None
+    """Of a step, where it was predicted."""
+
+    @property
+    def ranks(self) -> int:
+        """How many slots it takes."""
+        return self.stages * self.replicas
+
+    def __str__(self) -> str:
+        return f"{self.stages}x{self.replicas}"
+
+
+Choose = Callable[[int, int], Shape]
+"""From all slots, and the slots of a host, to a shape. Raises ValueError where none fits."""
+
+
+def fixed(stages: int, chunk: int, batch: int) -> Choose:
+    """P and m as they are given, and as many replicas as there are slots for."""
+
+    def choose(slots: int, per_host: int) -> Shape:
+        if slots < stages:
+            raise ValueError(f"{stages} stages need {stages} slots, and there are {slots}")
+        shares(batch, slots // stages)
+        return Shape(stages=stages, replicas=slots // stages, chunk=chunk)
+
+    return choose
+
+
+def shares(batch: int, replicas: int) -> tuple[int, ...]:
+    """Samples of each replica: exactly `batch` in all, no two differ by more than one. Raises
+    ValueError where a replica would have none."""
+    if batch < replicas:
+        raise ValueError(
+            f"a batch of {batch} is too small for {replicas} replicas, by one a sample"
+        )
+    return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
+
+
+def read_list(text: str, slots: int) -> dict[str, int]:
+    """Slots of each host of a machine list: ``address`` or ``address:slots`` a line, ``#`` begins a
+    comment. Raises ValueError for another line, for a host that stands twice, and for none."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not (line := line.partition("#")[0].strip()):
+            continue
+        hit = re.fullmatch(r"(\w[\w.-]*)(?::([1-9]\d{0,3}))?", line)
+        if hit is None or hit[1] in found:
+            wrong = f"names {hit[1]} a second time" if hit else f"is {line!r}"
+            raise ValueError(
+                f"line {number} of the machine list {wrong}; it must be ADDRESS or ADDRESS:SLOTS, "
+                "once for each host"
+            )
+        found[hit[1]] = int(hit[2] or slots)
+    if not found:
+        raise ValueError("the machine list names no host")
+    return found
+
+
+def place(shape: Shape, slots: Mapping[str, int]) -> dict[str, range]:
+    """Ranks of each host that gets any, in the order of the list."""
+    seats, first = {}, 0
+    for host, own in slots.items():
+        if used := min(own, shape.ranks - first):
+            seats[host] = range(first, first + used)
+        first += used
+    return seats

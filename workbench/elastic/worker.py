@@ -1,0 +1,126 @@
+"""What a training library calls in a worker; it needs no torch.
+
+worker = Worker.join()               None where the launcher did not start this process
+...
+worker.progress(step, seconds)       after each step
+if worker.save_wanted():             workers may hear it at different steps: agree on one
+    ...                              write the checkpoint beside its place
+    if worker.may_commit(step):      one rank, before it renames the checkpoint's folder
+        ...
+        worker.committed(step)       and after it
+    worker.leave()                   and end the process, with status 0
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from workbench.elastic.messages import LONGEST, Message, pack, unpack
+
+AGENT = "WORKBENCH_AGENT"
+"""Environment variable that tells a worker of its agent: it identifies, and configures nothing."""
+LOSS_LOG = "varuna_loss.log"
+"""File of the run's folder for losses; the manager adds a line for each round."""
+ANSWER_S = 30.0
+"""Longest wait for an answer that does not come if this host is cut off."""
+
+
+class Worker:
+    """A worker's line to its agent. Calls may come from several threads."""
+
+    def __init__(self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path):
+        """`batch` is the samples of a whole step, `folder` the run's, on this host."""
+        self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
+        self._line, self._lock = line, threading.Lock()
+        self._answer: Message | None = None
+        self._wanted = self._signalled = self._left = False
+
+    @classmethod
+    def join(cls) -> Self | None:
+        """Take part; call it once, in the main thread. From now on SIGUSR1 means that saving is
+        wanted. None where this process is no worker of the launcher."""
+        about = json.loads(os.environ.get(AGENT, "null"))
+        if about is None or about.pop("pid") != os.getpid():  # a child of a worker is none
+            return None
+        line, folder = socket.socket(fileno=about.pop("line")), Path(about.pop("folder"))
+        worker = cls(line, folder=folder, **about)
+        signal.signal(signal.SIGUSR1, worker.on_signal)
+        return worker
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Handler of SIGUSR1. A script may set its own instead, and ``signal.getsignal`` tells."""
+        self._signalled = True
+
+    def save_wanted(self) -> bool:
+        """Whether this worker is to save after the step, and to leave. It stays so."""
+        with self._lock:
+            if self._signalled and not self._wanted:
+                self._wanted = True
+                self._send("wanted")
+            self._read()
+        return self._wanted
+
+    def progress(self, step: int, seconds: float, forward_s: float | None = None) -> None:
+        """`step` steps are done in all, the last one in so many seconds: workers that do not get on
+        are seen by it. `forward_s`, of a micro-batch's forward pass, shows slow machines."""
+        self._tell("step", step=step, seconds=seconds, forward_s=forward_s)
+
+    def working(self) -> None:
+        """It gets on with something that is no step: loading, evaluating, saving. Call it now and
+        then where these take longer than ten steps and ten seconds."""
+        self._tell("working")
+
+    def may_commit(self, step: int) -> bool:
+        """Whether a checkpoint that is written may be put in its place. False where a later round
+        may have begun, as for a host that was cut off: then leave it there, and end."""
+        with self._lock:
+            self._answer = None
+            self._send("ask", step=step)
+            while self._answer is None or self._answer.step != step:
+                if not self._read(ANSWER_S):
+                    return False
+            return self._answer.kind == "yes"
+
+    def committed(self, step: int) -> None:
+        """Checkpoint `step` is in its place, whole, and forced to the disk."""
+        self._tell("committed", step=step)
+
+    def leave(self) -> None:
+        """This worker's process is about to end on purpose: training is done, or it has saved. A
+        script that ends with status 0 need not say so."""
+        if not self._left:
+            self._left = True
+            self._tell("ended")
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        with self._lock:
+            self._send(kind, **fields)
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        lossy = kind in ("step", "working")  # an agent that stands still must not stop a step
+        message = Message(kind=kind, round=self.round, rank=self.rank, **fields)
+        with suppress(OSError):  # nobody is there any more, or a lossy one finds no room
+            self._line.send(pack(message), socket.MSG_DONTWAIT if lossy else 0)
+
+    def _read(self, patience_s: float = 0.0) -> bool:
+        """Take in what the agent tells within so long; False where it tells nothing."""
+        self._line.settimeout(patience_s or None)
+        try:
+            message = unpack(self._line.recv(LONGEST, 0 if patience_s else socket.MSG_DONTWAIT))
+        except (OSError, ValueError):  # nothing has come, or nobody is there any more
+            return False
+        finally:
+            self._line.settimeout(None)
+        if message.kind == "save":
+            self._wanted = True
+        else:
+            self._answer = message
+        return True

@@ -1,0 +1,96 @@
+"""A pipeline's process and the outside: its launcher, SIGUSR1, and a script's own handler of it.
+
+A notice may come at any instant, to any process. It rides on the small tensor that ends a step, so
+all processes save after one and the same step: on entry to the next, when the optimizer and the
+scheduler have stepped. A script's own handler is called there too, and not in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from workbench.elastic.worker import Worker
+
+Handler = Callable[[int, FrameType | None], object]
+FOLDER = "checkpoints"
+"""In the run's folder, where a script names none."""
+
+
+class Lifeline:
+    """What one process hears, and tells."""
+
+    def __init__(self) -> None:
+        """Take part in a launcher's job, where this process is in one. In the main thread."""
+        self._own: Handler | None = None
+        self._signalled = self._listens = False
+        if threading.current_thread() is threading.main_thread():
+            self._take_over()
+        self.worker = Worker.join()
+        if self.worker is not None and self._own is not None:
+            signal.signal(signal.SIGUSR1, self._on_signal)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints go, if a script names no folder."""
+        return self.worker.folder / FOLDER if self.worker is not None else None
+
+    @property
+    def logs(self) -> Path | None:
+        """Where logs go, if a script names no folder."""
+        return self.worker.folder if self.worker is not None else None
+
+    def wanted(self) -> bool:
+        """Whether this process has heard that a checkpoint is wanted."""
+        if threading.current_thread() is threading.main_thread():
+            self._take_over()
+        told = self.worker is not None and self.worker.save_wanted()
+        return told or self._signalled
+
+    def answer(self, save: Callable[[], None]) -> None:
+        """At the point where all processes may save: have the script's handler do what it does;
+        without one, `save`, and end the process where a launcher asked."""
+        self._signalled = False
+        if self._own is not None:
+            self._own(signal.SIGUSR1, None)
+            return
+        if self.worker is None:
+            return
+        save()
+        self.worker.leave()
+        raise SystemExit(0)
+
+    def progress(self, step: int, seconds: float, forward_s: float | None) -> None:
+        """So many steps are done."""
+        if self.worker is not None:
+            self.worker.progress(step, seconds, forward_s)
+
+    def busy(self) -> None:
+        """This process gets on with something that is no step."""
+        if self.worker is not None:
+            self.worker.working()
+
+    def may_commit(self, step: int) -> bool:
+        """Whether a checkpoint may be put in its place."""
+        return self.worker is None or self.worker.may_commit(step)
+
+    def committed(self, step: int) -> None:
+        """A checkpoint is in its place."""
+        if self.worker is not None:
+            self.worker.committed(step)
+
+    def _take_over(self) -> None:
+        """Call a handler that the script has set, at the right point only."""
+        set_now = signal.getsignal(signal.SIGUSR1)
+        ours = (self._on_signal, getattr(getattr(self, "worker", None), "on_signal", None))
+        if callable(set_now) and set_now not in ours:
+            self._own = set_now
+            signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+        if self.worker is not None:
+            self.worker.on_signal(number, frame)
