@@ -14,8 +14,7 @@ from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.core.stage_map import StageMap
 from workbench.methods.varuna import CutPoint
-from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slices import Slices, check_inputs
+from workbench.methods.varuna.slices import Slices
 from workbench.methods.varuna.written import check_written
 
 
@@ -57,38 +56,38 @@ def counted(m: Small, x):
     return m.b(m.end(m.cut(m.a(x)) * len(m.passes)))
 
 
+NO_STACK = "cannot be cut at 'cut': what crosses it must be stacks of samples .* is "
+
+
+@pytest.mark.parametrize(
+    ("sentence", "through"),
+    [
+        ("'cut' is called 2 times in .*; call .* once", lambda m, x: m.b(m.cut(m.cut(m.a(x))))),
+        ("'end' is called never in .*; call .* once", lambda m, x: m.b(m.cut(m.a(x)))),
+        (NO_STACK + r"\[4\]", lambda m, x: m.end(m.b(m.cut(m.a(x).mean(0))))),
+        (NO_STACK + r"\[B\+1, 4\]", lambda m, x: m.end(m.b(m.cut(torch.cat([m.a(x), x[:1]]))))),
+        ("nothing .* before the cut at 'cut'; move it", lambda m, x: m.end(m.b(m.a(m.cut(x))))),
+        ("slices 1 to 1 of 3 have no weights .*; use", lambda m, x: m.b(m.end(m.cut(m.a(x)) * 2))),
+        ("leaves something behind that the next one reads, .* then", counted),
+    ],
+)
+def test_modules_that_are_cut_where_they_cannot_be(sentence, through):
+    with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
+        cut(through)
+
+
 @pytest.mark.parametrize(
     ("sentence", "call"),
     [
-        ("'cut' is called 2 times in a forward pass; call what cuts exactly once",
-         lambda: cut(lambda m, x: m.b(m.cut(m.end(m.cut(m.a(x))))))),
-        ("'end' is called never in a forward pass; call what cuts exactly once",
-         lambda: cut(lambda m, x: m.b(m.cut(m.a(x))))),
-        (r"cannot be cut at 'cut': what crosses it must be stacks of samples .* is \[4\]",
-         lambda: cut(lambda m, x: m.end(m.b(m.cut(m.a(x).mean(0)))))),
-        (r"cannot be cut at 'cut': what crosses it must be stacks of samples .* is \[B\+1, 4\]",
-         lambda: cut(lambda m, x: m.end(m.b(m.cut(torch.cat([m.a(x), x[:1]])))))),
-        ("nothing is computed before the cut at 'cut'; move it behind the first weights",
-         lambda: cut(lambda m, x: m.end(m.b(m.a(m.cut(x)))))),
-        ("slices 1 to 1 of 3 have no weights that are trained; use fewer stages, or move the cut",
-         lambda: cut(lambda m, x: m.b(m.end(m.cut(m.a(x)).tanh())))),
-        (r"must put out its mean loss, one number; it puts out a tensor of \(2, 4\)",
-         lambda: cut(lambda m, x: m.b(m.end(m.a(m.cut(m.a(x))))), torch.exp)),
-        ("a forward pass .* leaves something behind that the next one reads, .* then",
-         lambda: cut(counted)),
-        ("6 stages are asked for, and the model is cut into 5 slices; use 1 to 5",
-         lambda: Slices(net.net(), net.batch).stages(6)),
-        ("a batch of 2 rows leaves some of 3 replicas without any; use a batch of 3",
-         lambda: Shares(batch=2, replicas=3, chunk=1)),
-        ("chunk_size is 0; .* a row at least", lambda: Shares(batch=2, replicas=1, chunk=0)),
+        (r"its mean loss, one .* of \(2, 4\)", lambda: cut(counted, loss=torch.exp)),
+        ("6 stages .* into 5 slices; use 1 to 5", lambda: Slices(net.net(), net.batch).stages(6)),
         ("'0,1;1,2;' repeats rank 1", lambda: StageMap.parse("0,1;1,2;")),
         ("'0,2;1,4;' lacks rank 3", lambda: StageMap.parse("0,2;1,4;")),
         (r"stages of \[1, 2\] ranks; each .* as many", lambda: StageMap.parse("0,1;2;")),
         ("is '0;1'; .* end each stage with a semicolon, as in", lambda: StageMap.parse("0;1")),
-        ("'tokens' has 3 rows; 4 samples were asked for", lambda: check_inputs(net.batch(3), 4)),
     ],
-)  # fmt: skip
-def test_modules_and_numbers_that_do_not_fit(sentence, call):
+)
+def test_numbers_that_do_not_fit(sentence, call):
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
         call()
 
@@ -99,7 +98,8 @@ WRONG = {
     "order is 'interleaved'; .* has one stage": {"order": "interleaved"},
     "transport is 'post'; give auto, nccl, gloo": {"transport": "post"},
     "transport is 'nccl', which needs a GPU; give gloo": {"transport": "nccl"},
-    "a batch of 1 rows leaves some of 2 replicas": {"batch": 1},
+    "a batch of 1 rows leaves some of 2 replicas .*; use a batch of 2": {"batch": 1},
+    "chunk_size is 0; a micro-batch has a row at least": {"chunk": 0},
     "'0;1;2;' has 3 ranks, and 2 processes run": {"places": "0;1;2;"},
     "names 'none', which is no parameter": {"shared_weights": [["embed.weight", "none"]]},
     "has BatchNorm, and 2 replicas would .* give each stage one rank": {"batchnorm": True},
