@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from tests.varuna import net
 from workbench.core.stage_map import StageMap
@@ -17,8 +20,8 @@ torch.set_num_threads(1)
 def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
     """The pipeline of the net."""
     kw = {"weight_of": net.labels_of, "device": "cpu", **kw}
-    places = str(StageMap.of(stages, replicas))
-    inner = {"batchnorm": kw.pop("batchnorm", False)}
+    places = kw.pop("places", str(StageMap.of(stages, replicas)))
+    inner = {name: kw.pop(name) for name in ("batchnorm", "blocks") if name in kw}
     module = net.net(**inner) if replicas == 1 else lambda: net.net(**inner)
     return Varuna(module, places, net.batch, batch, chunk, **kw)
 
@@ -45,12 +48,15 @@ def train(
     save: str | None = None,
     save_at: int = 0,
     late: float = 0.0,
+    dies: tuple[int, str] | None = None,
     scale: float = 2.0**10,
     **kw,
 ) -> dict:
     """Losses, this rank's weights, and the loss of the last batch in evaluation mode."""
     if late:
         kw["perturb"] = Late(late)
+    if dies:
+        kw["perturb"] = Dies(*dies)
     model = made(stages, replicas, batch, chunk, **kw)
     optimizer, scheduler = getattr(net, optimizer)(model.parameters())
     model.set_optimizer(optimizer, init_loss_scale=scale)
@@ -74,6 +80,49 @@ def train(
     }
     model.close()
     return found
+
+
+def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> dict:
+    """Refusals of pipelines of the arguments in `wrong`, of calls on one that can train
+    nevertheless, and of its checkpoint in pipelines of the arguments in `others`."""
+    said = []
+
+    def saying(call, *args, **kw) -> None:
+        try:
+            call(*args, **kw)
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+
+    for kw in wrong:
+        saying(made, **case | kw)
+    model = made(**case)
+    inputs = share_of(model, case["batch"], 0)
+    saying(model.checkpoint, folder)
+    saying(model.set_optimizer, net.sgd(net.net().parameters())[0])
+    saying(model.keep, "text")
+    for change in ({"tokens": inputs["tokens"][1:]}, {"more": 1}, {"flag": False}):
+        saying(model.step, inputs | change)
+    model.set_optimizer(net.sgd(model.parameters())[0])
+    loss = model.step(inputs).loss
+    model.checkpoint(folder)
+    model.close()
+    for kw in others:
+        model = made(**case | kw)
+        model.set_optimizer(net.sgd(model.parameters())[0])
+        saying(model.load_checkpoint, folder)
+    return {"said": said, "loss": loss}
+
+
+class Dies:
+    """Kills a rank in its first action of a kind in the second step."""
+
+    def __init__(self, rank: int, kind: str) -> None:
+        self._rank, self._kind = rank, kind
+
+    def __call__(self, action, step) -> None:
+        if (dist.get_rank(), action.kind, step) == (self._rank, self._kind, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Late:

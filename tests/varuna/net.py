@@ -27,11 +27,11 @@ class Net(nn.Module):
     """Cut points lie in a plain list; the output layer has the embedding's weight; a mask that is
     made of an input crosses every cut; labels of -100 do not count."""
 
-    def __init__(self, batchnorm: bool = False) -> None:
+    def __init__(self, batchnorm: bool = False, blocks: int = BLOCKS) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.cuts = [CutPoint() for _ in range(BLOCKS)]
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.cuts = [CutPoint() for _ in range(blocks)]
         self.batchnorm = nn.BatchNorm1d(SEQ) if batchnorm else nn.Identity()
         self.out = nn.Linear(HIDDEN, WORDS, bias=False)
         self.out.weight = self.embed.weight

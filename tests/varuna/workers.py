@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -39,6 +40,11 @@ class Workers:
 
     def __enter__(self) -> Workers:
         return self
+
+    @property
+    def pid(self) -> int:
+        """Of the process whose children are the workers."""
+        return self._process.pid
 
     def __exit__(self, *_: object) -> None:
         self._process.stdin.close()
@@ -79,7 +85,8 @@ def _work(cases: Any, case: dict, rank: int, ranks: int, port: int, folder: Path
         result = getattr(cases, case.pop("what"))(**case)
     except BaseException as error:
         traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}"}
+        alive = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        result = {"error": f"{type(error).__name__}: {error}", "threads": alive}
     (folder / f"{rank}.part").write_text(json.dumps(result))
     (folder / f"{rank}.part").rename(folder / f"{rank}.json")
     os._exit(0)  # lanes that wait for a peer that is gone are not waited for

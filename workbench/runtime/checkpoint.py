@@ -199,7 +199,7 @@ def check_fits(folder: Path, label: str, found: Tensor | None, into: Tensor) -> 
     """Raise ValueError where a checkpoint's tensor is none of the model's; None is one that it
     lacks."""
     if found is None:
-        raise ValueError(f"the checkpoint {folder} has no {label}")
+        raise ValueError(f"the checkpoint {folder} has no {label}, which the model has")
     if found.shape != into.shape:
         raise ValueError(
             f"{label} in the checkpoint {folder} has shape {tuple(found.shape)}, "

@@ -195,16 +195,25 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
 
 
 def load_newest(
-    folder: Path, units: Units, group: dist.ProcessGroup | None = None
+    folder: Path,
+    units: Units,
+    group: dist.ProcessGroup | None = None,
+    check: Callable[[Saved], None] = lambda saved: None,
 ) -> tuple[Loaded | None, list[str]]:
     """`load` the newest checkpoint of which all is sound that is read, on every process the same;
-    None where there is none. Also returns notes on those that were passed over, and why. Raises
-    ValueError as `load` does, and where all are damaged."""
+    None where there is none. Also returns notes on those that were passed over, and why. `check` is
+    called before any tensor is read, and may raise ValueError. Raises ValueError as it and `load`
+    do, and where all are damaged."""
     loaded: list[Loaded] = []
+
+    def take(saved: Saved) -> None:
+        check(saved)
+        loaded.append(load(saved, units, group))
+
     names = as_one(lambda: [path.name for path in steps_in(folder)], group)[0]
     _, notes = take_newest(
         [folder / name for name in names],
-        lambda saved: loaded.append(load(saved, units, group)),
+        take,
         Untold(),
         lambda path: as_one(lambda: Saved.read(path), group)[_rank(group)],
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
-from workbench.runtime.manifest import Manifest
+from workbench.runtime.manifest import Manifest, Saved
 from workbench.runtime.optimizer_state import (
     Parameters,
     optimizer_tensors,
@@ -129,16 +129,10 @@ class Checkpoints:
         ValueError for one of another module or batch, or with other things kept."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
-        loaded, _ = load_newest(folder, weights(self._held), self._group)
+        loaded, _ = load_newest(folder, weights(self._held), self._group, self._check)
         if loaded is None:
             return None
         manifest = loaded.saved.manifest
-        for name, value in self._continues.items():
-            if (there := manifest.continues.get(name)) != value:
-                raise ValueError(
-                    f"the checkpoint {loaded.saved.path} is of {name} {there!r}; this run has "
-                    f"{value!r}"
-                )
         kept = loaded.data.get("kept", [])
         if len(kept) != len(self._kept):
             raise ValueError(
@@ -159,6 +153,14 @@ class Checkpoints:
             skipped=[*manifest.skipped],
         )
         return manifest.next_step
+
+    def _check(self, saved: Saved) -> None:
+        """Raise ValueError for a checkpoint of another training."""
+        for name, value in self._continues.items():
+            if (there := saved.manifest.continues.get(name)) != value:
+                raise ValueError(
+                    f"the checkpoint {saved.path} is of {name} {there!r}; this run has {value!r}"
+                )
 
     def wait(self) -> None:
         """Until the last saving has ended. Raises what went wrong with it."""

@@ -197,8 +197,12 @@ class Varuna:
 
         Raises ValueError for an optimizer of other parameters."""
         own = {id(parameter) for parameter in self.parameters()}
-        if any(id(p) not in own for one in optimizer.param_groups for p in one["params"]):
-            raise ValueError("the optimizer has parameters of no stage; give it model.parameters()")
+        every = (parameter for one in optimizer.param_groups for parameter in one["params"])
+        if (stray := next((p for p in every if id(p) not in own), None)) is not None:
+            raise ValueError(
+                f"the optimizer has a parameter of {tuple(stray.shape)} that is none of this "
+                "stage's; make it of model.parameters()"
+            )
         self._checkpoints.optimizer = optimizer
         if self._dtype == torch.float16:
             self.scale.dynamic, self.scale.least = loss_scale == "dynamic", min_loss_scale
@@ -341,4 +345,6 @@ def _device(device: int | str | torch.device, local_rank: int) -> torch.device:
 def _check_order(order: str) -> None:
     able = [name for name, one in ORDERS.items() if not (one.chunked or one.halved)]
     if order not in able:
-        raise ValueError(f"order is {order!r}; a stage a process has {', '.join(able)}")
+        raise ValueError(
+            f"order is {order!r}; where a process has one stage it must be one of {', '.join(able)}"
+        )

@@ -28,7 +28,8 @@ class Shares:
             raise ValueError(f"chunk_size is {self.chunk}; a micro-batch has a row at least")
         if self.batch < self.replicas:
             raise ValueError(
-                f"a batch of {self.batch} rows leaves some of {self.replicas} replicas without any"
+                f"a batch of {self.batch} rows leaves some of {self.replicas} replicas without "
+                f"any; use a batch of {self.replicas} at least, or fewer replicas"
             )
 
     @property

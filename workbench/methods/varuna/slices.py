@@ -74,8 +74,8 @@ class Slices:
         forward pass. Raises ValueError for more stages than slices."""
         if not 1 <= stages <= self.count:
             raise ValueError(
-                f"{stages} stages need {stages - 1} cut points at least, and the model has "
-                f"{self.count - 1}"
+                f"{stages} stages are asked for, and the model is cut into {self.count} slices; "
+                f"use 1 to {self.count} stages, or more cut points"
             )
         work = [self.model.flops(unit, 1, 1) + 1.0 for unit in range(self.count)]
         inner, last = [4 * each for each in work], [3 * each for each in work]

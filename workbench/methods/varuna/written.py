@@ -2,7 +2,8 @@
 
 Both run forward and backward on the example batch and on the module's own weights, on the GPU
 where it has room for them and their gradients: the loss is compared and, of every parameter's
-gradient, its norm and two sums, so that no two copies of all gradients are ever there.
+gradient, its norm and two sums, so that no two copies of all gradients are ever there. The module
+runs forward once more, which shows whether a pass leaves something behind for the next one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,17 @@ def _compare(slices: Slices, device: torch.device) -> None:
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in slices.example.items()
     }
-    wanted, found = (_prints(slices, make(slices, given, ctx)) for make in (_by_author, _by_slices))
+    wanted = _prints(slices, _by_author(slices, given, ctx))
+    with torch.no_grad():
+        again = _by_author(slices, given, ctx)().item()
+    (loss,) = wanted["the loss"]
+    if not abs(again - loss) <= CLOSE * max(abs(loss), 1e-12):
+        raise ValueError(
+            "a forward pass of the module leaves something behind that the next one reads, and "
+            f"passes are repeated here: the loss of the same samples was {loss:.6g}, then "
+            f"{again:.6g}; compute it from what the module is given"
+        )
+    found = _prints(slices, _by_slices(slices, given, ctx))
     for buffer, value in zip(slices.module.buffers(), before, strict=True):
         buffer.copy_(value)
     for name, values in wanted.items():

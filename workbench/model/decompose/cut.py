@@ -151,12 +151,19 @@ class _Cutter:
         for path in at:
             if calls[path] != 1:
                 times = f"{calls[path]} times" if calls[path] else "never"
-                raise ValueError(f"{path!r} is called {times} in a forward pass; a cut is one call")
+                raise ValueError(
+                    f"{path!r} is called {times} in a forward pass; call what cuts exactly once"
+                )
         for position, i in enumerate(self.order):
             call = self.trace.calls[i]
             if call.target not in at:
                 continue
-            if not position or not self._may_cut(position):
+            if not position:
+                raise ValueError(
+                    f"nothing is computed before the cut at {call.target!r}; move it behind the "
+                    "first weights"
+                )
+            if not self._may_cut(position):
                 shapes = [self.trace.shapes[n] for n in self.crossing[position]]
                 raise ValueError(
                     f"the model cannot be cut at {call.target!r}: what crosses it must be stacks "

@@ -1,0 +1,141 @@
+"""What cannot be trained is refused with one sentence, by all processes; a death ends them all."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from tests.varuna import net
+from tests.varuna.workers import Workers
+from workbench.core.stage_map import StageMap
+from workbench.methods.varuna import CutPoint
+from workbench.methods.varuna.slices import Slices
+from workbench.methods.varuna.written import check_written
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Workers() as found:
+        yield found
+
+
+class Small(nn.Module):
+    """Two layers and two cut points, which `through` calls as it likes."""
+
+    def __init__(self, through, loss) -> None:
+        super().__init__()
+        self.a, self.b, self.cut, self.end = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            CutPoint(),
+            CutPoint(),
+        )
+        self.passes: list[int] = []
+        self.through, self.loss = through, loss
+
+    def forward(self, x):
+        return self.loss(self.through(self, x))
+
+
+def cut(through, loss=torch.mean) -> None:
+    """Cut the module into three slices, for a stage of each."""
+    module = Small(through, loss)
+    slices = Slices(module, lambda rows: {"x": torch.arange(4.0 * rows).view(rows, 4) / 8})
+    check_written(slices, torch.device("cpu"))
+    for units in slices.stages(3):
+        slices.learning(units)
+
+
+def counted(m: Small, x):
+    m.passes.append(1)
+    return m.b(m.end(m.cut(m.a(x)) * len(m.passes)))
+
+
+NO_STACK = "cannot be cut at 'cut': what crosses it must be stacks of samples .* is "
+
+
+@pytest.mark.parametrize(
+    ("sentence", "through"),
+    [
+        ("'cut' is called 2 times in .*; call .* once", lambda m, x: m.b(m.cut(m.cut(m.a(x))))),
+        ("'end' is called never in .*; call .* once", lambda m, x: m.b(m.cut(m.a(x)))),
+        (NO_STACK + r"\[4\]", lambda m, x: m.end(m.b(m.cut(m.a(x).mean(0))))),
+        (NO_STACK + r"\[B\+1, 4\]", lambda m, x: m.end(m.b(m.cut(torch.cat([m.a(x), x[:1]]))))),
+        ("nothing .* before the cut at 'cut'; move it", lambda m, x: m.end(m.b(m.a(m.cut(x))))),
+        ("slices 1 to 1 of 3 have no weights .*; use", lambda m, x: m.b(m.end(m.cut(m.a(x)) * 2))),
+        ("leaves something behind that the next one reads, .* then", counted),
+    ],
+)
+def test_modules_that_are_cut_where_they_cannot_be(sentence, through):
+    with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
+        cut(through)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "call"),
+    [
+        (r"its mean loss, one .* of \(2, 4\)", lambda: cut(counted, loss=torch.exp)),
+        ("6 stages .* into 5 slices; use 1 to 5", lambda: Slices(net.net(), net.batch).stages(6)),
+        ("'0,1;1,2;' repeats rank 1", lambda: StageMap.parse("0,1;1,2;")),
+        ("'0,2;1,4;' lacks rank 3", lambda: StageMap.parse("0,2;1,4;")),
+        (r"stages of \[1, 2\] ranks; each .* as many", lambda: StageMap.parse("0,1;2;")),
+        ("is '0;1'; .* end each stage with a semicolon, as in", lambda: StageMap.parse("0;1")),
+    ],
+)
+def test_numbers_that_do_not_fit(sentence, call):
+    with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
+        call()
+
+
+WRONG = {
+    "fp16 and bf16 are both on; give one": {"fp16": True, "bf16": True},
+    "order is 'zigzag'; .* one of gpipe, 1f1b, varuna": {"order": "zigzag"},
+    "order is 'interleaved'; .* has one stage": {"order": "interleaved"},
+    "transport is 'post'; give auto, nccl, gloo": {"transport": "post"},
+    "transport is 'nccl', which needs a GPU; give gloo": {"transport": "nccl"},
+    "a batch of 1 rows leaves some of 2 replicas .*; use a batch of 2": {"batch": 1},
+    "chunk_size is 0; a micro-batch has a row at least": {"chunk": 0},
+    "'0;1;2;' has 3 ranks, and 2 processes run": {"places": "0;1;2;"},
+    "names 'none', which is no parameter": {"shared_weights": [["embed.weight", "none"]]},
+    "has BatchNorm, and 2 replicas would .* give each stage one rank": {"batchnorm": True},
+}
+CALLS = [
+    "holds the optimizer's state; call set_optimizer first",
+    r"a parameter of \(24, 16\) that is none of this stage's; make it of model.parameters",
+    "str cannot be kept: it lacks state_dict",
+    "'tokens' has 2 rows; 3 samples were asked for",
+    "inputs are .*, more; the module takes tokens, mask,",
+    "'flag' is False, and was True when the module was cut; flags stay",
+]
+OTHERS = {
+    "step-00000001 is of batch 6; this run has 5": {"batch": 5},
+    "step-00000001 is of module '.*'; this run has '": {"blocks": 5},
+}
+
+
+def test_all_processes_refuse_and_train_nevertheless(workers, tmp_path):
+    case = {"stages": 1, "replicas": 2, "batch": 6, "chunk": 3, "folder": str(tmp_path)}
+    results = workers.run("misuse", wrong=[*WRONG.values()], others=[*OTHERS.values()], **case)
+    for result in results:
+        assert "error" not in result, result
+        for sentence, said in zip([*WRONG, *CALLS, *OTHERS], result["said"], strict=True):
+            assert re.match(f"[^\n]*{sentence}[^\n]*$", said), said
+    assert results[0]["loss"] == results[1]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("B", (3, 1)), pytest.param("REDUCE", (1, 3), marks=pytest.mark.thorough)]
+)
+def test_a_process_killed_in_a_step_ends_the_others_with_a_cause(workers, kind, shape):
+    case = {"stages": shape[0], "replicas": shape[1], "batch": 6, "chunk": 1, "steps": 3}
+    first, *others = workers.run("train", dies=[0, kind], **case)
+    assert first == {"signal": signal.SIGKILL}
+    for other in others:
+        assert "peer" in other["error"]
+        assert other["threads"] == ["MainThread"]
+    assert not psutil.Process(workers.pid).children()
