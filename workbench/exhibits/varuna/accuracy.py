@@ -1,5 +1,4 @@
-"""Varuna's predictions in every shape: seconds of a step and bytes of a device, as planned before a
-run and as measured in it."""
+"""Varuna's predictions in every shape: seconds of a step and bytes of a device, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.preview import preview
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
@@ -28,10 +26,15 @@ SHAPES = {
 """Stages, replicas, and samples of a micro-batch."""
 SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
-MEAN, WORST, CHOICE, BYTES = 0.05, 0.12, 0.03, 0.05
-"""Bounds on GPUs: errors of a step, time that the choice loses, error of the peak bytes."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
+WORST, CHOICE = 0.12, 0.03
+BOUNDS = (
+    ("a step, in the mean", STEP, "mean", 0.05),
+    ("a step, at worst", STEP, "max", WORST),
+    ("a device's peak, at worst", PEAK, "max", 0.05),
+)
+"""Of errors on GPUs, and how these are summed up. `CHOICE`: share of speed that a choice loses."""
 GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
@@ -44,9 +47,8 @@ class Accuracy(VarunaExhibit):
     figure, title = "varuna_accuracy", "Predictions of Varuna's steps"
     section = "this project's goals"
     claim = (
-        "From what single layers and messages take it is known before a run, for any number of "
-        "stages, replicas and samples in a micro-batch, how long a step takes and what a device "
-        "holds, well enough to choose among them."
+        "It is known before a run, for any number of stages, replicas and samples in a micro-batch,"
+        " how long a step takes and what a device holds, well enough to choose among them."
     )
     columns = {
         "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
@@ -59,18 +61,13 @@ class Accuracy(VarunaExhibit):
         batch, dtype = SETTING[size.device]
         same = {"minibatch": batch, "dtype": dtype, "steps": STEPS, "device_memory": None}
         return [
-            size.spec("varuna", size.moved, stages * replicas, replicas=replicas,
-                      microbatches=batch // (replicas * micro), **same)
-            for stages, replicas, micro in SHAPES[size.device]
-            if stages * replicas <= size.devices
-        ]  # fmt: skip
-
-    def preview(self, at: Opened) -> pd.DataFrame:
-        return super().preview(at) if at.simulated else preview(self.stages(at), at.store)
+            size.spec("varuna", size.moved, p * d, replicas=d, microbatches=batch // d // m, **same)
+            for p, d, m in SHAPES[size.device]
+            if p * d <= size.devices
+        ]
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        """A measured and a predicted row of each run, by quantity; of committed ones under the name
-        of their folder (`variant`)."""
+        """A measured and a predicted row by run and quantity; `variant`: folder, if committed."""
         rows = [row for record in records for row in _of_record(record)]
         for run in latest(pipeline_runs(at.roots())):
             if all(getattr(run, name) == value for name, value in COMMITTED.items()):
@@ -83,16 +80,16 @@ class Accuracy(VarunaExhibit):
         from matplotlib.lines import Line2D
 
         names, ranks = [*dict.fromkeys(rows["variant"])], sorted(set(rows["ranks"]))
-        drawing.prepare(figure, max(1, len(names)))
         if not names:
-            drawing.empty(figure.subplots(), "nothing was measured and committed yet")
+            drawing.empty(figure.subplots(), "nothing was measured here, nor committed")
             return
+        drawing.prepare(figure, len(names))
         panels = figure.subplots(len(names), 2, squeeze=False, width_ratios=(2, 5))
         for name, (left, right) in zip(names, panels, strict=True):
             steps, peaks = (beside(pick(rows, variant=name), quantity) for quantity in UNITS)
             _scatter(left, steps.dropna(subset="error"))
             _errors(right, steps, peaks)
-            drawing.title(right, name_of(MEASURED, name, steps["hardware"].max()))
+            drawing.title(right, name_of(MEASURED, name, steps["hardware"].iloc[0]))
         handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
         words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
         drawing.place_legend(figure, [*zip(handles, words, strict=True)])
@@ -104,22 +101,17 @@ class Accuracy(VarunaExhibit):
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Of each series: errors of steps and bytes, on processors whether steps are within the
-        ranges that plans print; and what predictions choose."""
+        """Of each series: errors, or (on processors) ranges that plans print; and the choice."""
         for name in dict.fromkeys(rows["variant"]) or [""]:
             own, series = pick(rows, variant=name), (MEASURED, name)
-            steps, peaks = (beside(own, quantity).dropna(subset="error") for quantity in UNITS)
-            bounds = [
-                ("a step, in the mean", steps, "mean", MEAN),
-                ("a step, at worst", steps, "max", WORST),
-                ("a device's peak, at worst", peaks, "max", BYTES),
-            ]
+            steps = beside(own, STEP).dropna(subset="error")
             if shared := "cpu" in set(own["device"]):
                 inside = steps["value"].between(steps["low_said"], steps["high_said"])
                 words = "steps are within the range that their plan prints (share of the runs)"
                 here = inside.mean() if len(steps) else None
                 yield at_least(words, None, here, 1.0, series, why=_told(steps))
-            for words, both, of, bound in [] if shared else bounds:
+            for words, quantity, of, bound in () if shared else BOUNDS:
+                both = beside(own, quantity).dropna(subset="error")
                 here = 1 - both["error"].abs().agg(of) if len(both) else None
                 words = f"error of {words}: at most {bound:.0%} (1 less it)"
                 yield at_least(words, None, here, 1 - bound, series, why=_told(both))
@@ -127,8 +119,7 @@ class Accuracy(VarunaExhibit):
 
 
 def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Measured rows of a quantity, each with its prediction (`value_said`, `low_said`, `high_said`)
-    and the error of that."""
+    """Measured rows of a quantity, each with its prediction (`*_said`) and the error of that."""
     part, keys = pick(rows, quantity=quantity), ["variant", "pair"]
     said = pick(part, source=SIMULATED)[[*keys, "value", "low", "high"]]
     both = pick(part, source=MEASURED).merge(said, "left", on=keys, suffixes=("", "_said"))
