@@ -14,9 +14,9 @@
 
 # %% [markdown]
 # # Varuna: predictions of its steps
-# **Claim** (this project's goals). It is known before a run, for any number of stages,
-# replicas and samples in a micro-batch, how long a step takes and what a device holds, well
-# enough to choose among them.
+# **Claim** (this project's goals). How long a step takes in any shape, and what a device
+# holds, is known before it is run; a shape is a number of stages, of replicas, and of samples
+# in a micro-batch. So the fastest shape can be chosen.
 #
 # **How it is tested.** Each run is planned from layers and messages that were timed alone, and
 # then made. Points on the diagonal were predicted well; beside them is the error of each shape,

@@ -43,7 +43,6 @@ def test_committed_runs_are_held_against_the_bounds(tmp_path, more, missed):
     offload.write(tmp_path, LINES + more, name="pipelines.csv", columns=COLUMNS)
     session = open_exhibit("varuna_accuracy", "paper", tmp_path)
     rows = session.rows([])
-    assert pick(rows, variant="made-up")["value"].notna().any()
     told = judged(session, pick(rows, variant="made-up"))
     assert told == [FAILS if place in missed else HOLDS for place in range(4)]
     assert "out of device memory" in words_in(session.draw(rows))

@@ -47,8 +47,7 @@ class Accuracy(VarunaExhibit):
     figure, title = "varuna_accuracy", "Predictions of Varuna's steps"
     section = "this project's goals"
     claim = (
-        "It is known before a run, for any number of stages, replicas and samples in a micro-batch,"
-        " how long a step takes and what a device holds, well enough to choose among them."
+        "How long a step takes in any shape, and what a device holds, is known before it is run."
     )
     columns = {
         "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
@@ -216,7 +215,7 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
 
 def _look(ranks: float) -> dict[str, Any]:
     """Point of a run, darker for more ranks."""
-    color = lighter(LOOKS["varuna"].color, 0.2 + 0.2 * ranks)
+    color = lighter(LOOKS["varuna"].color, {1: 0.35, 2: 0.65}.get(ranks, 1.0))
     return {"color": color, "marker": "o", "ms": 4.0, "ls": ""}
 
 
