@@ -11,23 +11,25 @@ import pandas as pd
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Opened
+from workbench.exhibits.hardware.offload_table import framed, of_run
 from workbench.exhibits.hardware.server_table import table as server_rows
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.policies import POLICIES
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, one, pick, quotient, table
+from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, one, pick, quotient, table
 from workbench.figures.style import LOOKS, bar_look
 from workbench.figures.verdict import UNTESTED, Verdict, at_least
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.partition.stages import min_max_stages
 from workbench.published import hardware
+from workbench.published.pipelines import FILE, LABELS, latest, pipeline_runs
 from workbench.published.servers import server_runs
 from workbench.published.tables import FOLDER
 
 SEQ, VOCAB = 1024, 50304
-XL = {"layers": 48, "hidden": 1600, "batch": 64, "dtype": "bf16", "status": "ok"}
-"""GPT-2 XL, as the benchmarks of servers train it."""
+XL = {"layers": 48, "hidden": 1600, "batch": 64, "dtype": "bf16"}
+"""GPT-2 XL, as the benchmarks of servers and of pipelines train it."""
 GPUS = (1, 2, 4)
 TORCH = ("torch-gpipe", "torch-1f1b")
 OTHERS = ("data-parallel", "gpipe", "1f1b", *TORCH)
@@ -120,10 +122,12 @@ class Scaling(VarunaExhibit):
 
 def _measured(at: Opened) -> Iterator[dict[str, Any]]:
     """The fastest run of each method by GPUs, on the machine with most of them."""
-    rows = pick(server_rows(server_runs(at.roots())), method=tuple(METHODS), **XL)
+    servers, runs = server_rows(server_runs(at.roots())), latest(pipeline_runs(at.roots()))
+    pipelines = framed([of_run(run, FILE) for run in runs], tuple(servers), LABELS)
+    rows = pick(join(servers, pipelines), method=tuple(METHODS), status="ok", **XL)
     rows = rows[rows["device_cap_gib"].isna()].sort_values("samples_per_second")
-    rows = rows[rows["device"].isin(rows["device"].mode()[:1])]
-    for run in rows.drop_duplicates(["method", "ranks"], keep="last").itertuples():
+    rows = rows.drop_duplicates(["device", "method", "ranks"], keep="last")
+    for run in rows[rows["device"].isin(rows["device"].mode()[:1])].itertuples():
         yield {
             "method": run.method, "label": run.label, "x": run.ranks, "unit": "samples/s",
             "value": run.samples_per_second, "source": MEASURED, "hardware": run.hardware,

@@ -11,7 +11,6 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.preview import preview
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.policies import POLICIES
 from workbench.figures import draw as drawing
@@ -60,9 +59,6 @@ class Schedules(VarunaExhibit):
         batch, ranks = MICROS * (size.text.micro or 4), size.most_here()
         more = {"microbatches": MICROS, "steps": size.steps, "device_memory": None}
         return [size.spec("varuna", size.text, ranks=ranks, minibatch=batch, **more)]
-
-    def preview(self, at: Opened) -> pd.DataFrame:
-        return super().preview(at) if at.simulated else preview(self.stages(at), at.store)
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_lists(), *_theory(), *(row for each in records for row in _ran(each, at.store))]

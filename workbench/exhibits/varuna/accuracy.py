@@ -1,0 +1,222 @@
+"""Varuna's predictions in every shape: seconds of a step and bytes of a device, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Opened
+from workbench.exhibits.varuna.base import VarunaExhibit
+from workbench.exhibits.varuna.scaling import GPUS, XL
+from workbench.figures import draw as drawing
+from workbench.figures import rows as tidy
+from workbench.figures.rows import MEASURED, SIMULATED, pick
+from workbench.figures.style import GREY, LOOKS, lighter, name_of
+from workbench.figures.verdict import Verdict, at_least
+from workbench.published.pipelines import FILE, PipelineRun, latest, pipeline_runs
+
+SHAPES = {
+    "cuda": [(n // d, d, m) for n in GPUS for d in GPUS if n % d == 0 for m in (1, 2, 4, 8)],
+    "cpu": [(1, 1, 2), (2, 1, 2), (2, 1, 4), (1, 2, 2)],
+}
+"""Stages, replicas, and samples of a micro-batch."""
+SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
+"""Batch and dtype; steps of a run."""
+STEP, PEAK = "step", "device peak"
+UNITS = {STEP: "s", PEAK: "GiB"}
+WORST, CHOICE = 0.12, 0.03
+BOUNDS = (
+    ("a step, in the mean", STEP, "mean", 0.05),
+    ("a step, at worst", STEP, "max", WORST),
+    ("a device's peak, at worst", PEAK, "max", 0.05),
+)
+"""Of errors on GPUs, and how these are summed up. `CHOICE`: share of speed that a choice loses."""
+GIB = 1 << 30
+COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
+SHARED = "ranks share a processor here, and equal runs differ by more than that"
+CROSS = {"color": GREY, "marker": "x", "ms": 3.5, "ls": ""}
+
+
+class Accuracy(VarunaExhibit):
+    """Predicted over measured, errors by shape, and whether predictions choose well."""
+
+    figure, title = "varuna_accuracy", "Predictions of Varuna's steps"
+    section = "this project's goals"
+    claim = (
+        "How long a step takes in any shape, and what a device holds, is known before it is run."
+    )
+    columns = {
+        "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
+        "source": "source", "hardware": "hardware", "status": "status", "how": "how",
+    }  # fmt: skip
+    about = "no GPU can be used here, so nothing runs: committed measurements alone are shown"
+
+    def specs(self, size: Any) -> list[RunSpec]:
+        """A run for each shape that this machine has devices for."""
+        batch, dtype = SETTING[size.device]
+        same = {"minibatch": batch, "dtype": dtype, "steps": STEPS, "device_memory": None}
+        return [
+            size.spec("varuna", size.moved, p * d, replicas=d, microbatches=batch // d // m, **same)
+            for p, d, m in SHAPES[size.device]
+            if p * d <= size.devices
+        ]
+
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        """A measured and a predicted row by run and quantity; `variant`: folder, if committed."""
+        rows = [row for record in records for row in _of_record(record)]
+        for run in latest(pipeline_runs(at.roots())):
+            if all(getattr(run, name) == value for name, value in COMMITTED.items()):
+                rows += _of_run(run)
+        same = {"figure": self.figure, "size": at.size.name, "method": "varuna"}
+        return tidy.table(rows, (*tidy.COLUMNS, "quantity", "ranks"), **same)
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """For each series predicted over measured seconds, and errors by shape."""
+        from matplotlib.lines import Line2D
+
+        names, ranks = [*dict.fromkeys(rows["variant"])], sorted(set(rows["ranks"]))
+        if not names:
+            drawing.empty(figure.subplots(), "nothing was measured here, nor committed")
+            return
+        drawing.prepare(figure, len(names))
+        panels = figure.subplots(len(names), 2, squeeze=False, width_ratios=(2, 5))
+        for name, (left, right) in zip(names, panels, strict=True):
+            steps, peaks = (beside(pick(rows, variant=name), quantity) for quantity in UNITS)
+            _scatter(left, steps.dropna(subset="error"))
+            _errors(right, steps, peaks)
+            drawing.title(right, name_of(MEASURED, name, steps["hardware"].iloc[0]))
+        handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
+        words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
+        drawing.place_legend(figure, [*zip(handles, words, strict=True)])
+        drawing.small_print(
+            figure,
+            "P stages x D replicas, m samples of a micro-batch. Error: predicted over measured, "
+            "less 1; dashed: bounds of a step on GPUs. Upright: the range that a plan prints. "
+            f"Committed (named by folder): GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Of each series: errors, or (on processors) ranges that plans print; and the choice."""
+        for name in dict.fromkeys(rows["variant"]) or [""]:
+            own, series = pick(rows, variant=name), (MEASURED, name)
+            steps = beside(own, STEP).dropna(subset="error")
+            if shared := "cpu" in set(own["device"]):
+                inside = steps["value"].between(steps["low_said"], steps["high_said"])
+                words = "steps are within the range that their plan prints (share of the runs)"
+                here = inside.mean() if len(steps) else None
+                yield at_least(words, None, here, 1.0, series, why=_told(steps))
+            for words, quantity, of, bound in () if shared else BOUNDS:
+                both = beside(own, quantity).dropna(subset="error")
+                here = 1 - both["error"].abs().agg(of) if len(both) else None
+                words = f"error of {words}: at most {bound:.0%} (1 less it)"
+                yield at_least(words, None, here, 1 - bound, series, why=_told(both))
+            yield _choice(steps, series, SHARED if shared else "")
+
+
+def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Measured rows of a quantity, each with its prediction (`*_said`) and the error of that."""
+    part, keys = pick(rows, quantity=quantity), ["variant", "pair"]
+    said = pick(part, source=SIMULATED)[[*keys, "value", "low", "high"]]
+    both = pick(part, source=MEASURED).merge(said, "left", on=keys, suffixes=("", "_said"))
+    return both.assign(error=both["value_said"] / both["value"] - 1)
+
+
+def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str) -> Verdict:
+    """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
+    kept, told = [], [cannot] if cannot else []
+    for ranks, part in steps.groupby("ranks"):
+        chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
+        kept.append(best["value"] / chosen["value"])
+        told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
+    words = f"what predictions choose is at most {CHOICE:.0%} slower than the fastest (speed over "
+    here, why = min(kept, default=None), "; ".join(told)
+    return at_least(f"{words}its)", None, here, 1 - CHOICE, series, why=why, cannot=cannot and why)
+
+
+def _told(both: pd.DataFrame) -> str:
+    """Errors in words; empty without any."""
+    worst, mean = both.sort_values("error", key=abs).tail(1), both["error"].abs().mean()
+    told = f"{mean:.1%} in the mean of {len(both)}, at worst "
+    return "".join(f"{told}{row.error:+.1%} at {row.pair}" for row in worst.itertuples())
+
+
+def _of_record(record: RunRecord) -> Iterator[dict[str, Any]]:
+    spec, plan = RunSpec.from_dict(record.spec), record.predicted
+    replicas = spec.options.copies
+    about = {
+        "pair": f"{spec.ranks // replicas}x{replicas} m{spec.microbatch // replicas}",
+        "ranks": spec.ranks, "device": spec.device, "status": record.status, "key": record.key,
+        "hardware": tidy.hardware_of(record), "how": tidy.how_measured(record),
+    }  # fmt: skip
+    held = [each.get("device") for each in (record.peak_bytes, plan.get("peak_bytes", {}))]
+    yield from _rows(about, PEAK, *(nbytes and nbytes / GIB for nbytes in held))
+    seconds, *_ = tidy.amounts(record, "s")
+    yield from _rows(about, STEP, seconds, plan.get("step_seconds"), plan.get("spread"))
+
+
+def _of_run(run: PipelineRun) -> Iterator[dict[str, Any]]:
+    about = {
+        "pair": run.shape, "ranks": run.ranks, "device": "cuda", "variant": run.device,
+        "hardware": run.hardware, "status": run.status,
+        "how": f"{run.device}/{FILE}, {run.date}, commit {run.commit}",
+    }  # fmt: skip
+    yield from _rows(about, PEAK, run.peak_device_gib, run.predicted_peak_device_gib)
+    yield from _rows(about, STEP, run.step_seconds_median, run.predicted_step_seconds)
+
+
+def _rows(about: dict[str, Any], quantity: str, seen: Any, said: Any, spread: Any = None) -> Any:
+    """What was measured, a row also where there is nothing, and what was predicted."""
+    row = about | {"quantity": quantity, "unit": UNITS[quantity]}
+    yield row | {"value": seen, "source": MEASURED}
+    if said:
+        around = {"low": said * (1 - spread), "high": said * (1 + spread)} if spread else {}
+        yield row | {"value": said, "source": SIMULATED, **around}
+
+
+def _scatter(axes: Any, steps: pd.DataFrame) -> None:
+    """Predicted over measured seconds, about the diagonal."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if steps.empty:
+        drawing.empty(axes, "no value", 20)
+        return
+    for row in steps.itertuples():
+        axes.plot(row.value, row.value_said, **_look(row.ranks))
+        axes.plot([row.value] * 2, [row.low_said, row.high_said], color=GREY, lw=0.6, zorder=1)
+    ends = steps[["value", "value_said", "low_said", "high_said"]].stack()
+    limits = ends.min() / 1.3, ends.max() * 1.3
+    axes.plot(limits, limits, color=GREY, lw=0.6, zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
+    axes.set(xlabel="measured step (s)", ylabel="predicted step (s)")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator())
+        axis.set_major_formatter("{x:g}")
+
+
+def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
+    """Errors in percent by shape; a run without one says why."""
+    place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "ha": "center", "va": "center"}
+    for at, row in enumerate(steps.itertuples()):
+        axes.plot(at, 100 * row.error, **_look(row.ranks))
+        if pd.isna(row.error):
+            words = "no prediction" if row.value > 0 else drawing.missing_words(row.status)
+            axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
+    axes.plot(range(len(peaks)), 100 * peaks["error"], **CROSS)  # of the same runs
+    for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
+        axes.axhline(100 * bound, color=GREY, lw=0.6, ls="--" if bound else "-", zorder=0)
+    axes.set_xticks(range(len(steps)), steps["pair"], rotation=90 if len(steps) > 8 else 0)
+    axes.set(xlim=(-0.6, len(steps) - 0.4), ylabel="error (%)")
+    axes.margins(y=0.15)
+
+
+def _look(ranks: float) -> dict[str, Any]:
+    """Point of a run, darker for more ranks."""
+    color = lighter(LOOKS["varuna"].color, {1: 0.35, 2: 0.65}.get(ranks, 1.0))
+    return {"color": color, "marker": "o", "ms": 4.0, "ls": ""}
+
+
+EXHIBIT = Accuracy()
