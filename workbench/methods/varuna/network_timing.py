@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
 from math import pi, sqrt
 from statistics import fmean, median, pvariance
@@ -60,14 +60,11 @@ class Network:
     def sums(self, largest: int) -> tuple[RingSum, ...]:
         """All-reduces of up to so many bytes over rings of copies: powers of two, and all."""
         times = self._gathered(partial(self._all_sums, sizes_to(largest)))
-        found = []
-        for (ranks, nbytes), seconds in sorted(times.items()):
-            timing = summarize([Sample(each, each) for each in seconds])
-            spread = timing.spread * timing.seconds
-            found.append(
-                RingSum(ranks=ranks, nbytes=nbytes, seconds=timing.seconds, spread_s=spread)
-            )
-        return tuple(found)
+        timings = {at: summarize([Sample(s, s) for s in found]) for at, found in times.items()}
+        return tuple(
+            RingSum(ranks=n, nbytes=b, seconds=t.seconds, spread_s=t.spread * t.seconds)
+            for (n, b), t in sorted(timings.items())
+        )
 
     def _gathered(self, measure: Callable[[], Times]) -> Times:
         """Times that all processes have measured."""
@@ -98,8 +95,8 @@ class Network:
         for ranks in sorted(powers | {self._world} - {1}):
             apart = self._world // ranks
             rings = [range(first, apart * ranks, apart) for first in range(apart)]
-            made = [(ring, group(ring, self._backend)) for ring in rings]
-            for members in (members for ring, members in made if self._rank in ring):
+            made = {ring: group(ring, self._backend) for ring in rings}  # by all, in one order
+            for members in (made[ring] for ring in rings if self._rank in ring):
                 for nbytes in sizes:
                     values = torch.zeros(nbytes // 4, device=self._device)
                     add_up = partial(dist.all_reduce, values, group=members)
@@ -133,18 +130,14 @@ class Network:
         return self._timed(trip, TRIPS)
 
     def _timed(self, action: Callable[[int], object], times: int) -> list[float]:
-        """Seconds of actions beside what the device computes, without the first one's."""
+        """Seconds of actions to their end on the device, without the first one's."""
         found = []
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        if stream:
-            stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream) if stream else nullcontext():
-            for number in range(times + 1):
-                begun = perf_counter()
-                action(number)
-                if stream:
-                    stream.synchronize()
-                found.append(perf_counter() - begun)
+        for number in range(times + 1):
+            begun = perf_counter()
+            action(number)
+            if self._device.type == "cuda":  # what computes meanwhile has a stream of its own
+                torch.cuda.current_stream(self._device).synchronize()
+            found.append(perf_counter() - begun)
         return found[1:]
 
 
@@ -162,10 +155,10 @@ def sizes_to(largest: int) -> list[int]:
 
 def wire_of(trips: Mapping[int, Sequence[float]]) -> Wire:
     """The wire on which round trips, by bytes, take so many seconds. A message is late by
-    |N(0, sd)|, and a trip by two such, which decides its mean and variance; trips far above the
-    others are left out."""
+    |N(0, sd)|, and a trip by two such, which decides its mean and variance. The variance is the
+    median of all sizes', and trips far above the others are left out."""
     kept = {nbytes: undisturbed(trips[nbytes]) for nbytes in sorted(trips)}
-    sd = sqrt(fmean(map(pvariance, kept.values())) / (2 - 4 / pi))
+    sd = sqrt(median(map(pvariance, kept.values())) / (2 - 4 / pi))
     late = 2 * sd * sqrt(2 / pi)
     sizes, quick = [*kept], [max(min(some), fmean(some) - late) / 2 for some in kept.values()]
     slope, latency = np.polyfit(sizes, quick, 1, w=np.divide(1, quick))

@@ -14,9 +14,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median, pstdev
 
 import torch
 import torch.distributed as dist
@@ -39,8 +38,8 @@ from workbench.runtime.device_budget import device_meter
 from workbench.runtime.groups import as_one
 from workbench.runtime.tiers import OutOfMemory
 
-Found = dict[int, tuple[form.Slice, list[float]]]
-"""Slice -> it, with the sizes that found memory; and deviations of single passes."""
+Found = dict[int, tuple[form.Slice, list[list[float]]]]
+"""Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""
 
 
 class Profiler:
@@ -113,7 +112,7 @@ class Profiler:
         found: Found = {}
         for each in as_one(partial(self._measured, sizes), self._everybody):
             found |= each
-        slices, late = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
+        slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
         able = set.intersection(*({one.samples for one in each.passes} for each in slices))
         if not able:
             raise ValueError(
@@ -124,10 +123,10 @@ class Profiler:
         largest = max((each.boundary_bytes for each in slices[1:]), default=0) * max(able)
         within, between = self._network.wires(largest)
         sums = self._network.sums(sum(each.weight_bytes for each in slices))
-        every = [abs(each) for some in late for each in some]
-        jitter = form.Deviation(
-            median_s=median(every), sd_s=sqrt(fmean(each * each for each in every))
-        )
+        every = [seconds for of_slice in singles for seconds in of_slice]
+        apart = [abs(each - median(seconds)) for seconds in every for each in seconds]
+        # A pass that was disturbed all the time says nothing of the others.
+        jitter = form.Deviation(median_s=median(apart), sd_s=median(map(pstdev, every)))
         passes = [tuple(one for one in each.passes if one.samples in able) for each in slices]
         profile = form.ModelProfile(
             model=self.model, machine=self.machine, device_bytes=min(room for room, _ in memory),
@@ -159,7 +158,7 @@ class Profiler:
                 module.to("cpu")
         return found
 
-    def _slice(self, stage: Stage, sizes: Sequence[int]) -> tuple[form.Slice, list[float]]:
+    def _slice(self, stage: Stage, sizes: Sequence[int]) -> tuple[form.Slice, list[list[float]]]:
         rows = [value[:1] if value.dim() else value for value in self._slices.inputs.values()]
         weights = [*stage.named_parameters().values()]
         found = form.Slice(
@@ -167,18 +166,18 @@ class Profiler:
             state_bytes=0, passes=(),
             boundary_bytes=bytes_of(rows) if stage.first else form_bytes(stage.came(1)),
         )  # fmt: skip
-        late: list[float] = []
+        singles: list[list[float]] = []
         try:
             bench = SliceBench(stage, self._learning)
             state_bytes, update_s = bench.update(self._optimizer)
             found = replace(found, state_bytes=state_bytes, update_s=update_s)
             for size in sizes:
-                one, more = bench.passes(self._get_batch(size), size)
+                one, seconds = bench.passes(self._get_batch(size), size)
                 found = replace(found, passes=(*found.passes, one))
-                late += more
+                singles += seconds
         except (OutOfMemory, torch.OutOfMemoryError):
             torch.cuda.empty_cache()  # this size and larger ones are left out
-        return found, late
+        return found, singles
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of the device that this process may use, and those of them that libraries keep."""

@@ -42,9 +42,10 @@ class SliceBench:
         self._came: Bundle = ()
         self._above: Bundle = ()
 
-    def passes(self, inputs: Inputs, samples: int) -> tuple[SlicePasses, list[float]]:
-        """Passes over a micro-batch of so many samples, and by how many seconds single ones
-        deviate. Raises what is raised where memory runs out."""
+    def passes(self, inputs: Inputs, samples: int) -> tuple[SlicePasses, list[list[float]]]:
+        """Passes over a micro-batch of so many samples; and seconds of single forward, and single
+        backward ones, without those far above the others. Raises what is raised where memory
+        runs out."""
         stage, rows = self._stage, tuple(range(samples))
         stage.check(inputs)
         given = {n: t.to(self._device) for n, t in check_inputs(inputs, samples).items()}
@@ -63,8 +64,7 @@ class SliceBench:
             backward_spread_s=backward.spread * backward.seconds,
             kept_bytes=kept, scratch_bytes=scratch,
         )  # fmt: skip
-        values = [undisturbed([each.wall for each in some]) for some in both]
-        return found, [each - median(some) for some in values for each in some]
+        return found, [undisturbed([each.wall for each in some]) for some in both]
 
     def update(self, make: MakeOptimizer) -> tuple[int, float]:
         """Bytes of an optimizer's states, and seconds of its step."""
