@@ -65,13 +65,10 @@ def main() -> None:
         ("--layers", 12), ("--hidden", 768), ("--heads", 12), ("--seq", 1024), ("--vocab", 50304),
         ("--steps", 20), ("--global_batch", 64), ("--chunk_size", 4), ("--batch-size", 0),
         ("--rank", 0), ("--local_rank", int(os.environ.get("LOCAL_RANK", 0))),
-        ("--resume_step", -1), ("--save_every", 0),
+        ("--resume_step", -1), ("--save_every", 0), ("--save", "checkpoints"),
+        ("--stage_to_rank_map", "0;"), ("--order", "varuna"), ("--transport", "auto"),
     ):  # fmt: skip
-        parser.add_argument(flag, type=int, default=default)
-    parser.add_argument("--stage_to_rank_map", default="0;")
-    parser.add_argument("--order", default="varuna")
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--save", default="checkpoints")
+        parser.add_argument(flag, type=type(default), default=default)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--profiling", metavar="DIR", nargs="?", const="profiles")
     parser.add_argument("--text", required=True)
