@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workbench.methods.varuna import CutPoint, Varuna
+from workbench.methods.varuna import CutPoint, Profiler, Varuna
 
 
 class Block(nn.Module):
@@ -48,12 +48,8 @@ class GPT(nn.Module):
         self.head.weight = self.embed.weight
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
-                std = (
-                    0.02 / (2 * layers) ** 0.5
-                    if name.endswith(("out.weight", "down.weight"))
-                    else 0.02
-                )
-                nn.init.normal_(weight, std=std)
+                deep = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / (2 * layers) ** (0.5 * deep))
 
     def forward(self, tokens, labels):
         x = self.embed(tokens) + self.place.weight[: tokens.shape[1]]
@@ -69,14 +65,12 @@ def main() -> None:
         ("--layers", 12), ("--hidden", 768), ("--heads", 12), ("--seq", 1024), ("--vocab", 50304),
         ("--steps", 20), ("--global_batch", 64), ("--chunk_size", 4), ("--batch-size", 0),
         ("--rank", 0), ("--local_rank", int(os.environ.get("LOCAL_RANK", 0))),
-        ("--resume_step", -1), ("--save_every", 0),
+        ("--resume_step", -1), ("--save_every", 0), ("--save", "checkpoints"),
+        ("--stage_to_rank_map", "0;"), ("--order", "varuna"), ("--transport", "auto"),
     ):  # fmt: skip
-        parser.add_argument(flag, type=int, default=default)
-    parser.add_argument("--stage_to_rank_map", default="0;")
-    parser.add_argument("--order", default="varuna")
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--save", default="checkpoints")
+        parser.add_argument(flag, type=type(default), default=default)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--profiling", metavar="DIR", nargs="?", const="profiles")
     parser.add_argument("--text", required=True)
     args = parser.parse_args()
     text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8)
@@ -91,6 +85,12 @@ def main() -> None:
         torch.manual_seed(0)
         return GPT(args.layers, args.hidden, args.heads, args.seq, args.vocab)
 
+    if args.profiling:
+        Profiler(
+            make, batch, out_folder=args.profiling, local_rank=args.local_rank, bf16=args.bf16,
+            transport=args.transport,
+        ).profile_all([1, 2, 4, 8], anew=False)  # fmt: skip
+        return
     model = Varuna(
         make, args.stage_to_rank_map, batch, args.global_batch, args.chunk_size,
         local_rank=args.local_rank, bf16=args.bf16, order=args.order,

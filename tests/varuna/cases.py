@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.varuna import net
 from workbench.core.stage_map import StageMap
-from workbench.methods.varuna import Varuna
+from workbench.methods.varuna import Profiler, Varuna
 
 CLIP = 0.5
 torch.set_num_threads(1)
@@ -137,3 +137,12 @@ class Late:
 
         part = hashlib.sha256(f"{action.name} {step}".encode()).digest()[0] / 255
         time.sleep(self._seconds * part)
+
+
+def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
+    """Writes a profile; says its model, and whether a second look keeps it."""
+    profiler = Profiler(net.net, net.batch, "cpu", per_host, out_folder=out)
+    path = profiler.profile_all(sizes)
+    before = path.read_text()
+    kept = profiler.profile_all(sizes[:1], anew=False).read_text() == before
+    return {"kept": kept, "model": [profiler.model.name, profiler.model.digest]}

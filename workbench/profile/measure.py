@@ -231,14 +231,16 @@ def _half(size: Size) -> Size:
     return Size(1, size.seq // 2)
 
 
-def _cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+def cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+    """Do it; returns what reads how long that took."""
     wall, cpu = time.perf_counter(), time.thread_time()
     action()
     sample = Sample(time.perf_counter() - wall, time.thread_time() - cpu)
     return lambda: sample
 
 
-def _cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+def cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
+    """Enqueue it; returns what waits for its end, and reads how long it took on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     action()
@@ -254,7 +256,7 @@ def _cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
 
 def _timings(bench: Bench, size: Size, seconds: float, *, reduced: bool) -> Timings:
     """Timings of steps that go on for `seconds`, after one that warms up."""
-    clock = _cuda_clock if bench.device.type == "cuda" else _cpu_clock
+    clock = cuda_clock if bench.device.type == "cuda" else cpu_clock
     least = REDUCED_STEPS if reduced else STEPS
 
     def run() -> dict[tuple[str, str], list[Sample]]:

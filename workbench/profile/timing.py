@@ -72,10 +72,14 @@ def summarize(samples: Sequence[Sample], others: float = 0.0) -> Timing:
     if len(values) < 4:
         middle = median(values)
         return Timing(middle, (max(values) - min(values)) / 2 / middle, others)
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    kept = [value for value in values if value <= high + 1.5 * (high - low)]
-    low, middle, high = quantiles(kept, n=4, method="inclusive")
+    low, middle, high = quantiles(undisturbed(values), n=4, method="inclusive")
     return Timing(middle, (high - low) / 2 / middle, others)
+
+
+def undisturbed(values: Sequence[float]) -> list[float]:
+    """Two or more values, without those far above the others."""
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return [value for value in values if value <= high + 1.5 * (high - low)]
 
 
 class Stopwatch:

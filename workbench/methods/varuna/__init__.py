@@ -13,6 +13,7 @@ from typing import Any
 HOMES = {
     "AutoConfig": "autoconfig",
     "CutPoint": "cut_point",
+    "Profiler": "profiler",
     "Varuna": "pipeline",
     "get_this_rank_config_varuna": "autoconfig",
     "get_varuna_config": "autoconfig",

@@ -81,7 +81,10 @@ class SliceSizes:
     def weight_bytes(self, unit: int) -> int:
         return self._sum(unit, "weight_bytes")
 
-    visit_bytes = fresh_bytes = weight_bytes
+    visit_bytes = weight_bytes
+
+    def fresh_bytes(self, unit: int) -> int:
+        return 0  # each gradient is added up as soon as it is made: a slice's scratch has it
 
     def state_bytes(self, unit: int) -> int:
         return self._sum(unit, "state_bytes")

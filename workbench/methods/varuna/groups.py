@@ -14,6 +14,20 @@ from workbench.runtime.groups import PATIENCE
 CARRIERS = ("auto", "nccl", "gloo")
 
 
+def device_of(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """A process's device; -1 is its GPU, where there is one. Raises ValueError for one that is not
+    there."""
+    if device == -1:
+        number = max(0, local_rank)
+        device = number if torch.cuda.is_available() else "cpu"
+    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if found.type == "cuda":
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(found)
+    return found
+
+
 def join(device: torch.device) -> None:
     """Join the world that the environment names, unless the script has; without one, of this
     process alone."""

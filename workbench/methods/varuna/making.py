@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
 from workbench.runtime.optimizer_state import Parameters
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +63,7 @@ class Question:
     def make(self, rank: int) -> Own:
         """A rank's part; the first rank compares the slices with the module. Raises ValueError for
         a module that cannot be trained so."""
-        module = self.model if isinstance(self.model, nn.Module) else self.model()
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"model is a {type(module).__name__}; give a module or its maker")
-        slices = Slices(module, self.get_batch)
+        slices = Slices(made(self.model), self.get_batch)
         self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
@@ -88,7 +88,15 @@ class Question:
             )
 
 
-def in_turn(make: Callable[[], Own], turn: int, everybody: dist.ProcessGroup) -> Own:
+def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """The module. Raises ValueError for what is neither one nor its maker."""
+    module = model if isinstance(model, nn.Module) else model()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model is a {type(module).__name__}; give a module or its maker")
+    return module
+
+
+def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -> Made:
     """Make the part of this process when those of its host with a lower `turn` have. Raises
     ValueError on all processes where one refuses."""
     last = torch.tensor(turn)

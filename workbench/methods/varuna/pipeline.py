@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +27,13 @@ from torch import nn
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
-from workbench.methods.varuna.groups import carrier, check_world, group, join, neighbours
+from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
 from workbench.methods.varuna.making import Question, in_turn
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
-from workbench.methods.varuna.stage import Given
+from workbench.methods.varuna.stage import Given, dtype_of
 from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
 from workbench.methods.varuna.stepping import FORWARD, Stepping
 from workbench.methods.varuna.weights import StageWeights
@@ -92,12 +91,16 @@ class Varuna:
         self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
         self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
-        self._device = _device(device, local_rank)
+        worker = self._lifeline.worker
+        if worker is not None and worker.batch != batch_size:
+            raise ValueError(
+                f"batch_size is {batch_size}, and the launcher's --batch_size {worker.batch}; both "
+                "are the samples of a whole step"
+            )
+        self._device = device_of(device, local_rank)
         backend = carrier(transport, self._device)
         _check_order(order)
-        if fp16 and bf16:
-            raise ValueError("fp16 and bf16 are both on; give one of them")
-        self._dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+        self._dtype = dtype_of(fp16=fp16, bf16=bf16)
         self._order, self._seed, self._weight_of = order, seed, weight_of
         join(self._device)
         check_world(self.map)
@@ -125,7 +128,9 @@ class Varuna:
         replicas = of_stages[self.stage]
         self._weights.spread(replicas, self.map.rank(self.stage, 0), self._part.buffers())
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
-        engine = StageEngine(self._part, self._weights.gradients, replicas, autocast=self._autocast)
+        engine = StageEngine(
+            self._part, self._weights.gradients, replicas, autocast=self._part.autocast
+        )
         engine.transport = GroupTransport(
             neighbours(self.map, self.rank, backend, self._everybody, self._device),
             self._everybody,
@@ -322,24 +327,6 @@ class Varuna:
         self._part.begin(given)
         self._engine.begin(micros, scale / shares.batch, training=training)
         return micros
-
-    def _autocast(self) -> AbstractContextManager:
-        if self._dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
-
-
-def _device(device: int | str | torch.device, local_rank: int) -> torch.device:
-    """Raises ValueError for a GPU that is not there."""
-    if device == -1:
-        number = max(0, local_rank)
-        device = number if torch.cuda.is_available() else "cpu"
-    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
-    if found.type == "cuda":
-        if (found.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
-        torch.cuda.set_device(found)
-    return found
 
 
 def _check_order(order: str) -> None:

@@ -10,12 +10,14 @@ model's. Imports no torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from workbench.core.files import write_whole
+from workbench.core.host import device_class, gpus, torch_build
 from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
 
@@ -115,6 +117,8 @@ class ModelProfile:
     """How far passes of a slice deviate."""
     library_bytes: int = 0
     """Memory of a device that libraries keep."""
+    lacking: tuple[int, ...] = ()
+    """Samples of micro-batches for which a slice found no memory."""
     version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -143,6 +147,13 @@ class ModelProfile:
         """Write it into a folder, whole or not at all; another one there is replaced."""
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def machine_of(device: str) -> Named:
+    """This machine, of which devices ``cpu`` or ``cuda`` are used."""
+    found = [(gpu.name, gpu.memory_bytes) for gpu in gpus()[:1]] if device == "cuda" else []
+    facts = repr((device_class(device), found, torch_build()))
+    return Named(name=device_class(device), digest=hashlib.sha256(facts.encode()).hexdigest()[:16])
 
 
 def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> ModelProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -90,6 +91,12 @@ class Stage:
         kept = [v for v, sent in zip(values, self.sent, strict=True) if sent]
         return [_form(value, samples, self.dtype) for value in kept]
 
+    def autocast(self) -> AbstractContextManager:
+        """Mixed precision, in which passes run."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
     def begin(self, given: Sequence[Given]) -> None:
         """Before a step: what each of its micro-batches is."""
         self._micros = given
@@ -115,6 +122,13 @@ class Stage:
             return made
         kept = (t for t, sent in zip(made, self.sent, strict=True) if sent)
         return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in kept)
+
+
+def dtype_of(*, fp16: bool, bf16: bool) -> torch.dtype:
+    """The precision of passes. Raises ValueError for two of them."""
+    if fp16 and bf16:
+        raise ValueError("fp16 and bf16 are both on; give one of them")
+    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
 
 
 def _form(value: Value, samples: int, dtype: torch.dtype) -> Form:

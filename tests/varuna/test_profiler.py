@@ -1,0 +1,96 @@
+"""A user's module is measured slice by slice, and its shape is chosen from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+
+from tests.varuna import net
+from tests.varuna.workers import Workers
+from workbench.methods.varuna import AutoConfig, Profiler
+from workbench.methods.varuna.network_timing import sizes_to, wire_of
+from workbench.methods.varuna.profile import Named, load, machine_of
+from workbench.methods.varuna.slice_timing import SliceBench
+from workbench.runtime.tiers import OutOfMemory
+
+
+def test_two_ranks_measure_a_net_and_autoconfig_answers(tmp_path):
+    with Workers() as workers:
+        first, second = workers.run(
+            "profiled", replicas=2, out=str(tmp_path), per_host=2, sizes=[1, 2]
+        )
+    assert first == second, (first, second)
+    assert first["kept"], "one that fits is kept unless it is asked for anew"
+    name, digest = first["model"]
+    model = Named(name=name, digest=digest)
+    profile = load(tmp_path, model, machine_of("cpu"))
+
+    module = net.net()
+    assert profile.samples == (1, 2)
+    assert [each.parameters for each in profile.slices[1:-1]] == [304] * (net.BLOCKS - 1)
+    assert profile.slices[0].parameters == module.embed.weight.numel()
+    assert profile.slices[1].boundary_bytes == 4 * net.SEQ * (net.HIDDEN + 1), "x and the mask"
+    for each in profile.slices:
+        one, two = each.passes
+        assert each.weight_bytes == 4 * each.parameters
+        assert 2 * each.weight_bytes < each.state_bytes < 3 * each.weight_bytes, "AdamW's"
+        assert min(one.forward_s, one.backward_s, two.forward_s, two.backward_s) > 0
+        assert each.update_s > 0
+        assert one.scratch_bytes > 0
+    for each in profile.slices[1:]:
+        one, two = each.passes
+        assert 0 < one.kept_bytes < two.kept_bytes
+    assert 0 < profile.within.bytes_per_s < inf
+    assert profile.between is None, "the ranks were those of one host"
+    assert {each.ranks for each in profile.sums} == {2}
+    assert all(each.seconds > 0 for each in profile.sums)
+
+    found = AutoConfig(2, 2, 8, tmp_path, verbose=False, model=model)
+    shapes = {(row.stages, row.replicas, row.micro) for row in found.candidates if not row.reason}
+    assert shapes == {(p, d, m) for p, d in ((1, 1), (2, 1), (1, 2)) for m in (1, 2)}
+    assert found.get_min()[2] > 0
+    far = AutoConfig(2, 1, 8, tmp_path, verbose=False)
+    refused = {row.stages: row.reason for row in far.candidates}
+    assert "between hosts were not profiled" in refused[2]
+    with pytest.raises(ValueError, match="not of other"):
+        AutoConfig(2, 2, 8, tmp_path, verbose=False, model=replace(model, name="other"))
+
+
+def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
+    passes = SliceBench.passes
+
+    def few(bench, inputs, samples):
+        if samples > 1 and bench._stage.units.start == 2:
+            raise OutOfMemory(tier="device", what="x", asked=9, in_use=1, budget=1)
+        return passes(bench, inputs, samples)
+
+    monkeypatch.setattr(SliceBench, "passes", few)
+    profiler = Profiler(net.net(), net.batch, "cpu", out_folder=tmp_path)
+    profiler.set_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    profiler.profile_all([2, 1])
+    found = load(tmp_path)
+    assert (found.samples, found.lacking) == ((1,), (2,))
+    assert {each.state_bytes for each in found.slices} == {0}, "SGD has none"
+    with pytest.raises(ValueError, match="no memory for 2 samples"):
+        profiler.profile_all([2])
+    with pytest.raises(ValueError, match="numbers from 1 on"):
+        profiler.profile_all([0, 1])
+
+
+def test_a_wire_is_told_from_round_trips():
+    latency, rate, sd = 1e-3, 1e9, 2e-4
+    draw = torch.Generator().manual_seed(0)
+    trips = {
+        nbytes: [
+            2 * (latency + nbytes / rate) + sd * float(torch.randn(2, generator=draw).abs().sum())
+            for _ in range(300)
+        ]
+        for nbytes in sizes_to(16 << 20)
+    }
+    wire = wire_of(trips)
+    assert wire.latency_s == pytest.approx(latency, rel=0.05)
+    assert wire.bytes_per_s == pytest.approx(rate, rel=0.02)
+    assert wire.jitter.sd_s == pytest.approx(sd, rel=0.1)
