@@ -45,6 +45,7 @@ VARUNA = {
     "varuna_schedules": "varuna.schedules",
     "varuna_bubbles": "varuna.bubbles",
     "varuna_jitter": "varuna.jitter",
+    "varuna_morphing": "varuna.morphing",
     "varuna_scaling": "varuna.scaling",
 }
 """Exhibits of Varuna (EuroSys'22)."""
