@@ -164,8 +164,7 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
     folder, batch = store.folder(record.key) / JOB, record.spec["batch"]
     try:
         edits, job, alone = (
-            pd.read_json(folder / name, lines=True, convert_dates=False)
-            for name in (EDITS, LOSSES, ALONE)
+            pd.read_json(folder / name, lines=True) for name in (EDITS, LOSSES, ALONE)
         )
         began, ranks = job["at"].iloc[0], job["stages"] * job["replicas"]
     except (OSError, ValueError, KeyError, IndexError) as error:
