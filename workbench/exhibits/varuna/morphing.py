@@ -61,9 +61,9 @@ class Morphing(VarunaExhibit):
         """One job; a host is a GPU, or a process."""
         small = size.device == "cpu"
         hosts, *part = PARTS.get(size.name, (max(1, size.devices), 10, float("inf")))
-        layers, hidden, seq, batch = (4, 64, 32, 12) if small else (12, 512, 256, 48)
+        layers, hidden, seq, batch = (3, 64, 32, 12) if small else (12, 512, 256, 48)
         model = ModelSpec(layers=layers, hidden=hidden, heads=4, seq=seq, vocab=256, dropout=0.0)
-        about = {"method": "varuna-replay", "model": model, "batch": batch, "microbatches": 4}
+        about = {"method": "varuna-replay", "model": model, "batch": batch, "microbatches": 12}
         more = {"ranks": hosts, "device": size.device, "eps": 1e-6, "steps": 100_000}
         return [RunSpec.of(**about, **more, trace=trace(hosts, *part))]
 
@@ -108,12 +108,11 @@ class Morphing(VarunaExhibit):
         middle.stairs(speed, edges, color=colour, fill=True)
         for each in rounds.itertuples():
             middle.axvspan(each.x - each.seconds, each.x, color=GREY, alpha=0.25, lw=0)
-            side = "left" if each.x < 0.93 * end else "right"
-            middle.text(each.x, speed.max() * 1.08, f" {each.pair} ", fontsize=7, ha=side)
+            middle.text(each.x, speed.max() * 1.08, f" {each.pair}", fontsize=7)
         middle.set(ylabel="samples/s", ylim=(0, speed.max() * 1.3), xlabel="s from the first step")
         drawing.title(middle, "speed, and each round's stages x replicas; grey: morphs")
         for axes in (top, middle):
-            axes.set_xlim(0, end)
+            axes.set_xlim(0, end * 1.06)
         bottom.plot(alone["step"], alone["value"], color="#BBBBBB", lw=3, label="undisturbed")
         bottom.plot(steps["step"], steps["value"], color=colour, lw=0.7, label="the job")
         for step in rounds["step"].iloc[1:]:

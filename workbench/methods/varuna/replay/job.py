@@ -62,6 +62,11 @@ class Options(NoOptions):
             raise ValueError(f"trace is {self.trace!r}; it must have 1 to {spec.ranks} hosts each")
 
 
+def plan(spec: RunSpec, profile: Any) -> None:
+    """Raises ValueError: shapes follow from hosts, and nobody foresees those."""
+    raise ValueError(f"{spec.method} has no plan: its shapes follow from the hosts that there are")
+
+
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Replay the trace, then train undisturbed."""
     job, lines, told = folder / JOB, [], 0.0

@@ -61,10 +61,9 @@ def main() -> None:
         return Net(spec.model)
 
     # All hosts are one machine: a rank has the GPU of its own number.
-    model = Varuna(
-        make, given.stage_to_rank_map, batch, spec.batch, spec.batch // spec.microbatches,
-        local_rank=given.rank or 0, device="cpu" if spec.device == "cpu" else -1,
-    )  # fmt: skip
+    device = "cpu" if spec.device == "cpu" else given.rank or 0
+    chunk = given.chunk_size or spec.batch
+    model = Varuna(make, given.stage_to_rank_map, batch, spec.batch, chunk, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, eps=spec.eps)
     model.set_optimizer(optimizer)
     if given.resume_step is not None:
