@@ -28,6 +28,7 @@ from workbench.elastic.worker import AGENT
 
 PLACE = "WORKBENCH_AGENT_PLACE"
 """Environment variable of a forkserver alone: the folder of its agent."""
+INSTALLED = ("site-packages", "dist-packages")
 
 if (_place := os.environ.pop(PLACE, None)) is not None:
 
@@ -106,7 +107,9 @@ def work(job: Order, begin: Message, agent: str) -> None:
     if start.resume_step is not None:
         flags["resume_step"] = start.resume_step
     sys.argv = [job.script, *job.arguments, *(f"--{name}={value}" for name, value in flags.items())]
-    sys.path.insert(0, str(Path(job.script).parent))
+    installed = (n for n, path in enumerate(sys.path) if Path(path).name in INSTALLED)
+    # After Python's library: a `profile.py` beside the script stands for none of its modules.
+    sys.path.insert(next(installed, len(sys.path)), str(Path(job.script).parent))
     failure = ""
     try:
         os.chdir(job.code_dir)

@@ -46,6 +46,7 @@ VARUNA = {
     "varuna_bubbles": "varuna.bubbles",
     "varuna_jitter": "varuna.jitter",
     "varuna_accuracy": "varuna.accuracy",
+    "varuna_morphing": "varuna.morphing",
     "varuna_scaling": "varuna.scaling",
 }
 """Exhibits of Varuna (EuroSys'22)."""

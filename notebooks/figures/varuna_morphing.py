@@ -1,0 +1,55 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Varuna: hosts come and go
+# **Claim** (the paper's timeline of morphing, and a trace of a user of its code). A job follows
+# the machines that there are, by changing its pipelines and replicas, and trains as if nothing
+# had happened.
+#
+# **How it is tested.** The trace says how many GPUs there were, and when. A job of Varuna's
+# launcher trains a small GPT over a machine list that is edited as the trace says, a slot a host;
+# changes of the list are notices. Each round has as few stages over one as divide its hosts: four
+# are 2 x 2, three are 3 x 1. The same script then trains as long on one worker, undisturbed.
+# Losses are held against its losses, and each step is counted. The paper's own timeline was not
+# available.
+#
+# | size | what runs | takes |
+# |---|---|---|
+# | smoke | up to four processes, the first 1,764 s of the trace 60-fold | a minute or two |
+# | small | as many hosts as there are GPUs, the whole trace tenfold | half an hour |
+# | paper | as small; nothing without a GPU | half an hour |
+
+# %% tags=["parameters"]
+size: str = "smoke"  # smoke, small or paper
+results: str = "results"  # folder of the run records; a relative one lies in the repository
+force: bool = False  # run again what has a record already
+
+# %%
+from IPython.display import display
+
+from workbench.exhibits import open_exhibit
+
+exhibit = open_exhibit("varuna_morphing", size, results)
+exhibit.preview()
+
+# %%
+rows = exhibit.run(force=force)
+
+# %%
+exhibit.figure(rows)
+
+# %%
+display(exhibit.verdict(rows), exhibit.provenance())

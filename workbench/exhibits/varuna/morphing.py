@@ -1,0 +1,191 @@
+"""Varuna while hosts come and go: a trace of availability, replayed on a real job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.exhibits.base import Opened
+from workbench.exhibits.preview import cached
+from workbench.exhibits.varuna.base import VarunaExhibit
+from workbench.figures import draw as drawing
+from workbench.figures.rows import COLUMNS, MEASURED, hardware_of, pick, table
+from workbench.figures.style import GREY, LOOKS
+from workbench.figures.verdict import Verdict, at_least
+from workbench.methods.varuna.replay.job import ALONE, EDITS, JOB, LOSSES, TAIL
+from workbench.published.tables import FOLDER
+from workbench.runs.store import Store
+
+LARGEST = 16
+"""GPUs of the trace at its best."""
+PARTS = {"tiny": (2, 6000, 700), "smoke": (4, 60, 1764)}
+"""Hosts for the trace's 16 GPUs, how many times as fast, and until which second; other sizes
+replay all of it tenfold, on the GPUs that are there."""
+LIST, STEP, ALONE_STEP, ROUND = "hosts", "step", "undisturbed step", "round"
+"""Quantities: hosts on the list, losses of steps, and rounds with their samples/s."""
+NEAR, BINS = 1e-5, 80
+"""Relative difference of losses; bins of the time."""
+SERIES = (MEASURED, "")
+
+
+def trace(hosts: int, speed: float, until: float) -> str:
+    """Changes of the published trace as an option, with so many hosts for its 16 GPUs."""
+    told = pd.read_csv(FOLDER / "varuna_trace.csv")
+    there = (told["gpus"] * hosts // LARGEST).clip(lower=1)
+    told = told.assign(hosts=there)[(told["time_s"] <= until) & (there != there.shift())]
+    return " ".join(f"{row.time_s / speed:g}:{row.hosts}" for row in told.itertuples())
+
+
+class Morphing(VarunaExhibit):
+    """A job's shapes, speed and losses, beside an undisturbed run."""
+
+    figure, title = "varuna_morphing", "Varuna while hosts come and go"
+    section = "the paper's timeline of morphing, and a trace of a user of its code"
+    claim = (
+        "A job follows the machines that there are, by changing its pipelines and replicas, and "
+        "trains as if nothing had happened."
+    )
+    columns = {
+        "quantity": "quantity", "x": "after (s)", "step": "from step", "pair": "P x D",
+        "seconds": "morph (s)", "value": "value", "unit": "unit", "source": "source",
+        "status": "status", "how": "how",
+    }  # fmt: skip
+    about = "no GPU can be used here; size smoke replays a part of the trace on the processors"
+
+    def specs(self, size: Any) -> list[RunSpec]:
+        """One job; a host is a GPU, or a process."""
+        small = size.device == "cpu"
+        hosts, *part = PARTS.get(size.name, (max(1, size.devices), 10, float("inf")))
+        layers, hidden, seq, batch = (3, 64, 32, 12) if small else (12, 512, 256, 48)
+        model = ModelSpec(layers=layers, hidden=hidden, heads=4, seq=seq, vocab=256, dropout=0.0)
+        about = {"method": "varuna-replay", "model": model, "batch": batch, "microbatches": 12}
+        more = {"ranks": hosts, "device": size.device, "eps": 1e-6, "steps": 100_000}
+        return [RunSpec.of(**about, **more, trace=trace(hosts, *part))]
+
+    def preview(self, at: Opened) -> pd.DataFrame:
+        """The trace's own time is known, and no more."""
+        if at.simulated:
+            return super().preview(at)
+        (point,) = next(self.stages(at)).points
+        changes = point.spec.options.changes()
+        state = cached(point.record) if point.record is not None else "to run"
+        told = {"run": "a job, then undisturbed", "state": state, "hosts": point.spec.ranks}
+        return pd.DataFrame([told | {"changes": len(changes) - 1, "over (s)": changes[-1][0]}])
+
+    def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
+        rows = [row for record in records for row in _ran(record, at.store)]
+        why = self.about if at.simulated else "not run yet"
+        rows = rows or [{"quantity": ROUND, "source": MEASURED, "status": why}]
+        columns = (*COLUMNS, "quantity", "step", "seconds", "ranks", "minibatch")
+        return table(rows, columns, figure=self.figure, size=at.size.name, method="varuna")
+
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return super().listed(rows[rows["quantity"].isin([LIST, ROUND])])
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        """Hosts, speed and shape over time; losses by step."""
+        drawing.prepare(figure, 2.1)
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=(0.6, 1, 1))
+        hosts, rounds, steps, alone = _parts(rows)
+        if steps.empty:
+            for axes in (top, middle, bottom):
+                drawing.empty(axes, drawing.missing_words(rows["status"].iloc[0]), 110)
+            return
+        colour, end = LOOKS["varuna"].color, float(steps["x"].max())
+        there = [*hosts["value"], hosts["value"].iloc[-1]]
+        top.step([*hosts["x"], end], there, color=GREY, where="post")
+        top.set(ylabel="hosts", ylim=(0, max(there) + 0.6), yticks=range(int(max(there)) + 1))
+        drawing.title(top, "hosts (GPUs, or processes) on the machine list")
+        width = end / BINS
+        done = steps.groupby((steps["x"] // width).clip(upper=BINS - 1))["minibatch"].sum()
+        speed = done.reindex(range(BINS), fill_value=0) / width
+        edges = [width * edge for edge in range(BINS + 1)]
+        middle.stairs(speed, edges, color=colour, fill=True)
+        for each in rounds.itertuples():
+            middle.axvspan(each.x - each.seconds, each.x, color=GREY, alpha=0.25, lw=0)
+            middle.text(each.x, speed.max() * 1.08, f" {each.pair}", fontsize=7)
+        middle.set(ylabel="samples/s", ylim=(0, speed.max() * 1.3), xlabel="s from the first step")
+        drawing.title(middle, "speed, and each round's stages x replicas; grey: morphs")
+        for axes in (top, middle):
+            axes.set_xlim(0, end * 1.06)
+        bottom.plot(alone["step"], alone["value"], color="#BBBBBB", lw=3, label="undisturbed")
+        bottom.plot(steps["step"], steps["value"], color=colour, lw=0.7, label="the job")
+        for step in rounds["step"].iloc[1:]:
+            bottom.axvline(step, color=GREY, lw=0.8, ls=":")
+        bottom.set(xlabel="step", ylabel="loss")
+        bottom.legend(fontsize=6)
+        drawing.title(bottom, "loss by step; dotted: a new shape")
+        drawing.small_print(
+            figure,
+            "All is measured. The paper's own timeline was not available. The trace (GPUs over "
+            f"time, of a user of the released code) is scaled to {hosts['value'].max():g} hosts "
+            f"for {LARGEST} GPUs and runs faster; it begins with the first step, and the job ends "
+            f"{TAIL} steps after its last change was followed. Hosts are agents of one machine, "
+            "with a slot each; without GPUs they share its processors: their speeds say little.",
+        )
+
+    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+        """Losses, steps and changes."""
+        hosts, rounds, steps, alone = _parts(rows)
+        losses, wanted = (part.set_index("step")["value"] for part in (steps, alone))
+        once = float([*losses.index] == [*range(1, len(wanted) + 1)]) if len(steps) else None
+        near = (losses.to_numpy() / wanted.to_numpy() - 1.0).__abs__() <= NEAR if once else None
+        words = f"losses are the undisturbed run's, to {NEAR:g} relative (share of steps)"
+        yield at_least(words, None, float(near.mean()) if once else once, 1.0, SERIES)
+        words = "each step was done once, in order, none again after a notice (1: so it was)"
+        yield at_least(words, None, once, 1.0, SERIES)
+        waits, left = [], [*zip(rounds["x"], rounds["ranks"], strict=True)]
+        for change in hosts.iloc[1:].itertuples():
+            while left and (left[0][0] < change.x or left[0][1] != change.value):
+                left.pop(0)
+            waits += [f"{at - change.x:.1f}" for at, _ in left[:1]]
+        share = len(waits) / (len(hosts) - 1) if len(hosts) > 1 else None
+        words = "each change of the list was followed, by a round on all its hosts (share)"
+        why = f"their first steps came after {', '.join(waits)} s"
+        yield at_least(words, None, share, 1.0, SERIES, why=why)
+
+
+def _parts(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    return (pick(rows, quantity=name) for name in (LIST, ROUND, STEP, ALONE_STEP))
+
+
+def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
+    """Rows of a job, or why there are none."""
+    about = {
+        "label": "Varuna", "source": MEASURED, "key": record.key, "status": record.status,
+        "hardware": hardware_of(record), "device": record.spec["device"], "note": record.message,
+    }  # fmt: skip
+    folder, batch = store.folder(record.key) / JOB, record.spec["batch"]
+    try:
+        edits, job, alone = (
+            pd.read_json(folder / name, lines=True) for name in (EDITS, LOSSES, ALONE)
+        )
+        began, ranks = job["at"].iloc[0], job["stages"] * job["replicas"]
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        why = f"its files are not usable: {error}" if record.status == "ok" else record.status
+        yield about | {"quantity": ROUND, "status": why}
+        return
+    for edit in edits.itertuples():
+        at = max(0.0, edit.at - began)
+        yield about | {"quantity": LIST, "x": at, "value": edit.hosts, "unit": "hosts"}
+    for quantity, lines in ((STEP, job), (ALONE_STEP, alone)):
+        for line in lines.itertuples():
+            here = {"quantity": quantity, "x": line.at - began, "step": line.step}
+            yield about | here | {"value": line.loss, "unit": "loss", "minibatch": batch}
+    job["waited"] = job["at"].diff().fillna(0.0)
+    for _, part in job.groupby((job["stages"].diff().ne(0) | ranks.diff().ne(0)).cumsum()):
+        first, seconds = part.iloc[0], part["seconds"].median()
+        yield about | {
+            "quantity": ROUND, "x": first["at"] - began, "step": first["step"],
+            "pair": f"{first['stages']:g} x {first['replicas']:g}", "ranks": ranks[part.index[0]],
+            "value": batch / seconds, "unit": "samples/s", "seconds": first["waited"],
+            "how": f"median of {len(part)} steps",
+        }  # fmt: skip
+
+
+EXHIBIT = Morphing()
