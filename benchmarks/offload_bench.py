@@ -218,7 +218,8 @@ def recorded_plan(folder: Path) -> Plan | None:
     names = {field.name for field in fields(Plan)}
     with suppress(IndexError, KeyError, TypeError):  # also of another version
         known = {name: value for name, value in told[-1].items() if name in names}
-        return Plan(**known | {"schedule": None, "notes": tuple(known["notes"])})
+        tuples = {name: tuple(known.get(name, ())) for name in ("notes", "candidates")}
+        return Plan(**known | tuples | {"schedule": None})
     return None
 
 
