@@ -212,14 +212,14 @@ def explained(record: RunRecord, store: Store) -> tuple[Plan | None, dict[str, d
 
 
 def recorded_plan(folder: Path) -> Plan | None:
-    """The plan that a run told of last, without its schedule. None of a run that told of none:
-    planning again may choose otherwise, from profiles that were measured since."""
+    """The plan that a run told of last, without its schedule and candidates. None of a run that
+    told of none: planning again may choose otherwise, from profiles that were measured since."""
     told = [event for event in EventReader(folder / EVENTS).read() if event["event"] == "plan"]
     names = {field.name for field in fields(Plan)}
     with suppress(IndexError, KeyError, TypeError):  # also of another version
         known = {name: value for name, value in told[-1].items() if name in names}
-        tuples = {name: tuple(known.get(name, ())) for name in ("notes", "candidates")}
-        return Plan(**known | tuples | {"schedule": None})
+        known |= {"schedule": None, "candidates": (), "notes": tuple(known["notes"])}
+        return Plan(**known)
     return None
 
 
