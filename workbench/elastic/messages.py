@@ -30,7 +30,7 @@ class Order:
     script: str
     arguments: tuple[str, ...]
     variables: dict[str, str]
-    preload: tuple[str, ...]
+    preload: tuple[str, ...] = ()
     """Modules that workers are forked with, beside torch."""
     batch: int
 

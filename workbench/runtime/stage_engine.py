@@ -149,11 +149,10 @@ class StageEngine:
             ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
         if any(t.requires_grad for t in ends):
             torch.autograd.backward(ends, pulls)
-        through = [t for t in came if t.requires_grad]
-        if through:
-            self._below[micro] = tuple(
-                torch.zeros_like(t) if t.grad is None else t.grad for t in through
-            )
+        through = (t for t in came if t.requires_grad)
+        self._below[micro] = tuple(
+            torch.zeros_like(t) if t.grad is None else t.grad for t in through
+        )
 
     def _send(self, action: Action, step: int) -> None:
         held = self._outputs if action.kind is Kind.SEND else self._below

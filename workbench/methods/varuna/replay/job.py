@@ -36,6 +36,8 @@ from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
 
 JOB, HOSTS, EDITS, LOSSES, ALONE, LAST = "job", "hosts", "edits", "losses", "alone", "last"
+PRELOAD = ("workbench.methods.varuna.pipeline", "torch._dynamo")
+"""Modules that workers are forked with."""
 SCRIPT = "workbench.methods.varuna.replay.script"
 TAIL, PATIENCE_S = 10, 120.0
 """Steps after the last change was followed; seconds after which the job ends although it was
@@ -81,11 +83,13 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
             if line["at"] >= told + SAY_S:
                 told = line["at"]
                 report.phase("step {step}: {stages} x {replicas}, loss {loss:.4f}".format(**line))
+    if manager.returncode or not lines:
+        raise RuntimeError("the job failed; log.txt and job/run/ssh_logs say why")
     report.phase("its script, undisturbed on one worker")
     with _child(SCRIPT, folder) as alone:
         alone.wait()
-    if manager.returncode or alone.returncode or not lines:
-        raise RuntimeError("a part of it failed; log.txt and job/run/ssh_logs say why")
+    if alone.returncode:
+        raise RuntimeError("its script failed, undisturbed on one worker; log.txt says why")
     return Outcome(
         losses=[line["loss"] for line in lines], step_seconds=[line["seconds"] for line in lines],
         peak_bytes={}, moved_bytes={}, parameters=None, engine="workbench",
@@ -150,7 +154,7 @@ def main(folder: Path) -> int:
     order = Order(
         address="127.0.0.1", port=0, token="", host="", folder=str(job / "run"),
         code_dir=str(job), script=str(script), arguments=(str(folder),), variables={},
-        batch=spec.batch,
+        batch=spec.batch, preload=PRELOAD,
     )  # fmt: skip
     what = Job(
         machine_list=job / HOSTS, hosts=read_list((job / HOSTS).read_text(), 1), order=order,
