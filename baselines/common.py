@@ -33,7 +33,7 @@ class MicroBatch(NamedTuple):
     samples: tuple[int, ...]
     """Global number of each row, the key of its random numbers."""
     weight: float = 1.0
-    """Of its mean loss among those of the step, whose weights are 1 on the mean."""
+    """Weight of the micro-batch's mean loss among those of the step, which are 1 on the mean."""
 
 
 def micro_batches(

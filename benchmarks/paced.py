@@ -3,7 +3,8 @@
     python -m benchmarks.paced --seeds 3 --scale 1.0
 
 P = 4, D = 1, N = 16; passes of 50, 50 and 100 ms, messages of 20 ms; three settings of jitter. Best
-on an idle machine: two cores time four sleeping ranks, and no more.
+on an idle machine: two cores cannot time four ranks that compute, but four that sleep. Draws of
+jitter are those that the simulator has for the same passes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +30,7 @@ from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R, lists
 from workbench.methods.pipeline.quick import STRICT, Links, Rule, step_seconds
 from workbench.methods.varuna import CutPoint, Varuna
-from workbench.methods.varuna.paced import Pace
+from workbench.schedule.action import Action, Kind
 
 STAGES, MICROS, WARMUP = 4, 16, 1
 PASS_S = {F: 0.05, R: 0.05, B: 0.1}
@@ -36,6 +39,42 @@ SETTINGS = ((0.0, 0.0), (0.002, 0.01), (0.005, 0.04))
 """Standard deviations of passes and messages, in seconds."""
 ORDERS = {"varuna": Rule(turns=True, early=True), "1f1b": STRICT, "gpipe": STRICT}
 """Order -> how ranks go through its list; all but Varuna's keep their activations."""
+SENT_AS = {Kind.RECV: Kind.SEND, Kind.RECV_GRAD: Kind.SEND_GRAD}
+"""A receive -> the kind of its sending, by which draws are named."""
+
+
+@dataclass(kw_only=True)
+class Pace:
+    """Seconds of a stage's passes and messages; `perturb` and `latency` of a pipeline."""
+
+    seconds: Mapping[Kind, float]
+    """Kind of pass -> seconds."""
+    link_s: float
+    """Seconds of a message between two stages."""
+    jitter: Jitter
+    stages: int
+    micros: int
+    _began: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._draws = self.jitter.draws(self.stages, self.micros)
+
+    def perturb(self, action: Action, step: int) -> None:
+        """Called before a pass and after it, where it sleeps for what is left of its seconds."""
+        if action.kind not in self.seconds:
+            return
+        began = self._began.pop(action.name, None)
+        if began is None:
+            self._began[action.name] = time.monotonic()
+            return
+        drawn = self._draws[action.kind][action.unit, action.microbatch]
+        left = began + max(0.0, self.seconds[action.kind] + drawn) - time.monotonic()
+        time.sleep(max(0.0, left))
+
+    def latency(self, action: Action) -> float:
+        """Seconds by which a message comes after its sending; link s is behind stage s."""
+        link = action.unit - 1
+        return self.link_s + self._draws[SENT_AS[action.kind]][link, action.microbatch]
 
 
 class Net(nn.Module):

@@ -41,7 +41,7 @@ class Pipe(PipelineModule):
         self.coming: Iterator[Samples] = iter(())
         """Micro-batches of the step that have not passed this stage yet."""
         self.targets: Tensor | None = None
-        """Of the micro-batch that is about to pass the last stage."""
+        """Targets of the micro-batch that is about to pass the last stage."""
         self._samples: Samples = ()
         for parameter in self.parameters():
             # What DeepSpeed's norm in fp32 leaves out on all stages but the first, unless it is

@@ -1,4 +1,4 @@
-"""What follows when hosts and workers come and go, with a clock that the test holds."""
+"""Rounds of a job whose hosts and workers come and go, with a clock that the test holds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SAMPLES, LABELS = 32, 5
 
 
 def net(spec: ModelSpec):
-    """Of sample n the first n % heads labels count."""
+    """A module, and samples: number n has n % heads labels that count, its first ones."""
     blocks = [Block(spec.hidden) for _ in range(spec.layers)]
     module = nn.Sequential(nn.Linear(4, spec.hidden), *blocks, nn.Linear(spec.hidden, spec.vocab))
     labels = torch.randint(spec.vocab, (SAMPLES, LABELS))

@@ -1,7 +1,7 @@
 """Checkpoints that several processes write and read, sharing a folder and nothing else.
 
 The folder is that of checkpoint.py, so every method continues it, and any number of stages and
-replicas what another saved (Varuna, section 1.10). torch.distributed.checkpoint writes and reads it
+replicas what another saved (Varuna, EuroSys 2022). torch.distributed.checkpoint writes and reads it
 through a storage of ours: its own keeps a pickle, which whoever shares the folder could have made.
 
 A saving goes on beside training: tensors are copied to the host, then a thread writes. It ends in

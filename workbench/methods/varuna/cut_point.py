@@ -1,4 +1,4 @@
-"""Places where a user's module may be cut into pipeline stages (section 4.1)."""
+"""Places where a user's module may be cut into pipeline stages."""
 
 from __future__ import annotations
 

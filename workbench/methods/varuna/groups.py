@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
+from workbench.runtime import loopback
 from workbench.runtime.groups import PATIENCE
 
 CARRIERS = ("auto", "nccl", "gloo")
@@ -29,16 +30,15 @@ def device_of(device: int | str | torch.device, local_rank: int) -> torch.device
 
 
 def join(device: torch.device) -> None:
-    """Join the world that the environment names, unless the script has; without one, of this
-    process alone."""
+    """Join the world that the environment names, unless the script has; without one, that
+    of this process alone, which listens on loopback only."""
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     else:
-        store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=PATIENCE)
+        loopback.join(device, patience=PATIENCE)
 
 
 def carrier(wanted: str, device: torch.device) -> str:

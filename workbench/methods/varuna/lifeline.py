@@ -26,7 +26,8 @@ class Lifeline:
     def __init__(self) -> None:
         """Take part in a launcher's job, where this process is in one. In the main thread."""
         self._own: Handler | None = None
-        self._signalled = self._listens = False
+        self.worker: Worker | None
+        self._signalled, self.worker = False, None
         if threading.current_thread() is threading.main_thread():
             self._take_over()
         self.worker = Worker.join()
@@ -85,7 +86,7 @@ class Lifeline:
     def _take_over(self) -> None:
         """Call a handler that the script has set, at the right point only."""
         set_now = signal.getsignal(signal.SIGUSR1)
-        ours = (self._on_signal, getattr(getattr(self, "worker", None), "on_signal", None))
+        ours = [self._on_signal, *([self.worker.on_signal] if self.worker is not None else [])]
         if callable(set_now) and set_now not in ours:
             self._own = set_now
             signal.signal(signal.SIGUSR1, self._on_signal)

@@ -8,9 +8,9 @@
         optimizer.step()
 
 Each process holds one stage. A step is a schedule of any order of pipelines, proved before it runs
-and run by the executor of all methods; recomputations take turns with forward passes (section 3.2
-of the paper). Losses and gradients are those of the module itself on the whole batch, however many
-stages, replicas and micro-batches there are.
+and run by the executor of all methods; recomputations take turns with forward passes. Losses and
+gradients are those of the module itself on the whole batch, however many stages, replicas and
+micro-batches there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures a user's module, slice by slice, for the choice of its shape (section 4.3).
+"""Measures a user's module, slice by slice, for the choice of its shape.
 
     profiler = Profiler(net, get_batch, local_rank=args.local_rank, bf16=True)
     profiler.profile_all([1, 2, 4, 8])

@@ -2,7 +2,7 @@
 
 All processes exchange one small tensor: the sum of the losses and their weight, the squared norm of
 the gradients, and whether anybody wants a checkpoint. So loss, norm and overflow are equal on all
-of them, and so is what each decides (the original's sections 1.4 and 1.9 of its step).
+of them, and so is what each decides.
 """
 
 from __future__ import annotations
