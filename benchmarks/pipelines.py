@@ -30,7 +30,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.evaluate import STEPS
 from workbench.model import make_model
 from workbench.profile.profile import Profile
-from workbench.profile.server import ServerCosts, server_of
+from workbench.profile.server import ServerCosts, records, server_of
 from workbench.profile.unit_costs import profiled_sizes
 from workbench.published.pipelines import (
     COLUMNS,
@@ -87,7 +87,7 @@ def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile])
     costs that the plan was made from: profiles by samples in a micro-batch."""
     schedule, server = plan.schedule, server_of(profiles[min(profiles)], spec)
     sizes = profiled_sizes(make_model(spec.model), spec, profiles)
-    costs = ServerCosts(sizes, server, shared_updates=False)
+    costs = ServerCosts(sizes, server, shared_updates=False, recorded=records(schedule))
     simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
     busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
     return 1 - busy / (stages * simulated.step_seconds)

@@ -20,10 +20,15 @@ from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
 from tests.methods.test_ranks import spec_for as spec_of_ranks
 from workbench.methods import resident, stronghold
+from workbench.methods.pipeline import planner as pipeline
+from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.orders import lists
+from workbench.methods.pipeline.program import Program
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import Training
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import RECORDED_BELOW_S
+from workbench.profile.server import records
 from workbench.runtime import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
@@ -172,6 +177,56 @@ def test_swapped_layers_are_recorded(tmp_path, tuned, mode, ranks, dtype):
     stages = packs_of([3, 3]) if mode == "pp" else (range(6),) * ranks
     line, sizes = divided(mode, 6, 2, stages, own=(1,) * ranks), sizes_for(spec)
     assert_equal_to_the_bit(spec, tmp_path, lambda on: swapping(replace(line, replay=on), sizes))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("order", "ranks", "activations"),
+    [
+        ("varuna", 2, "recompute"), ("varuna", 1, "keep"), ("1f1b", 2, "checkpoint"),
+        ("interleaved", 2, "checkpoint"),
+    ],
+)  # fmt: skip
+def test_pipelines_are_recorded(tmp_path, tuned, order, ranks, activations, dtype):
+    spec = spec_for_ranks(ranks, dtype)
+    chunks = 2 if order == "interleaved" else 1
+    stages = packs_of({1: [6], 2: [3, 3], 4: [2, 1, 2, 1]}[ranks * chunks])
+    line = Pipeline(
+        method=order, passes=lists(order, ranks, 6, chunks), stages=stages,
+        micro=1, activations=activations,
+    )  # fmt: skip
+    assert line.recordable
+
+    def schedule(on):
+        return Program(replace(line, replay=on), sizes_for(spec)).schedule()
+
+    assert_equal_to_the_bit(spec, tmp_path, schedule)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_short_passes_of_a_pipeline_are_planned_as_recordings(short):
+    """Where a profile says that a backward pass from a checkpoint can be one; and what a step
+    takes, and needs, is then foreseen by the times of recordings."""
+    spec = spec_of_ranks(device="cuda", method="1f1b", model=replace(SMALL, dropout=0.0), ranks=2,
+                         microbatches=4, activations="recompute", dtype="bf16")  # fmt: skip
+    profile = on_gpu(made_up_profile(spec), source="measured")
+    found = []
+    for back in (0.0, 4e-6):
+        units = tuple(
+            replace(
+                cost, forward_s=1e-5 if short else RECORDED_BELOW_S, recorded_forward_s=2e-6,
+                recorded_recompute_s=2e-6, recorded_backward_s=3e-6, recorded_checkpointed_s=back,
+            )
+            for cost in profile.units
+        )  # fmt: skip
+        found.append(
+            pipeline.plan(spec, {profile.microbatch: replace(profile, units=units)}, mode="1f1b")
+        )
+    launched, recorded = found
+    assert not records(launched.schedule)
+    assert records(recorded.schedule) is short
+    assert (recorded.step_seconds < launched.step_seconds) is short
 
 
 def spec_for_ranks(ranks, dtype):

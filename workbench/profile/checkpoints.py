@@ -18,6 +18,7 @@ from workbench.profile.alone import Alone
 from workbench.profile.footprint import library_bytes_of
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
+from workbench.profile.recorded import with_recorded_checkpoint
 from workbench.runtime.bundle import bytes_of
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.storage import DTYPES
@@ -58,6 +59,12 @@ def with_checkpoints(
             found[kind] = _measured(alone, costs[kind])
             del alone
         library_bytes_of(meter)
+    if target.type == "cuda" and model.compilable:
+        for kind, unit in first.items():
+            found[kind] = with_recorded_checkpoint(
+                found[kind], model, unit, microbatch=len(targets), seq=seq, dtype=DTYPES[dtype],
+                device=target, compiled=compiles(compile, target.type, DTYPES[dtype]),
+            )  # fmt: skip
     return found
 
 

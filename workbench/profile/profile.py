@@ -181,10 +181,12 @@ class UnitCost:
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
     recorded_forward_s: float = 0.0
-    """The three passes of a block as recordings, which the GPU launches by itself; 0 where that was
+    """Passes of a block as recordings, which the GPU launches by itself; 0 where that was
     not measured."""
     recorded_recompute_s: float = 0.0
     recorded_backward_s: float = 0.0
+    recorded_checkpointed_s: float = 0.0
+    """A backward pass that begins at a checkpoint; 0 also where it cannot be recorded."""
     recorded_bytes: int = 0
     """Memory that they work in, with fragments between their tensors."""
 
@@ -226,6 +228,7 @@ class UnitCost:
             forward_s=self.recorded_forward_s,
             recompute_s=self.recorded_recompute_s,
             backward_s=self.recorded_backward_s,
+            checkpointed_backward_s=self.recorded_checkpointed_s or self.checkpointed_backward_s,
         )
 
 

@@ -7,11 +7,13 @@ passes will be recorded. So a block is recorded as a run does it, and its record
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from workbench.model.base import LayeredModel
 from workbench.profile.bench import WEIGHT_STD
@@ -24,7 +26,9 @@ from workbench.runtime.template import Template
 from workbench.runtime.tiers import OutOfMemory
 
 WARM_UP, TIMES = 3, 20
-"""Rounds of all three passes."""
+"""Rounds of all passes."""
+CLOSE = 0.01
+"""Relative difference of two gradients that are one: some kernels add up in any order."""
 
 
 def with_recorded(
@@ -58,6 +62,38 @@ def with_recorded(
     )
 
 
+def with_recorded_checkpoint(
+    cost: UnitCost,
+    model: LayeredModel,
+    unit: int,
+    *,
+    microbatch: int,
+    seq: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    compiled: bool,
+) -> UnitCost:
+    """The block's costs, with seconds of a recorded backward pass that begins at a checkpoint. None
+    are known, so that it is not recorded, where passes are too long or the device has no room, and
+    where it reads more of its forward pass than the input: then its gradients are those of other
+    samples than the ones it is given."""
+    seconds = 0.0
+    if cost.forward_s < RECORDED_BELOW_S:
+        shape = (microbatch, seq, model.hidden)
+        try:
+            with _recorded(model, unit, shape, dtype, device, compiled=compiled, back=True) as made:
+                x, above = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+                (again,) = _timed((lambda: made.from_checkpoint(unit, x, above),))
+                first, grads = made.from_checkpoint(unit, x, above)
+                found = [grad.clone() for grad in (first, *grads)]
+                made.recompute(unit, x)
+                first, grads = made.backward(unit, above)
+                seconds = again if all(map(_close, found, (first, *grads))) else 0.0
+        except (OutOfMemory, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+    return replace(cost, recorded_checkpointed_s=seconds)
+
+
 def _measured(
     model: LayeredModel,
     unit: int,
@@ -69,16 +105,7 @@ def _measured(
 ) -> tuple[tuple[float, ...], int]:
     """Median seconds of a forward pass, of one that keeps what is needed, and of the backward pass;
     and the bytes of their recordings."""
-    meter = device_meter(device)
-    flat = Flat.of(model, unit)
-    weights = meter.zeros(flat.numel, dtype)
-    weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
-    module = model.empty_module(unit, device=device, dtype=dtype)
-    flat.point_weights(module, weights)
-    chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
-    replays = Replays(Template(model, compiled=compiled).block, shape, dtype, meter)
-    try:
-        replays.record({unit: chain}, {unit: chain})
+    with _recorded(model, unit, shape, dtype, device, compiled=compiled) as replays:
         x, above = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
         passes: tuple[Callable[[], object], ...] = (
             lambda: replays.forward(unit, x),
@@ -86,10 +113,42 @@ def _measured(
             lambda: replays.backward(unit, above),
         )
         return _timed(passes), replays.nbytes
+
+
+@contextmanager
+def _recorded(
+    model: LayeredModel,
+    unit: int,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    compiled: bool,
+    back: bool = False,
+) -> Iterator[Replays]:
+    """Recordings of a block as a run makes them, on weights of some size, with `back` those of a
+    backward pass from a checkpoint, too."""
+    meter = device_meter(device)
+    flat = Flat.of(model, unit)
+    weights = meter.zeros(flat.numel, dtype)
+    weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
+    module = model.empty_module(unit, device=device, dtype=dtype)
+    flat.point_weights(module, weights)
+    chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
+    run = Template(model, compiled=compiled)
+    replays = Replays(run.block, shape, dtype, meter, checkpointed=run.checkpointed_block)
+    try:
+        each = {unit: chain}
+        replays.record(each, each, each if back else {})
+        yield replays
     finally:
         replays.close()
         give_back_workspaces(device)
         torch.cuda.empty_cache()
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one.float() - other.float()).norm() <= CLOSE * other.float().norm())
 
 
 def _timed(passes: tuple[Callable[[], object], ...]) -> tuple[float, ...]:

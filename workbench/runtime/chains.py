@@ -2,8 +2,9 @@
 
 A micro-batch's passes through a backward pack stand one after the other on the compute lane: its
 blocks forward, keeping what is needed, and then backward. So each is a chain; the embedding and the
-head, which are launched, stand at its ends. Micro-batches of equal size share one recording, as do
-all visits of a layer to one place in memory.
+head, which are launched, stand at its ends. A backward pass that begins at a checkpoint is a
+recording by itself. Micro-batches of equal size share one recording, as do all visits of a layer to
+one place in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 
 from workbench.runtime.links import Links
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,8 @@ class RecordedPass:
     rows: int
     """Samples that pass."""
     index: int | None = None
-    """Index of its block in the chain; None for a forward pass that keeps nothing."""
+    """Index of its block in the chain; None for a forward pass that keeps nothing but its input,
+    and for a backward pass that begins there."""
 
     @property
     def key(self) -> tuple[tuple[nn.Module, ...], int]:
@@ -56,14 +58,14 @@ def recorded_passes(
     found: dict[str, RecordedPass] = {}
     chain: list[Action] = []
     for action in actions:
-        if action.lane != COMPUTE or not 0 < action.unit < head:
+        if lane_kind(action.lane) != COMPUTE or not 0 < action.unit < head:
             continue
         first, end = action.span
-        if name.keeps(action):
-            chain.append(action)
-        elif action.kind is Kind.FORWARD:
+        if name.checkpoints(action) or action.kind is Kind.FORWARD and not name.keeps(action):
             alone = (modules[links[action.name].weights],)
             found[action.name] = RecordedPass(modules=alone, rows=end - first)
+        elif name.keeps(action):
+            chain.append(action)
         elif action.kind is Kind.BACKWARD:
             all_of = tuple(modules[links[one.name].weights] for one in chain)
             at = [one.unit for one in chain].index(action.unit)

@@ -133,16 +133,21 @@ class RankPasses:
         """The passes of blocks."""
         memory = self._memory
         self._recorded = recorded_passes(mine, self._links, memory.modules, self._model.head)
-        recorded: tuple[dict, dict] = {}, {}  # forward passes, and chains
-        for one in self._recorded.values():
-            recorded[one.index is not None][one.key] = Chain(
+        recorded: tuple[dict, dict, dict] = {}, {}, {}  # as `Replays.record` takes them
+        kinds = {action.name: action.kind for action in mine}
+        for label, one in self._recorded.items():
+            alone = 2 if kinds[label] is Kind.BACKWARD else 0
+            recorded[alone if one.index is None else 1][one.key] = Chain(
                 modules=one.modules,
                 parameters=tuple(memory.parameters[module] for module in one.modules),
                 rows=one.rows,
             )
         most = max(one.rows for one in self._recorded.values())
         shape = most, self._spec.model.seq, self._model.hidden
-        self._replays = Replays(self._template.block, shape, self._dtype, self._meter)
+        self._replays = Replays(
+            self._template.block, shape, self._dtype, self._meter,
+            checkpointed=self._template.checkpointed_block,
+        )  # fmt: skip
         self._replays.record(*recorded)
 
     def _differentiated(self, mine: Sequence[Action]) -> dict[int, nn.Module]:
@@ -226,7 +231,11 @@ class RankPasses:
     def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
         one, span = self._recorded[action.name], action.span
         above = single(self._activations.read(links.output_gradient, span)) if one.last else None
-        input_grad, grads = self._replays.backward(one.key, above, one.index)
+        if one.index is None:
+            x = single(self._activations.read(links.source, span))
+            input_grad, grads = self._replays.from_checkpoint(one.key, x, above)
+        else:
+            input_grad, grads = self._replays.backward(one.key, above, one.index)
         if input_grad is not None:
             self._activations.write(links.input_gradient, (input_grad,), action, borrowed=True)
         return grads

@@ -10,8 +10,9 @@ bit.
 A recording knows addresses, not tensors. So what goes in is copied to buffers that all recordings
 share, and what comes out is copied from where a recording leaves it. All of them work in one pool
 of memory: what one leaves there the next may overwrite. That is right as long as passes run in the
-order in which they were recorded: a forward pass alone, or a *chain*, which is some blocks' passes
-that keep what is needed, and then their backward passes, with nothing recorded in between.
+order in which they were recorded: a forward pass alone, a backward pass that begins at a checkpoint, or
+a *chain*, which is some blocks' passes that keep what is needed, and then their backward passes,
+with nothing recorded in between.
 
 Matrix products have a workspace for each thread and stream. So passes are recorded on the stream
 and by the thread of the compute lane, and share theirs with the passes that are launched there.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ WARM_UP = 2
 """Passes before the first recording: they compile, and libraries take their workspaces."""
 
 Pass = Callable[[nn.Module, Tensor], Tensor]
+NOTHING: Mapping[Hashable, Chain] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +60,30 @@ class _Recorded:
     input_grad: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _FromCheckpoint:
+    """A block's backward pass that begins at its input, and where it leaves what comes out."""
+
+    graph: torch.cuda.CUDAGraph
+    grads: list[Tensor]
+    input_grad: Tensor
+
+
 class Replays:
     """Recorded passes, by keys of the caller's."""
 
-    def __init__(self, run: Pass, shape: tuple[int, ...], dtype: torch.dtype, meter: CudaMeter):
+    def __init__(
+        self,
+        run: Pass,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        meter: CudaMeter,
+        *,
+        checkpointed: Pass | None = None,
+    ) -> None:
         """`run` makes a block's output from its module and an input of the same shape, of which
-        `shape` is the largest."""
-        self._run, self._meter = run, meter
+        `shape` is the largest; `checkpointed` likewise, and keeps nothing but the input."""
+        self._run, self._checkpointed, self._meter = run, checkpointed, meter
         self.stream = torch.cuda.Stream(meter.device)
         """The compute lane's."""
         size = torch.Size(shape).numel()
@@ -71,17 +91,27 @@ class Replays:
         self._output_grad = meter.zeros(size, dtype).view(shape)
         self._forward: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._chains: dict[Hashable, _Recorded] = {}
+        self._backs: dict[Hashable, _FromCheckpoint] = {}
+        self._begun: tuple[Hashable, int] | None = None
+        """The chain in whose passes the GPU is, and how many are left; None between chains."""
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, forwards: Mapping[Hashable, Chain], chains: Mapping[Hashable, Chain]) -> None:
-        """Record forward passes of single blocks, and chains. Nothing else may run on the device
-        meanwhile."""
+    def record(
+        self,
+        forwards: Mapping[Hashable, Chain],
+        chains: Mapping[Hashable, Chain],
+        checkpoints: Mapping[Hashable, Chain] = NOTHING,
+    ) -> None:
+        """Record forward passes of single blocks, chains, and backward passes of single blocks that
+        begin at a checkpoint. Nothing else may run on the device meanwhile."""
         torch.cuda.synchronize(self._meter.device)
         with self._meter, torch.cuda.stream(self.stream):
             for chain in {chain.rows: chain for chain in forwards.values()}.values():
                 self._warm_up(chain)
             for chain in {chain.rows: chain for chain in chains.values()}.values():
                 self._warm_up(chain, backward=True)
+            for chain in {chain.rows: chain for chain in checkpoints.values()}.values():
+                self._warm_up(chain, backward=True, checkpointed=True)
             torch.cuda.synchronize(self._meter.device)
             torch.cuda.empty_cache()
             for key, chain in forwards.items():
@@ -91,6 +121,8 @@ class Replays:
                 del y
             for key, chain in chains.items():
                 self._chains[key] = self._chain(chain)
+            for key, chain in checkpoints.items():
+                self._backs[key] = self._back(chain)
         torch.cuda.synchronize(self._meter.device)
         torch.cuda.empty_cache()
         self.nbytes = self._pool_bytes()
@@ -99,6 +131,7 @@ class Replays:
     def forward(self, key: Hashable, x: Tensor) -> Tensor:
         """A block's output, without what its backward pass needs; it is there until the next
         recorded pass."""
+        self._enter(None)
         graph, y = self._forward[key]
         self._input[: len(x)].copy_(x)
         graph.replay()
@@ -108,7 +141,9 @@ class Replays:
         """The pass of a chain's block with what its backward pass needs. The first one takes the
         chain's input, the others what the one before made."""
         if index == 0:
+            self._enter((key, 2 * len(self._chains[key].again)))
             self._input[: len(x)].copy_(x)
+        self._pass(key)
         self._chains[key].again[index].replay()
 
     def output(self, key: Hashable) -> Tensor:
@@ -123,22 +158,49 @@ class Replays:
         chain = self._chains[key]
         if index == len(chain.back) - 1:
             self._output_grad[: len(output_grad)].copy_(output_grad)
+        self._pass(key)
         chain.back[index].replay()
         return None if index else chain.input_grad, chain.grads[index]
 
+    def from_checkpoint(
+        self, key: Hashable, x: Tensor, output_grad: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The gradients of a block's input and parameters by a backward pass that begins at the
+        input; they are there until the next recorded pass."""
+        self._enter(None)
+        back = self._backs[key]
+        self._input[: len(x)].copy_(x)
+        self._output_grad[: len(output_grad)].copy_(output_grad)
+        back.graph.replay()
+        return back.input_grad, back.grads
+
     def close(self) -> None:
         """Let go of all recordings and what they worked in; none may be running."""
-        self._forward.clear()
-        self._chains.clear()
+        for held in (self._forward, self._chains, self._backs):
+            held.clear()
         self._input = self._output_grad = None
 
-    def _warm_up(self, chain: Chain, *, backward: bool = False) -> None:
+    def _enter(self, begun: tuple[Hashable, int] | None) -> None:
+        """Begin a chain or a pass alone. Raises RuntimeError within a chain, whose memory it would
+        overwrite."""
+        if self._begun is not None:
+            raise RuntimeError(f"{self._begun[1]} recorded passes of a chain are still to come")
+        self._begun = begun
+
+    def _pass(self, key: Hashable) -> None:
+        """Count a pass of a chain."""
+        if self._begun is None or self._begun[0] != key:
+            raise RuntimeError("a recorded pass of a chain that was not begun")
+        left = self._begun[1] - 1
+        self._begun = (key, left) if left else None
+
+    def _warm_up(self, chain: Chain, *, backward: bool = False, checkpointed: bool = False) -> None:
         """Passes of a size as they will be recorded: what is passed forward alone may have no room
         for more."""
         module, parameters, rows = chain.modules[0], chain.parameters[0], chain.rows
         for _ in range(WARM_UP):
             if backward:
-                x, y = self._differentiated(module, self._input[:rows])
+                x, y = self._differentiated(module, self._input[:rows], checkpointed)
                 self._gradients(x, y, parameters, self._output_grad[:rows])
                 del x, y
             else:
@@ -168,6 +230,16 @@ class Replays:
             again=again, back=back, grads=grads, output=output, input_grad=_there(above)
         )
 
+    def _back(self, chain: Chain) -> _FromCheckpoint:
+        """The forward pass is launched: its backward pass reads nothing of it but the input, which
+        profiles see (profile/recorded.py)."""
+        (module,), (parameters,) = chain.modules, chain.parameters
+        x, y = self._differentiated(module, self._input[: chain.rows], True)
+        with self._recording() as graph:
+            above, *found = self._gradients(x, y, parameters, self._output_grad[: chain.rows])
+        grads = [_there(grad) for grad in found]
+        return _FromCheckpoint(graph=graph, grads=grads, input_grad=_there(above))
+
     @contextmanager
     def _recording(self) -> Iterator[torch.cuda.CUDAGraph]:
         """Record the work launched within, instead of doing it."""
@@ -182,10 +254,12 @@ class Replays:
             raise
         graph.capture_end()
 
-    def _differentiated(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.detach().requires_grad_()
+    def _differentiated(
+        self, module: nn.Module, x: Tensor, checkpointed: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        x, run = x.detach().requires_grad_(), self._checkpointed if checkpointed else self._run
         with torch.enable_grad():
-            return x, self._run(module, x)
+            return x, run(module, x)
 
     def _gradients(
         self, x: Tensor, y: Tensor, parameters: list[nn.Parameter], output_grad: Tensor

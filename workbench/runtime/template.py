@@ -61,7 +61,7 @@ class Template:
         it needs and no more, which the last matrix product is not. In a compiled block the
         checkpoint is part of the graph."""
         if self._block is not None:
-            return self._checkpointed(module, x)
+            return self.checkpointed_block(module, x)
 
         def run(x: Tensor) -> Tensor:
             return self._model.forward(unit, module, x, ctx, None)
@@ -71,6 +71,11 @@ class Template:
     def block(self, module: nn.Module, x: Tensor) -> Tensor:
         """A block of a compilable model."""
         return _call(module, x) if self._block is None else self._block(module, x)
+
+    def checkpointed_block(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Likewise, with a backward pass that begins at its input."""
+        run = _checkpointed if self._block is None else self._checkpointed
+        return run(module, x)
 
 
 def _call(module: nn.Module, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from workbench.methods.pipeline.draft import AHEAD, Pipeline
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
 from workbench.partition.stages import min_max_stages
-from workbench.profile.unit_costs import Sizes
+from workbench.profile.unit_costs import Sizes, pass_costs
 from workbench.schedule.action import Kind
 
 Stages = tuple[range, ...]
@@ -35,7 +35,7 @@ class Balance:
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
         inner = range(1, units - 1)
-        costs = [sizes.cost(unit, line.micro) for unit in range(units)]
+        costs = pass_costs(sizes, units, line.micro, line.replay)
         if line.activations == "checkpoint":
             costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
         self._costs = costs

@@ -25,7 +25,7 @@ class ServerNetwork:
 
     def __init__(self, ground: Ground) -> None:
         self._server, self._sizes, self._spec = ground.server, ground.sizes, ground.spec
-        self.contention, self.by_stage = ground.costs, False
+        self.contention, self.by_stage = ground.costs(), False
         self._overhead = ground.server.action_overhead_s
         self.norm_s = self._overhead if ground.spec.clip is not None else 0.0
 
@@ -111,4 +111,5 @@ def question(ground: Ground) -> Question:
         replicas=None if asked.replicas == "auto" else asked.replicas,
         stages=packs_of(asked.given_stages),
         clipped=spec.clip is not None,
+        recorded_below_s=ground.recorded_below_s,
     )

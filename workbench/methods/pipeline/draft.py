@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from workbench.methods.pipeline.orders import Pass, R
+from workbench.methods.pipeline.orders import I, Pass, R, in_flight
 from workbench.methods.pipeline.places import Places
+from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.build.division import Samples, micro_span
@@ -128,13 +129,49 @@ class Pipeline:
         """Whether a unit's inputs wait on the host for its backward passes."""
         return self.activations == "stash" and 0 < unit < self.head
 
+    @property
+    def recordable(self) -> bool:
+        """Whether passes of blocks can be recordings, of which there is one for a place in memory:
+        each backward pass begins at a checkpoint, or a rank keeps activations of one micro-batch at
+        a time."""
+        kinds = [{each.kind for each in own} for own in self.passes]
+        if self.places or any(I in found for found in kinds):
+            return False
+        if self.activations == "checkpoint":
+            return True
+        kept = (own for own, found in zip(self.passes, kinds, strict=True) if R not in found)
+        return not self.alone and all(in_flight(own) == 1 and not own[-1].chunk for own in kept)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the backward pass of each block has its recomputation with it."""
+        return self.activations != "keep" and not any(
+            each.kind is R for own in self.passes for each in own
+        )
+
     def replays(self, unit: int) -> bool:
         """Whether a unit's passes are recordings, which work in memory of their own."""
         return self.replay and 0 < unit < self.head
 
+    def chained(self, unit: int) -> bool:
+        """Whether a unit's passes and those of the unit behind it, in its stage, are recordings of
+        one chain: nothing between the two leaves the memory of the recordings."""
+        within = self.replays(unit) and self.replays(unit + 1)
+        return within and not self.alone and unit + 1 not in self.boundaries
+
     def checkpoints(self, unit: int) -> bool:
         """Whether a unit's backward pass begins at a checkpoint."""
         return self.activations == "checkpoint" and 0 < unit < self.head
+
+
+def as_recorded(line: Pipeline, sizes: Sizes, units: int, below_s: float) -> Pipeline:
+    """The pipeline with recordings, where it can have them and the longest forward pass of a block
+    takes less than so many seconds: it may take longer to launch than to run."""
+    short = longest_forward_s(sizes, units, line.micro) < below_s
+    seen = line.activations != "checkpoint" or all(
+        sizes.cost(unit, line.micro).recorded_checkpointed_s for unit in range(1, units - 1)
+    )
+    return replace(line, replay=short and seen and line.recordable)
 
 
 @dataclass(kw_only=True)

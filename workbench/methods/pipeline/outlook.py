@@ -8,7 +8,7 @@ from math import ceil
 from typing import Literal, Protocol
 
 from workbench.methods.pipeline.balance import Balance, Stages
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.draft import Pipeline, as_recorded
 from workbench.methods.pipeline.jitter import Jitter, Table
 from workbench.methods.pipeline.orders import ORDERS, B, F, W, lists
 from workbench.methods.pipeline.quick import Links, Messages, Rule, timeline
@@ -75,6 +75,8 @@ class Question:
     stages: Stages = ()
     """Units of each stage, where they are given."""
     clipped: bool = True
+    recorded_below_s: float = 0.0
+    """Blocks are recorded where their forward passes take less than so many seconds."""
 
 
 class Outlook:
@@ -167,7 +169,7 @@ def line_of(
 ) -> Pipeline:
     """The pipeline of a shape, with as many micro-batches as it has, or fewer."""
     chunks = CHUNKS if ORDERS[row.order].chunked else 1
-    return Pipeline(
+    line = Pipeline(
         method=row.order,
         passes=lists(row.order, row.stages, micros or row.microbatches, chunks),
         stages=stages,
@@ -176,3 +178,4 @@ def line_of(
         activations=row.activations,
         clipped=question.clipped,
     )
+    return as_recorded(line, question.sizes, question.units, question.recorded_below_s)

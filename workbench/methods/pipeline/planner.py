@@ -5,13 +5,13 @@ Every plan is proved (bytes of every rank too) and simulated before it runs. Imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import chosen
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.draft import Pipeline, as_recorded
 from workbench.methods.pipeline.orders import ORDERS, Pass, lists
 from workbench.methods.pipeline.proofs import Ground
 from workbench.model import units_of
@@ -63,13 +63,17 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     tries = RECOMPUTE[spec.activations]
     if ORDERS[mode].recomputes:  # its last stage keeps them, which may be the only one
         tries = (spec.ranks > spec.options.copies,)
-    for recompute in tries:
-        line = _line(ground, mode, ORDERS[mode].again if recompute else "keep")
+    for line in (line for recompute in tries for line in _lines(ground, mode, recompute)):
         schedule, peak = ground.proved(line)
         if tier := ground.budgets.lacking(peak):
             lacking.append((tier, peak[tier]))
             continue
         return ground.plan(schedule, peak)
+    if not lacking:
+        raise ValueError(
+            f"replay is on; not all passes of {mode} can be recorded with activations "
+            f"{spec.activations}: leave it at auto, or give off"
+        )
     raise ground.refusal(*min(lacking, key=lambda one: one[1]))
 
 
@@ -82,7 +86,17 @@ def _passes(spec: RunSpec, mode: str) -> list[list[Pass]]:
     return lists(mode, spec.ranks // spec.options.copies, spec.microbatches, spec.options.chunks)
 
 
-def _line(ground: Ground, mode: str, activations: str) -> Pipeline:
+def _lines(ground: Ground, mode: str, recompute: bool) -> Iterator[Pipeline]:
+    """The pipeline with its passes recorded, where that is possible and pays, and launched, where
+    they need not be recorded."""
+    line = _line(ground, mode, ORDERS[mode].again if recompute else "keep")
+    if line.replay:
+        yield line
+    if ground.spec.replay != "on":
+        yield _line(ground, mode, line.activations, recorded=False) if line.replay else line
+
+
+def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True) -> Pipeline:
     spec = ground.spec
     line = Pipeline(
         method=mode,
@@ -94,7 +108,9 @@ def _line(ground: Ground, mode: str, activations: str) -> Pipeline:
         activations=activations,
         clipped=spec.clip is not None,
     )
+    units, below_s = units_of(spec.model), ground.recorded_below_s if recorded else 0.0
+    line = as_recorded(line, ground.sizes, units, below_s)
     if given := spec.options.given_stages:
         return replace(line, stages=packs_of(given))
-    balance = Balance(line, ground.sizes, units_of(spec.model))
+    balance = Balance(line, ground.sizes, units)
     return replace(line, stages=balance.within(ground.budgets.device))

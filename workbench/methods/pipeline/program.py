@@ -53,6 +53,7 @@ class Program(Sheet):
                 "stages": " ".join(str(len(stage)) for stage in line.stages),
                 "replicas": line.replicas,
                 "activations": line.activations,
+                **({"recorded": True} if line.replay and not line.places else {}),
             },
         )
 
@@ -67,15 +68,20 @@ class Program(Sheet):
             self.lay(rank, "tokens", sizes.token_bytes(end - first), permanent=True)
             if sizes.library_bytes:
                 self.lay(rank, "libraries", sizes.library_bytes, permanent=True)
-            blocks = [u for u in range(line.head) if line.replays(u) and rank in line.ranks_of(u)]
-            costs = [self.cost(unit, rank, 0) for unit in blocks]
-            gradients = map(sizes.visit_bytes, blocks)
-            chains = [[pair] for pair in zip(costs, gradients, strict=True)]
-            if nbytes := replay_bytes(costs, chains):
+            if line.replay and (nbytes := self._replay_bytes(rank)):
                 self.lay(rank, name.REPLAYS, nbytes, permanent=True)
         for unit in range(line.head + 1):
             self.lay_host(name.host_weights(unit), sizes.weight_bytes(unit))
             self.lay_host(name.host_states(unit), sizes.state_bytes(unit))
+
+    def _replay_bytes(self, rank: int) -> int:
+        """Bytes in which the recordings of a rank's blocks work."""
+        line = self.line
+        blocks = [u for u in range(line.head) if line.replays(u) and rank in line.ranks_of(u)]
+        costs = [self.cost(unit, rank, 0) for unit in blocks]
+        pairs = [*zip(costs, map(self.sizes.visit_bytes, blocks), strict=True)]
+        chains = [[pair] for pair in pairs] if line.alone else [pairs]
+        return replay_bytes(costs, chains) if blocks else 0
 
     # -- passes ---------------------------------------------------------------------------------
 
@@ -111,7 +117,7 @@ class Program(Sheet):
             kept = 0 if line.replays(unit) else cost.kept_bytes
             self.make(draft, self._kept(unit, micro), kept)
         if unit < line.head and (kind is F or line.repeats(unit + 1)):
-            nbytes = self.input_bytes(unit + 1, rank, micro)
+            nbytes = 0 if keeps and line.chained(unit) else self.input_bytes(unit + 1, rank, micro)
             again = name.activation(unit + 1, micro, 1)
             self.make(draft, self._output(unit, micro) if kind is F else again, nbytes)
         return draft
@@ -138,7 +144,7 @@ class Program(Sheet):
         if kind is not I:
             draft.reads.append(name.gradients(unit))
         if kind is not W and unit:
-            nbytes = self.input_bytes(unit, rank, micro)
+            nbytes = 0 if line.chained(unit - 1) else self.input_bytes(unit, rank, micro)
             self.make(draft, self._input_gradient(unit, micro), nbytes)
         if kind is I:
             self.make(draft, name.half(unit, micro), cost.half_bytes)

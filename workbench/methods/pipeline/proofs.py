@@ -12,9 +12,10 @@ from workbench.methods.pipeline.program import Program
 from workbench.methods.rank_plans import binding
 from workbench.model import make_model
 from workbench.profile.budgets import Budgets
+from workbench.profile.cuda_graphs import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
-from workbench.profile.server import Server, ServerCosts, server_of
+from workbench.profile.server import Server, ServerCosts, records, server_of
 from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -34,6 +35,8 @@ class Ground:
     budgets: Budgets
     profiled: tuple[int, ...]
     """Samples of the micro-batches that were measured, ascending."""
+    recorded_below_s: float = 0.0
+    """Blocks are recorded where their forward passes take less than so many seconds."""
 
     @classmethod
     def of(cls, spec: RunSpec, profiles: Mapping[int, Profile]) -> Ground:
@@ -49,12 +52,12 @@ class Ground:
             server=server,
             budgets=Budgets(device=device, host=server.host_bytes),
             profiled=tuple(sorted(profiles)),
+            recorded_below_s=recorded_below_s(spec, profile.hardware),
         )
 
-    @property
-    def costs(self) -> ServerCosts:
-        """Costs of actions."""
-        return ServerCosts(self.sizes, self.server, shared_updates=False)
+    def costs(self, *, recorded: bool = False) -> ServerCosts:
+        """Costs of actions, of blocks that are launched or recorded."""
+        return ServerCosts(self.sizes, self.server, shared_updates=False, recorded=recorded)
 
     def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:
         """A pipeline's schedule, and the bytes of each tier that no run of it exceeds."""
@@ -68,7 +71,7 @@ class Ground:
 
     def plan(self, schedule: Schedule, peak: dict[str, int]) -> Plan:
         """The plan of a schedule that fits."""
-        simulated = simulate(schedule, self.costs, steps=STEPS)
+        simulated = simulate(schedule, self.costs(recorded=records(schedule)), steps=STEPS)
         moved = {way: n * schedule.replicas for way, n in schedule.moved_bytes().items()}
         return Plan(
             method=self.spec.method,
