@@ -10,9 +10,9 @@ bit.
 A recording knows addresses, not tensors. So what goes in is copied to buffers that all recordings
 share, and what comes out is copied from where a recording leaves it. All of them work in one pool
 of memory: what one leaves there the next may overwrite. That is right as long as passes run in the
-order in which they were recorded: a forward pass alone, a backward pass that begins at a checkpoint, or
-a *chain*, which is some blocks' passes that keep what is needed, and then their backward passes,
-with nothing recorded in between.
+order in which they were recorded: a forward pass alone, a backward pass from a checkpoint, or a
+*chain*, which is some blocks' passes that keep what is needed, and then their backward passes, with
+nothing recorded in between.
 
 Matrix products have a workspace for each thread and stream. So passes are recorded on the stream
 and by the thread of the compute lane, and share theirs with the passes that are launched there.

@@ -74,8 +74,12 @@ class Template:
 
     def checkpointed_block(self, module: nn.Module, x: Tensor) -> Tensor:
         """Likewise, with a backward pass that begins at its input."""
-        run = _checkpointed if self._block is None else self._checkpointed
-        return run(module, x)
+        if self._block is not None:
+            return self._checkpointed(module, x)
+        # Attention notes the state of random numbers elsewhere where it is recorded.
+        return checkpoint(
+            module, x, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
 
 
 def _call(module: nn.Module, x: Tensor) -> Tensor:
