@@ -157,9 +157,13 @@ class ServerCosts:
         return cost.as_recorded() if self._recorded else cost
 
     def seconds(self, action: Action) -> float:
-        """Duration of an action with the rest of its rank idle."""
-        server = self._server
-        return server.action_overhead_s + self._seconds(action, server)
+        """Duration of an action with the rest of its rank idle. Recorded passes were timed one
+        behind the other, so that the gaps between them are in their times."""
+        server, overhead = self._server, self._server.action_overhead_s
+        if self._recorded and action.kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
+            first, end = action.span
+            overhead *= not self._cost(action.unit, end - first).recorded_forward_s
+        return overhead + self._seconds(action, server)
 
     def _seconds(self, action: Action, server: Server) -> float:
         first, end = action.span

@@ -17,6 +17,8 @@ from workbench.profile.unit_costs import Sizes, pass_costs
 from workbench.schedule.action import Kind
 
 Stages = tuple[range, ...]
+Taken = Callable[[float], float]
+"""Seconds of a unit's pass by itself -> those that it takes in a run."""
 SLOWER = 0.1
 """Share by which the slowest stage of a cut may be slower than that of the best cut, for less
 memory."""
@@ -36,6 +38,7 @@ class Balance:
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
         inner = range(1, units - 1)
         costs = pass_costs(sizes, units, line.micro, line.replay)
+        self._recorded = [line.replay and cost.recorded_forward_s > 0 for cost in costs]
         if line.activations == "checkpoint":
             costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
         self._costs = costs
@@ -168,30 +171,29 @@ class Balance:
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def unit_seconds(self, unit: int, last: bool) -> dict[Kind, float]:
-        """Kind of pass -> seconds that one takes alone over a unit, in the last stage or before."""
+    def unit_seconds(self, unit: int, last: bool, taken: Taken) -> dict[Kind, float]:
+        """Kind of pass -> seconds of one over a unit, in the last stage or before."""
         cost = self._costs[unit]
         listed = self._listed and not last
         halves = cost.halves if unit else (0.0, cost.backward_s)
         again = cost.recompute_s if self._again[unit] else 0.0
-        return {
+        found = {
             F: cost.forward_s if listed or self._again[unit] else cost.recompute_s,
             R: cost.recompute_s,
             B: again + cost.backward_s + cost.gradient_copy_s,
             I: again + halves[0],
             W: halves[1],
         }
+        # Recorded passes were timed one behind the other.
+        return found if self._recorded[unit] else {k: taken(s) for k, s in found.items()}
 
-    def pass_seconds(
-        self, stages: Stages, alone: Callable[[float], float]
-    ) -> list[dict[Kind, float]]:
-        """Stage -> kind of pass -> seconds; `alone` are those of a unit's pass where others take
-        none -> those that it takes."""
+    def pass_seconds(self, stages: Stages, taken: Taken) -> list[dict[Kind, float]]:
+        """Stage -> kind of pass -> seconds."""
         found = []
         for stage, units in enumerate(stages):
             last = stage == len(stages) - 1
-            each = [self.unit_seconds(unit, last) for unit in units]
-            found.append({kind: sum(alone(one[kind]) for one in each) for kind in (F, R, B, I, W)})
+            each = [self.unit_seconds(unit, last, taken) for unit in units]
+            found.append({kind: sum(one[kind] for one in each) for kind in (F, R, B, I, W)})
         return found
 
 

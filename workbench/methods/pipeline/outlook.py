@@ -140,11 +140,12 @@ class Outlook:
                 if not network.by_stage:
                     added = network.sum_seconds(nbytes, replicas) if replicas > 1 else 0.0
                     sums[-1].insert(0, Sum(unit=unit, before_s=left, seconds=added))
-                taken = self.balance.unit_seconds(unit, stage == len(line.stages) - 1)
-                left += network.pass_seconds(taken[back])
+                last = stage == len(line.stages) - 1
+                taken = self.balance.unit_seconds(unit, last, network.pass_seconds)
+                left += taken[back]
                 updated += network.update_seconds(unit)
                 late = max(late, updated - passed)
-                passed += network.pass_seconds(taken[F])
+                passed += taken[F]
                 if stage_of[owner := sizes.owner(unit)] != stage:
                     lent = network.message_seconds(nbytes - sizes.weight_bytes(unit))
                     pair = stage, stage_of[owner]
