@@ -129,7 +129,7 @@ def _rank(rank: int, order: str, pace: dict[str, Any], steps: int, port: int, fo
 def simulated(order: str, jitter: Jitter, scale: float) -> float:
     """The step of the same passes and messages."""
     passes = [{kind: value * scale for kind, value in PASS_S.items()}] * STAGES
-    links = Links(seconds=[LINK_S * scale] * (STAGES - 1))
+    links = Links(seconds=[LINK_S * scale] * (STAGES - 1), places=True)
     draws = jitter.draws(STAGES, MICROS)
     return step_seconds(lists(order, STAGES, MICROS), passes, links, ORDERS[order], draws)
 

@@ -79,8 +79,9 @@ def test_a_message_waits_for_its_wire_and_its_latency_occupies_nobody():
         return quick.step_seconds(passes, seconds, Links(**links))
 
     assert step(seconds=[5.0]) == 10.0
-    assert step(seconds=[5.0], wire_s=[1.0]) == 2 * (4 * 1.0 + 5.0)
-    assert step(seconds=[5.0], wire_s=[1.0], in_flight=1) == 2 * 4 * (1.0 + 5.0)
+    wired = {"seconds": [5.0], "wire_s": [1.0], "places": True}
+    assert step(**wired) == (4 * 1.0 + 5.0) + 2 * (1.0 + 5.0)  # three places for gradients
+    assert step(**wired, in_flight=1) == 2 * (1.0 + 4 * 5.0)
     assert step(seconds=[5.0], in_flight=2) == 20.0
     assert quick.step_seconds(passes, seconds, [5.0]) == quick.step_seconds(passes, seconds, 5.0)
 

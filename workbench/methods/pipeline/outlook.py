@@ -19,7 +19,7 @@ from workbench.schedule.plan import Candidate
 
 MOST_COPIES = 16
 """Copies that get draws; the slowest of more is hardly slower."""
-STEADY = 48
+STEADY = 72
 """Micro-batches after which a step grows evenly with further ones, in pipelines of few stages."""
 CHUNKS = 2
 """Stages of a rank, in orders with several."""
