@@ -34,6 +34,8 @@ class Ground:
     budgets: Budgets
     profiled: tuple[int, ...]
     """Samples of the micro-batches that were measured, ascending."""
+    normalizes: bool = False
+    """Whether the model sees all samples of a micro-batch in statistics."""
 
     @classmethod
     def of(cls, spec: RunSpec, profiles: Mapping[int, Profile]) -> Ground:
@@ -49,6 +51,7 @@ class Ground:
             server=server,
             budgets=Budgets(device=device, host=server.host_bytes),
             profiled=tuple(sorted(profiles)),
+            normalizes=model.normalizes,
         )
 
     @property
