@@ -9,10 +9,12 @@ import pytest
 from tests.methods import plain
 from tests.methods.harness import assert_equals_plain
 from tests.methods.pipelines import schedule_for, spec_for, trained
+from tests.unit.pipeline import test_shapes
+from workbench.methods.pipeline.choosing import chosen
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.ranks.failures import RankFailed
 from workbench.schedule.action import COMPUTE, lane_kind
-from workbench.schedule.simulate import Event
+from workbench.schedule.simulate import Event, simulate
 
 GRID = [
     (order, ranks, replicas, micros, activations)
@@ -68,6 +70,16 @@ def test_every_order_trains_exactly(order, ranks, replicas, micros, activations,
     norms: list[float] = []
     plain.train(spec, norms=norms)
     assert training.history.grad_norms == pytest.approx(norms, rel=1e-5)
+
+
+def test_the_chosen_shape_of_a_batch_that_does_not_divide_trains(tmp_path):
+    """Two replicas, of 6 samples and of 5, in micro-batches of 2 at most."""
+    ground = test_shapes.ground_of(batch=11, replicas=2, stages="2 4", micro=2)
+    plan = chosen(ground)
+    assert (plan.schedule.replicas, plan.schedule.num_microbatches) == (2, 3)
+    assert plan.step_seconds == simulate(plan.schedule, ground.costs).step_seconds
+    spec = spec_for(model=test_shapes.MODEL, batch=11, ranks=4)
+    assert_equals_plain(spec, *trained(plan.schedule, spec, tmp_path))
 
 
 def test_a_pipeline_goes_on_from_its_checkpoint_under_another_shape(tmp_path):

@@ -106,14 +106,15 @@ class GroupTransport:
             word = torch.zeros(1, dtype=torch.uint8)
             _wait([dist.isend(word, peer, group=self._words, tag=first)])
         source = tuple(tensor.cpu() for tensor in source) if self._by_host else source
-        if self._latency is not None:
-            source = *source, torch.tensor(time.monotonic(), dtype=torch.float64)
         _wait(
             [
                 dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
                 for part, tensor in enumerate(source)
             ]
         )
+        if self._latency is not None:  # counts from when there was a place
+            stamp = torch.tensor(time.monotonic(), dtype=torch.float64)
+            _wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
 
     def _post(self, action: Action, device: torch.device | str) -> tuple[Bundle, list[dist.Work]]:
         """Receives of the tensors of a message."""

@@ -10,6 +10,7 @@ steps before the first are satisfied from the start (the model is loaded and upd
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -147,8 +148,9 @@ class Graph:
         return counts
 
 
-def unroll(schedule: Schedule, steps: int = 1) -> Graph:
-    """Lay `steps` repetitions of the schedule end to end.
+def unroll(schedule: Schedule, steps: int = 1, in_flight: int = 0) -> Graph:
+    """Lay `steps` repetitions of the schedule end to end. Messages meet; or, where so many that
+    come to one lane may be `in_flight`, a RECV is a latency behind its SEND that occupies nobody.
 
     Raises ScheduleError for a name that occurs twice and for a dependency that does not exist.
     """
@@ -161,10 +163,14 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
             raise ScheduleError(f"{name} stands twice in the schedule {schedule.name!r}")
         index[name] = i
     lane_number: dict[tuple[int, str], int] = {}
-    lane_of = [
-        lane_number.setdefault((action.rank, action.lane), len(lane_number))
-        for action in schedule.actions
-    ]
+    came = Counter()
+    lane_of = []
+    for action in schedule.actions:
+        key = action.rank, action.lane
+        if in_flight and action.kind in RECEIVES:
+            came[key] += 1
+            key = action.rank, f"{action.lane}.{came[key] % in_flight}"
+        lane_of.append(lane_number.setdefault(key, len(lane_number)))
     lane_actions: list[list[int]] = [[] for _ in lane_number]
     for i, lane in enumerate(lane_of):
         lane_actions[lane].append(i)
@@ -173,7 +179,7 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
         for action in schedule.actions
     ]
     if schedule.num_ranks > 1:
-        _meet(schedule, lane_of, lane_actions, references)
+        _meet(schedule, lane_actions, references, flies=bool(in_flight))
     return Graph(
         schedule=schedule,
         steps=steps,
@@ -186,12 +192,14 @@ def unroll(schedule: Schedule, steps: int = 1) -> Graph:
 
 def _meet(
     schedule: Schedule,
-    lane_of: list[int],
     lane_actions: list[list[int]],
     references: list[tuple[tuple[int, int], ...]],
+    *,
+    flies: bool,
 ) -> None:
     """A message, and a collective, begins when all who take part are there: each of them waits for
-    what the others wait for, and for what the others' lanes do before.
+    what the others wait for, and for what the others' lanes do before. A message that `flies` is
+    sent when its RECV has a place, and the RECV begins when it has been sent.
     """
     groups: dict[tuple, list[int]] = {}
     for i, action in enumerate(schedule.actions):
@@ -203,6 +211,11 @@ def _meet(
         for before, i in zip([None, *actions], actions, strict=False)
     }
     for group in groups.values():
+        if flies and schedule.actions[group[0]].kind in (*SENDS, *RECEIVES):
+            send, receive = sorted(group, key=lambda i: schedule.actions[i].kind in RECEIVES)
+            references[send] += references[receive]
+            references[receive] += ((0, send),)
+            continue
         among = {(0, i) for i in group}
         own = {i: [wait for wait in references[i] if wait not in among] for i in group}
         for i in group:

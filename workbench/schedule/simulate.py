@@ -87,12 +87,12 @@ class Simulation:
         return total / self.steps
 
 
-def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3) -> Simulation:
-    """Run `steps` repetitions of the schedule under the cost model.
+def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3, in_flight: int = 0) -> Simulation:
+    """Run `steps` repetitions of the schedule under the cost model; `in_flight` as of `unroll`.
 
     Raises ScheduleError when the schedule deadlocks, ValueError for a cost that is no duration.
     """
-    graph = unroll(schedule, steps)
+    graph = unroll(schedule, steps, in_flight)
     start, end = _times(graph, costs)
     n = len(schedule.actions)
     names = [action.name for action in schedule.actions]

@@ -15,13 +15,16 @@ from tests.unit.schedule.made_up import Table
 from tests.unit.schedule.mutate import swap
 from workbench import cli
 from workbench.methods.pipeline import ideal, orders, quick
+from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, I, R, W, in_flight
 from workbench.methods.pipeline.quick import Links, Rule, step_seconds, timeline
+from workbench.methods.varuna.stepping import stage_schedule
 from workbench.schedule import event_loop, validate
-from workbench.schedule.action import COMPUTE, LATER, MEETING, lane_kind
+from workbench.schedule.action import COMPUTE, LATER, MEETING, RECEIVES, SENDS, lane_kind
 from workbench.schedule.graph import ScheduleError, unroll
 from workbench.schedule.simulate import simulate
 
+SENT = dict(zip(RECEIVES, SENDS, strict=True))
 COLUMNS = {
     "varuna_us": ["varuna"],
     "gpipe_us": ["gpipe", "--order", "published"],
@@ -100,7 +103,7 @@ def test_a_stage_that_holds_fewer_inputs_waits_longer(capsys):
 
 def drawn(rng):
     """A question with passes, seconds and messages of no pattern."""
-    ranks, micros = rng.choice([2, 3, 4]), rng.choice([1, 3, 6])
+    ranks, micros = rng.choice([2, 3, 4]), rng.choice([1, 3, 6, 20])
     name = rng.choice(["varuna", "1f1b"])
     passes = orders.lists(name, ranks, micros)
     if name == "1f1b":
@@ -108,7 +111,9 @@ def drawn(rng):
     times = [0.0, 1.0, 2.5, rng.random()]
     seconds = [{kind: rng.choice(times) for kind in (F, R, B, I, W)} for _ in range(ranks)]
     links = Links(
-        seconds=[rng.choice(times) for _ in range(ranks - 1)], in_flight=rng.choice([1, 2, 4])
+        seconds=[rng.choice(times) for _ in range(ranks - 1)],
+        in_flight=rng.choice([1, 2, 4]),
+        places=rng.random() < 0.5,
     )
     rule = Rule(
         turns=rng.random() < 0.7,
@@ -170,6 +175,29 @@ def test_turns_keep_what_they_must():
             listed = [(each.kind, each.micro) for each in passes[rank]]
             overtaken += rule.turns and [(t.each.kind, t.each.micro) for t in own] != listed
     assert overtaken > 20
+
+
+def test_schedules_have_the_arrays_model_of_messages():
+    """Whatever is late: a place, a link's rate, and a latency that occupies nobody."""
+    rng, later = random.Random(15), 0
+    for seed in range(60):
+        order = rng.choice(["varuna", "varuna", "1f1b", "gpipe"])
+        ranks, micros = rng.choice([2, 3, 4]), rng.choice([3, 6, 20])
+        passes, jitter = orders.lists(order, ranks, micros), Jitter(network_s=2.0, seed=seed)
+        seconds = [{kind: rng.random() for kind in (F, R, B)} for _ in range(ranks)]
+        links = Links(seconds=[1.0] * ranks, wire_s=[0.1] * ranks, places=True)
+        rule, draws = Rule(turns=order == "varuna", early=True), jitter.draws(ranks, micros)
+        step = step_seconds(passes, seconds, links, rule, draws)
+        schedule, taken = stage_schedule(order, ranks, micros, 1), {}
+        for action in schedule.actions:
+            at, sent = (action.unit - 1, action.microbatch), SENT.get(action.kind)
+            taken[action.name] = seconds[action.unit].get(action.kind, 0.0)
+            taken[action.name] += 0.1 * (action.kind in SENDS)
+            taken[action.name] += 1.0 + draws[sent][at] if sent else 0.0
+        ran = simulate(schedule, Table(taken), steps=1, in_flight=links.in_flight)
+        assert max(event.end_s for event in ran.events) == pytest.approx(step)
+        later += step > step_seconds(passes, seconds, replace(links, places=False), rule, draws)
+    assert later > 20
 
 
 def test_schedules_take_turns_over_steps_in_both_loops_alike():

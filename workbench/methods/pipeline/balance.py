@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-from workbench.methods.pipeline.draft import AHEAD, Pipeline
+from workbench.methods.pipeline.draft import AHEAD, Pipeline, room
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
 from workbench.partition.stages import min_max_stages
 from workbench.profile.unit_costs import Sizes, pass_costs
@@ -97,16 +97,20 @@ class Balance:
     def needed(self, stage: int, units: range) -> int:
         """Bytes that a stage of these units needs of its device, at least."""
         flight, waiting = self._flights[stage], 0
-        if self._listed:  # they wait as the stage's input, and activations are those of one
-            waiting = flight * self._inputs[units.start]
+        if self._listed:  # places of inputs, which wait there, and activations of one micro-batch
+            waiting = self._room(stage) * self._inputs[units.start] if stage else 0
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
         return waiting + always + flight * each
+
+    def _room(self, stage: int) -> int:
+        return min(self._micros, room(stage, self._ranks))
 
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
         `OVER` of what is proved."""
         first, end = self._inputs[units.start] if units.start else 0, self._inputs[units.stop]
+        first = 0 if self._listed else first  # among those that it needs
         held = 0 if self._listed else self._flights[stage]  # outputs, by autograd
         places = min(AHEAD, self._micros)  # of messages that come, and that go
         more = places * (first + end) + (places + held) * end

@@ -26,6 +26,7 @@ class ServerNetwork:
     def __init__(self, ground: Ground) -> None:
         self._server, self._sizes, self._spec = ground.server, ground.sizes, ground.spec
         self.contention, self.by_stage = ground.costs(), False
+        self._normalizes = ground.normalizes
         self._overhead = ground.server.action_overhead_s
         self.norm_s = self._overhead if ground.spec.clip is not None else 0.0
 
@@ -49,14 +50,9 @@ class ServerNetwork:
         passes = self._spec.model.layers * row.microbatches
         if passes > MOST_PASSES:
             return f"{passes} forward passes a step are more than can be planned, {MOST_PASSES}"
-        return indivisible(self._spec.batch, row.replicas, row.micro)
-
-
-def indivisible(batch: int, replicas: int, micro: int) -> str:
-    """Why a run does not divide its batch so; empty where it does."""
-    if batch % (replicas * micro) == 0:
+        if self._normalizes and self._spec.batch // row.replicas < row.microbatches:
+            return "a replica would repeat a sample, and BatchNorm see it twice"
         return ""
-    return f"a batch of {batch} is no multiple of {replicas} replicas x {micro} samples"
 
 
 def chosen(ground: Ground) -> Plan:

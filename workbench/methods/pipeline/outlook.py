@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, Protocol
 
+import numpy as np
+
 from workbench.methods.pipeline.balance import Balance, Stages
 from workbench.methods.pipeline.draft import Pipeline, as_recorded
 from workbench.methods.pipeline.jitter import Jitter, Table
@@ -14,12 +16,13 @@ from workbench.methods.pipeline.orders import ORDERS, B, F, W, lists
 from workbench.methods.pipeline.quick import Links, Messages, Rule, timeline
 from workbench.methods.pipeline.steps import Ending, Loan, Sum, step_seconds
 from workbench.profile.unit_costs import Sizes
+from workbench.schedule.action import Kind
 from workbench.schedule.event_loop import Contention
 from workbench.schedule.plan import Candidate
 
 MOST_COPIES = 16
 """Copies that get draws; the slowest of more is hardly slower."""
-STEADY = 48
+STEADY = 72
 """Micro-batches after which a step grows evenly with further ones, in pipelines of few stages."""
 CHUNKS = 2
 """Stages of a rank, in orders with several."""
@@ -108,9 +111,12 @@ class Outlook:
         turns = line.ranks > 1 and ORDERS[line.method].recomputes
         rule = Rule(turns=turns, early=turns)
         copies = [
-            timeline(line.passes, seconds, messages, rule, table, network.contention)
+            timeline(
+                line.passes, seconds, messages, rule, self._uneven(line, seconds, table),
+                network.contention,
+            )
             for messages, table in self._copies(line, nbytes, jitter)
-        ]
+        ]  # fmt: skip
         return step_seconds(copies, self._ending(line))
 
     def _copies(
@@ -124,6 +130,23 @@ class Outlook:
         for copy in range(min(line.replicas, MOST_COPIES)):
             draws = jitter.draws(len(line.stages), line.micros, copy)
             yield messages[copy % len(messages)], draws
+
+    def _uneven(
+        self, line: Pipeline, seconds: list[dict[Kind, float]], draws: Table | None
+    ) -> Table | None:
+        """Draws, and by how much passes over a sample less are shorter."""
+        spans = (line.span(0, micro) for micro in range(line.micros))
+        short = np.array([end - first < line.micro for first, end in spans])
+        if not short.any():
+            return draws
+        found = draws or Jitter().draws(len(seconds), line.micros)
+        smaller = replace(line, micro=line.micro - 1)
+        balance = Balance(smaller, self._question.sizes, self._question.units)
+        less = balance.pass_seconds(line.stages, self._network.pass_seconds)
+        for stage, (one, full) in enumerate(zip(less, seconds, strict=True)):
+            for kind in full:
+                found[kind][stage, short] += one[kind] - full[kind]
+        return found
 
     def _ending(self, line: Pipeline) -> Ending:
         """Sums, norm and updates after the passes of a step."""
@@ -168,13 +191,15 @@ def _total(messages: Messages) -> float:
 def line_of(
     question: Question, row: Candidate, stages: Stages = (), micros: int | None = None
 ) -> Pipeline:
-    """The pipeline of a shape, with as many micro-batches as it has, or fewer."""
+    """The pipeline of a shape, with as many micro-batches as it has, or fewer, full ones."""
     chunks = CHUNKS if ORDERS[row.order].chunked else 1
+    share, every = ceil(question.batch / row.replicas), micros in (None, row.microbatches)
     line = Pipeline(
         method=row.order,
         passes=lists(row.order, row.stages, micros or row.microbatches, chunks),
         stages=stages,
-        micro=row.micro,
+        micro=ceil(share / row.microbatches),
+        samples=share if every else 0,
         replicas=row.replicas,
         activations=row.activations,
         clipped=question.clipped,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from workbench.methods.pipeline import updates
-from workbench.methods.pipeline.draft import AHEAD, Draft
+from workbench.methods.pipeline.draft import AHEAD, Draft, room
 from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.methods.pipeline.sheet import Sheet
 from workbench.methods.pipeline.swaps import Swaps, stash
@@ -235,17 +235,20 @@ class Program(Sheet):
         passes = [draft for draft in drafts if lane_kind(draft.lane) == COMPUTE]
         needed = {other: draft for draft in reversed(passes) for other in draft.after}
         freed = {label: draft for draft in drafts for label in draft.frees}
-        start, most = 0, PLACES // 2 if self.line.places else None  # memory is what swaps lack
+        start = 0
         for kind in (Kind.RECV, Kind.RECV_GRAD):
             messages = [d for d in drafts if d.kind is kind and d.micro is not None]
             size = max((aligned(d.nbytes) for d in messages), default=0)
             ends = [freed[message.makes[0]] for message in messages]
             used = [needed[message.name].number for message in messages]
+            ahead, most = AHEAD, PLACES // 2 if self.line.places else None  # swaps lack memory
+            if kind is Kind.RECV and self.line.listed:
+                ahead, most = len(used), room(rank, self.line.ranks)
             places: list[list[int]] = []
             """Numbers of the messages that come to each place."""
             at: dict[int, int] = {}
             left = [end.number for end in ends]
-            for message, before in enumerate(taken_from(used, left, AHEAD, most)):
+            for message, before in enumerate(taken_from(used, left, ahead, most)):
                 at[message] = at[before] if before >= 0 else len(places)
                 if before < 0:
                     places.append([])

@@ -37,6 +37,8 @@ class Ground:
     """Samples of the micro-batches that were measured, ascending."""
     recorded_below_s: float = 0.0
     """Blocks are recorded where their forward passes take less than so many seconds."""
+    normalizes: bool = False
+    """Whether the model sees all samples of a micro-batch in statistics."""
 
     @classmethod
     def of(cls, spec: RunSpec, profiles: Mapping[int, Profile]) -> Ground:
@@ -53,10 +55,12 @@ class Ground:
             budgets=Budgets(device=device, host=server.host_bytes),
             profiled=tuple(sorted(profiles)),
             recorded_below_s=recorded_below_s(spec, profile.hardware),
+            normalizes=model.normalizes,
         )
 
-    def costs(self, *, recorded: bool = False) -> ServerCosts:
-        """Costs of actions, of blocks that are launched or recorded."""
+    def costs(self, schedule: Schedule | None = None) -> ServerCosts:
+        """Costs of a schedule's actions; by default of launched ones."""
+        recorded = schedule is not None and records(schedule)
         return ServerCosts(self.sizes, self.server, shared_updates=False, recorded=recorded)
 
     def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:
@@ -71,7 +75,7 @@ class Ground:
 
     def plan(self, schedule: Schedule, peak: dict[str, int]) -> Plan:
         """The plan of a schedule that fits."""
-        simulated = simulate(schedule, self.costs(recorded=records(schedule)), steps=STEPS)
+        simulated = simulate(schedule, self.costs(schedule), steps=STEPS)
         moved = {way: n * schedule.replicas for way, n in schedule.moved_bytes().items()}
         return Plan(
             method=self.spec.method,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.methods.pipeline.draft import AHEAD, LANES
+from workbench.methods.pipeline.draft import AHEAD, LANES, room
 from workbench.methods.pipeline.jitter import Table
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W
 from workbench.schedule.action import COMPUTE, LATER, Kind
@@ -26,7 +26,7 @@ from workbench.schedule.event_loop import Contention, times
 from workbench.schedule.turns import NEVER, Turns
 
 IN_FLIGHT = 4
-"""Messages that a stage may have on their way in one direction; Varuna's simulator has as many."""
+"""Messages that may be on their way to a rank in one direction; Varuna's simulator has as many."""
 
 
 class Undisturbed:
@@ -43,9 +43,12 @@ class Links:
     seconds: Sequence[float]
     """From stage s to stage s + 1, or back; of the link between them."""
     in_flight: int = IN_FLIGHT
+    places: bool = False
+    """Whether a message waits for a place at its receiver, and a pass for one of its outputs, as in
+    schedules; Varuna's simulator has any number of both."""
     wire_s: Sequence[float] = ()
-    """Before that: seconds of a message, its bytes by the link's rate, in which the next one waits;
-    none where links have any rate."""
+    """With places, before those seconds: seconds of a message, its bytes by the link's rate, in
+    which the next one waits; none where links have any rate."""
 
 
 Messages = float | Sequence[float] | Links
@@ -113,16 +116,17 @@ def timeline(
     step = _Step(passes, rule)
     graph = step.graph(messages if isinstance(messages, Links) else None)
     alone = [seconds[stage][kind] for kind, stage, _ in step.nodes]
+    wires: Sequence[float] = ()
     if isinstance(messages, Links):
-        of_link = messages.seconds
+        of_link, wires = messages.seconds, messages.wire_s
     else:
         of_link = [messages] * step.stages if isinstance(messages, float | int) else messages
-    alone += [of_link[link] for _, link, _ in step.messages]
+    wires = wires or [0.0] * step.stages
+    alone += [(of_link if kind else wires)[link] for kind, link, _ in step.messages]
     if draws is not None:
         nodes = [*step.nodes, *step.messages]
-        alone = [max(0.0, t + float(draws[n[0]][n[1:]])) for t, n in zip(alone, nodes, strict=True)]
-    if step.wires:
-        alone += [messages.wire_s[link] for link in step.wires]
+        late = [float(draws[kind][at, micro]) if kind else 0.0 for kind, at, micro in nodes]
+        alone = [max(0.0, t + d) for t, d in zip(alone, late, strict=True)]
     starts, ends, ended = times(graph, alone, contention or Undisturbed())
     if ended < graph.num_nodes:
         raise ValueError("the order deadlocks: its passes wait for each other")
@@ -140,10 +144,9 @@ class _Step:
         self.ranks, self.rule = len(passes), rule
         self.nodes: list[tuple[Kind, int, int]] = []
         """(kind, stage, micro-batch) of each pass, rank by rank in order; messages come behind."""
-        self.messages: list[tuple[Kind, int, int]] = []
-        """(kind of what sends it, link, micro-batch) of the nodes of messages."""
-        self.wires: list[int] = []
-        """Link of each node that is a message on its wire; they come last."""
+        self.messages: list[tuple[Kind | None, int, int]] = []
+        """(kind of what sends it, link, micro-batch) of the nodes of messages; no kind where it is
+        on its link's wire."""
         self.bounds = [0]
         for rank, own in enumerate(passes):
             self.nodes += [(p.kind, p.chunk * self.ranks + rank, p.micro) for p in own]
@@ -172,6 +175,9 @@ class _Step:
         """Stage and micro-batch -> the message that brings the gradient of the stage's output."""
         self.held: dict[int, list[int]] = {}
         """Forward pass -> passes of its own rank that it waits for, itself or its message."""
+        self.behind: dict[int, int] = {}
+        """Pass -> the pass of a neighbour that leaves a place for what was sent two before its own
+        message: it waits for that."""
 
     def graph(self, links: Links | None) -> ArrayGraph:
         """The step's arrays."""
@@ -186,7 +192,6 @@ class _Step:
             if (both := (one >= 0) & (other >= 0)).any()
         ]
         edges.append(self._stashed())
-        wires: list[tuple[Kind, np.ndarray, np.ndarray]] = []
         for send, receive, made, used in (
             (Kind.SEND, Kind.RECV, self.at[F][:-1], self.at[F][1:]),
             (Kind.SEND_GRAD, Kind.RECV_GRAD, self.back[1:], self.wants[:-1]),
@@ -195,20 +200,14 @@ class _Step:
                 edges.append(np.stack([made.ravel(), used.ravel()], axis=1))
                 continue
             numbered = [(send, link, micro) for link, micro in np.ndindex(made.shape)]
-            if links is not None:
-                self.messages += numbered
-                arrived, new = self._linked(send, made, used, links.in_flight)
-                if any(links.wire_s):
-                    wires.append((send, made, arrived))
-            else:
-                self.messages += 2 * numbered
-                freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
-                arrived, new = self._met(send, receive, made.ravel(), used.ravel(), freed.ravel())
+            wired = [(None, *one[1:]) for one in numbered] if links else numbered
+            self.messages += wired + numbered
+            freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
+            ends = made.ravel(), used.ravel(), freed.ravel()
+            arrived, new = self._messages(send, receive, *ends, links)
             edges += new
             if send is Kind.SEND_GRAD:
                 self.arrivals[:-1] = arrived.reshape(made.shape)
-        for send, made, arrived in wires:
-            edges += self._wired(send, made, arrived, links.in_flight)
         return ArrayGraph(
             lane_keys=self.lanes,
             lane_of=self.lane_of,
@@ -223,77 +222,59 @@ class _Step:
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self.last[:, :-stash].ravel(), self.at[F][:, stash:].ravel()], axis=1)
 
-    def _linked(
-        self, send: Kind, made: np.ndarray, used: np.ndarray, in_flight: int
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Messages of a latency: a node each, on one of so many lanes of its link."""
-        at, links = len(self.lane_of), len(made)
-        messages = at + np.arange(made.size).reshape(made.shape)
-        edges = [np.stack([made.ravel(), messages.ravel()], axis=1)]
-        edges.append(np.stack([messages.ravel(), used.ravel()], axis=1))
-        lane_of = np.empty(made.shape, dtype=np.int64)
-        for link in range(links):
-            rank = (link if send is Kind.SEND else link + 1) % self.ranks
-            order = np.argsort(made[link])
-            for place in range(in_flight):
-                lane_of[link, order[place::in_flight]] = len(self.lanes)
-                self.lanes.append((rank, f"{LANES[send]}.{link}.{place}"))
-                edges.append(_in_turn(messages[link, order[place::in_flight]]))
-        self.lane_of = np.concatenate([self.lane_of, lane_of.ravel()])
-        return messages, edges
-
-    def _wired(
-        self, send: Kind, made: np.ndarray, messages: np.ndarray, in_flight: int
-    ) -> list[np.ndarray]:
-        """Time that messages take of their link's wire, one by one: a node each, before that of
-        their latency."""
-        wires = len(self.lane_of) + np.arange(made.size).reshape(made.shape)
-        edges = []
-        for link, own in enumerate(wires):
-            rank = (link if send is Kind.SEND else link + 1) % self.ranks
-            order = np.argsort(made[link])
-            sent, come = own[order], messages[link, order]
-            edges += [np.stack([made[link, order], sent], axis=1), _in_turn(sent)]
-            edges.append(np.stack([sent, come], axis=1))
-            edges.append(np.stack([come[:-in_flight], sent[in_flight:]], axis=1))
-            self.wires += [link] * len(own)
-            self.lane_of = np.append(self.lane_of, [len(self.lanes)] * len(own))
-            self.lanes.append((rank, f"{LANES[send]}.{link}.wire"))
-        return edges
-
-    def _met(
-        self, send: Kind, receive: Kind, made: np.ndarray, used: np.ndarray, freed: np.ndarray
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Messages of two nodes that meet; their receivers have few places."""
+    def _messages(
+        self, send: Kind, receive: Kind, made: np.ndarray, used: np.ndarray, freed: np.ndarray,
+        links: Links | None,
+    ) -> tuple[np.ndarray, list[np.ndarray]]:  # fmt: skip
+        """Messages of two nodes, which meet; or, where there are links, the second is a latency
+        that follows the first."""
         at, count = len(self.lane_of), len(made)
         sends, receives = at + np.arange(count), at + count + np.arange(count)
         ranks = np.searchsorted(self.bounds, np.stack([made, used]), side="right") - 1
-        numbers = (len(self.lanes) + k * self.ranks + ranks[k] for k in (0, 1))
-        self.lane_of = np.concatenate([self.lane_of, *numbers])
-        self.lanes += [(rank, LANES[k]) for k in (send, receive) for rank in range(self.ranks)]
+        lanes, first = links.in_flight if links else 1, len(self.lanes)
+        placed = links is None or links.places
+        taken = first + self.ranks + ranks[1] * lanes
+        self.lanes += [(rank, LANES[send]) for rank in range(self.ranks)]
+        self.lanes += [
+            (rank, f"{LANES[receive]}.{lane}")
+            for rank in range(self.ranks)
+            for lane in range(lanes)
+        ]
         waits = [(made, sends)]
+        stashes = send is Kind.SEND and (self.at[R] >= 0).any()
+        leaves = np.full(count, NEVER)
+        for rank in range(self.ranks):
+            into = np.flatnonzero(ranks[1] == rank)
+            into = into[np.argsort(used[into])]
+            taken[into] += np.arange(len(into)) % lanes
+            waits.append((receives[into[:-lanes]], receives[into[lanes:]]))
+            if placed:
+                most = (len(into), room(rank, self.ranks)) if stashes else (AHEAD,)
+                places = taken_from(used[into].tolist(), freed[into].tolist(), *most)
+                leaves[into] = np.where(np.array(places) < 0, NEVER, freed[into][places])
+        known = leaves >= 0
+        waits.append((leaves[known], (sends if links else receives)[known]))
+        if send is Kind.SEND:
+            for reader, leaver in zip(used[known].tolist(), leaves[known].tolist(), strict=True):
+                self.held.setdefault(reader, []).append(leaver)
         for rank in range(self.ranks):
             out = np.flatnonzero(ranks[0] == rank)
             out = out[np.argsort(made[out])]
             waits.append((sends[out[:-1]], sends[out[1:]]))
-            waits.append((sends[out[:-AHEAD]], made[out[AHEAD:]]))
-            into = np.flatnonzero(ranks[1] == rank)
-            into = into[np.argsort(used[into])]
-            waits.append((receives[into[:-1]], receives[into[1:]]))
-            places = taken_from(used[into].tolist(), freed[into].tolist(), AHEAD)
-            before = np.array(places, dtype=np.int64)
-            known = before >= 0
-            leaves = freed[into][before[known]]
-            waits.append((leaves, receives[into[known]]))
-            if send is Kind.SEND:
-                for reader, leaver in zip(used[into[known]].tolist(), leaves.tolist(), strict=True):
-                    self.held.setdefault(reader, []).append(leaver)
+            if placed:
+                waits.append((sends[out[:-AHEAD]], made[out[AHEAD:]]))
+            maker, sent = made[out[AHEAD:]].tolist(), leaves[out[:-AHEAD]].tolist()
+            self.behind |= {one: left for one, left in zip(maker, sent, strict=True) if left >= 0}
+        self.lane_of = np.concatenate([self.lane_of, first + ranks[0], taken])
         edges = [np.stack(pair, axis=1) for pair in (*waits, (receives, used))]
-        partner = np.arange(at + 2 * count)
-        partner[sends], partner[receives] = receives, sends
-        met = np.concatenate([np.stack(pair, axis=1) for pair in waits])
-        met = met[met[:, 1] >= len(self.nodes)]  # each waits for what the other waits for
-        edges.append(np.stack([met[:, 0], partner[met[:, 1]]], axis=1))
+        if links:
+            edges.append(np.stack([sends, receives], axis=1))
+        else:  # each waits for what the other waits for
+            partner = np.arange(at + 2 * count)
+            partner[sends], partner[receives] = receives, sends
+            met = np.concatenate([np.stack(pair, axis=1) for pair in waits])
+            met = met[met[:, 1] >= len(self.nodes)]
+            edges.append(np.stack([met[:, 0], partner[met[:, 1]]], axis=1))
         return receives, edges
 
     def _turns(self) -> Turns:
@@ -304,6 +285,9 @@ class _Step:
         yields[self.at[R][again]] = self.arrivals[again]
         for before, forward in self._stashed().tolist():
             self.held.setdefault(forward, []).append(before)
+        for forward, first in self.behind.items():
+            if self.nodes[forward][0] is F and first in self.behind:  # of its own rank again
+                self.held.setdefault(forward, []).append(self.behind[first])
         ranks, apart = self.ranks, len(self.lanes) - 2 * self.ranks
         of_lane = [np.flatnonzero(self.lane_of == lane).tolist() for lane in range(2 * ranks)]
         return Turns(

@@ -37,7 +37,7 @@ from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
 
 MORE = 8
-"""Micro-batches beside three a stage, with which a schedule holds as much as with any more."""
+"""Micro-batches beside six a stage, with which a schedule holds as much as with any more."""
 SEEDS = 3
 """Draws of jitter whose mean is a step."""
 MEASURED = ("forward_s", "backward_s", "kept_bytes", "scratch_bytes")
@@ -120,7 +120,7 @@ class HostsNetwork:
             wires = self.wires(len(nbytes) + 1, ranks, copy)
             times = [n / wire.bytes_per_s for n, wire in zip(nbytes, wires, strict=True)]
             latencies = tuple(wire.latency_s for wire in wires)
-            found.append(Links(seconds=latencies, wire_s=tuple(times)))
+            found.append(Links(seconds=latencies, places=True, wire_s=tuple(times)))
         return found
 
     def message_seconds(self, nbytes: int) -> float:
@@ -223,7 +223,7 @@ class AutoConfig:
         """Bytes of the schedule whose units are stages, and a step with jitter."""
         asked, stages = self._question, cut.stages
         units = packs_of([1] * len(stages))
-        few = min(row.microbatches, row.stages * (3 + ceil(MORE / row.stages)))
+        few = min(row.microbatches, row.stages * (6 + ceil(MORE / row.stages)))
         line = line_of(asked, row, units, few)
         if few in map(in_flight, line.passes):  # more are in flight where there are more
             line = line_of(asked, row, units)
