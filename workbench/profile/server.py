@@ -131,6 +131,12 @@ def records(schedule: Schedule) -> bool:
     return any(on_rank(rank, REPLAYS) in schedule.buffers for rank in range(schedule.num_ranks))
 
 
+def shares_updates(schedule: Schedule) -> bool:
+    """Whether several ranks update a unit, each its share."""
+    updates = {(a.unit, a.rank) for a in schedule.actions if a.kind is Kind.UPDATE}
+    return len(updates) > len({unit for unit, _ in updates})
+
+
 class ServerCosts:
     """The simulator's cost model for schedules of several ranks (schedule.simulate.Costs)."""
 

@@ -95,7 +95,7 @@ def predicted_for(record: RunRecord, store: Store, name: str, measured: list[Eve
         profiles = choose_profiles(spec, store, None, lambda _: None)
         costs = ProfileCosts(profiles[min(profiles)])
         if schedule.mesh.processes > 1:
-            costs = Ground.of(spec, profiles).costs
+            costs = Ground.of(spec, profiles).costs(schedule)
         events = simulate(schedule, costs, steps=WARM_UP + len(steps)).events
     except ValueError as error:
         note = f"Nothing can be predicted for this run: {error}"

@@ -15,7 +15,7 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
-from workbench.profile.server import Server, ServerCosts, records, server_of
+from workbench.profile.server import Server, ServerCosts, records, server_of, shares_updates
 from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -59,9 +59,12 @@ class Ground:
         )
 
     def costs(self, schedule: Schedule | None = None) -> ServerCosts:
-        """Costs of a schedule's actions; by default of launched ones."""
-        recorded = schedule is not None and records(schedule)
-        return ServerCosts(self.sizes, self.server, shared_updates=False, recorded=recorded)
+        """Costs of a schedule's actions, of any method; by default of launched passes."""
+        told = schedule is not None
+        return ServerCosts(
+            self.sizes, self.server, recorded=told and records(schedule),
+            shared_updates=told and shares_updates(schedule),
+        )  # fmt: skip
 
     def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:
         """A pipeline's schedule, and the bytes of each tier that no run of it exceeds."""
