@@ -116,6 +116,7 @@ def _rank(rank: int, order: str, pace: dict[str, Any], steps: int, port: int, fo
     own = Pace(stages=STAGES, micros=MICROS, **pace)
     model = Varuna(
         Net(), str(StageMap.of(STAGES, 1)), batch, MICROS, 1, device="cpu", order=order,
+        activations="recompute" if order == "varuna" else "keep",
         perturb=own.perturb, latency=own.latency,
     )  # fmt: skip
     seconds = []

@@ -28,13 +28,7 @@ def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
 
 def share_of(model: Varuna, batch: int, step: int) -> dict:
     """This process's rows of a step."""
-    share = model.share
-    return {
-        name: value[share.start : share.stop]
-        if isinstance(value, torch.Tensor) and len(value) == batch
-        else value
-        for name, value in net.batch(batch, step).items()
-    }
+    return net.rows_of(net.batch(batch, step), model.share, batch)
 
 
 def train(
@@ -50,9 +44,13 @@ def train(
     late: float = 0.0,
     dies: tuple[int, str] | None = None,
     scale: float = 2.0**10,
+    double: bool = False,
     **kw,
 ) -> dict:
-    """Losses, this rank's weights, and the loss of the last batch in evaluation mode."""
+    """Losses, this rank's weights and statistics, and the loss of the last batch in evaluation
+    mode; in fp64, where asked for."""
+    if double:
+        torch.set_default_dtype(torch.float64)
     if late:
         kw["perturb"] = Late(late)
     if dies:
@@ -74,7 +72,10 @@ def train(
             model.checkpoint(Path(save))
     found = {
         "losses": losses,
-        "weights": {name: value.tolist() for name, value in model.named_parameters()},
+        "weights": {
+            name: value.tolist()
+            for name, value in (*model.named_parameters(), *model.named_buffers())
+        },
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
     }

@@ -94,15 +94,24 @@ def test_numbers_that_do_not_fit(sentence, call):
 
 WRONG = {
     "fp16 and bf16 are both on; give one": {"fp16": True, "bf16": True},
-    "order is 'zigzag'; .* one of gpipe, 1f1b, varuna": {"order": "zigzag"},
-    "order is 'interleaved'; .* has one stage": {"order": "interleaved"},
+    "order is 'zigzag'; give one of gpipe, 1f1b, interleaved, varuna": {"order": "zigzag"},
+    "order is 'zb-h1'; the backward pass of a stage .* without halves; give": {"order": "zb-h1"},
+    "chunks is 2; with varuna a rank has one stage, leave it at 1": {"chunks": 2},
+    "activations is 'some'; give keep or recompute": {"activations": "some"},
+    "is 'keep'; with order varuna they are computed again": {"activations": "keep"},
+    "stash is 2; with gpipe .* of 3 or more": {"order": "gpipe", "chunk": 1, "stash": 2},
+    "stash is 0; with varuna .* of 1 or more": {"stash": 0},
     "transport is 'post'; give auto, nccl, gloo": {"transport": "post"},
     "transport is 'nccl', which needs a GPU; give gloo": {"transport": "nccl"},
     "a batch of 1 rows leaves some of 2 replicas .*; use a batch of 2": {"batch": 1},
     "chunk_size is 0; a micro-batch has a row at least": {"chunk": 0},
     "'0;1;2;' has 3 ranks, and 2 processes run": {"places": "0;1;2;"},
     "names 'none', which is no parameter": {"shared_weights": [["embed.weight", "none"]]},
-    "has BatchNorm, and 2 replicas would .* give each stage one rank": {"batchnorm": True},
+    "leaves one of 3 micro-batches empty: .*BatchNorm .*; use": {
+        "batchnorm": True,
+        "batch": 5,
+        "chunk": 1,
+    },
 }
 CALLS = [
     "holds the optimizer's state; call set_optimizer first",

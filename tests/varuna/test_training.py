@@ -8,16 +8,26 @@ import torch
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from tests.varuna.workers import Workers
+from workbench.methods.varuna.shares import Shares
 
 STEPS = 5
-SHAPES = [
-    # stages, replicas, batch, chunk, order
-    (1, 1, 7, 3, "varuna"),
-    (2, 2, 7, 2, "varuna"),
-    (3, 1, 9, 2, "varuna"),
-    (1, 3, 8, 2, "1f1b"),
-    (4, 2, 9, 1, "varuna"),
-    (5, 1, 5, 2, "gpipe"),
+KEEP, HOST = {"activations": "keep"}, {"stash_on": "host", "stash": 4}
+CASES = [
+    # stages, replicas, batch, chunk, order, and how activations and inputs are treated
+    (1, 1, 7, 3, "varuna", {}),
+    (2, 2, 7, 2, "varuna", {"stash": 1}),
+    (3, 1, 9, 2, "varuna", HOST),
+    (1, 3, 8, 2, "1f1b", KEEP),
+    (4, 2, 9, 1, "varuna", {}),
+    (5, 1, 5, 2, "gpipe", {}),
+    (2, 2, 7, 2, "interleaved", {}),
+]
+GRID = [
+    (*shape, order, treatment)
+    for shape in ((1, 3, 8, 2), (2, 2, 7, 2), (3, 1, 9, 2), (4, 2, 9, 1), (1, 1, 7, 2))
+    for order in ("varuna", "1f1b", "gpipe", "interleaved")
+    for treatment in ({}, KEEP, {"stash_on": "host"})
+    if (order, treatment) != ("varuna", KEEP) and (order, shape[0]) != ("interleaved", 3)
 ]
 
 
@@ -32,35 +42,44 @@ def torchs():
     """Torch's own loop, by batch and optimizer."""
     known = {}
 
-    def found(batch: int, optimizer: str = "adamw", steps: int = STEPS, **kw):
-        key = batch, optimizer, steps, *kw.items()
+    def found(batch: int, optimizer: str = "adamw", *, double: bool = False, **kw):
+        key = batch, optimizer, double, str(kw)
         if key not in known:
             torch.set_num_threads(1)
-            known[key] = net.plain(batch, steps, CLIP, getattr(net, optimizer), **kw)
+            torch.set_default_dtype(torch.float64 if double else torch.float32)
+            known[key] = net.plain(batch, STEPS, CLIP, getattr(net, optimizer), **kw)
+            torch.set_default_dtype(torch.float32)
         return known[key]
 
     return found
 
 
-def check(results, wanted, steps=STEPS) -> None:
-    """All ranks tell the losses of torch's loop, and hold its weights."""
+def check(results, wanted, rel=1e-5) -> None:
+    """All ranks tell the losses of torch's loop, and hold its weights and statistics."""
     losses, weights, evaluated = wanted
+    close = {"rtol": 10 * rel, "atol": rel, "check_dtype": False}
     for result in results:
         assert "losses" in result, result
-        assert result["losses"] == pytest.approx(losses[-len(result["losses"]) :], rel=1e-5)
-        assert result["evaluated"] == pytest.approx(evaluated, rel=1e-5)
+        assert result["losses"] == pytest.approx(losses[-len(result["losses"]) :], rel=rel)
+        assert result["evaluated"] == pytest.approx(evaluated, rel=rel)
         for name, values in result["weights"].items():
-            torch.testing.assert_close(torch.tensor(values), weights[name], rtol=1e-4, atol=1e-5)
+            found = torch.tensor(values, dtype=torch.float64)
+            torch.testing.assert_close(found, weights[name], **close)
     assert {name for result in results for name in result["weights"]} == weights.keys()
 
 
-@pytest.mark.parametrize(("stages", "replicas", "batch", "chunk", "order"), SHAPES)
-def test_every_shape_trains_as_torch_does(workers, torchs, stages, replicas, batch, chunk, order):
+@pytest.mark.parametrize(
+    ("stages", "replicas", "batch", "chunk", "order", "how"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in GRID)],
+)
+def test_every_shape_trains_as_torch_does(
+    workers, torchs, stages, replicas, batch, chunk, order, how
+):
     results = workers.run(
         "train", stages=stages, replicas=replicas, batch=batch, chunk=chunk, order=order,
-        steps=STEPS,
+        steps=STEPS, double=True, **how,
     )  # fmt: skip
-    check(results, torchs(batch))
+    check(results, torchs(batch, double=True), rel=1e-10)
 
 
 def test_late_messages_and_passes_change_no_bit(workers):
@@ -69,9 +88,27 @@ def test_late_messages_and_passes_change_no_bit(workers):
     assert quick == late
 
 
-def test_batchnorm_and_its_statistics_in_a_pipeline(workers, torchs):
-    case = {"stages": 2, "replicas": 1, "batch": 6, "chunk": 6, "steps": STEPS, "batchnorm": True}
-    check(workers.run("train", **case), torchs(6, batchnorm=True))
+@pytest.mark.parametrize(
+    ("shape", "how"),
+    [
+        ((2, 2), {}),
+        pytest.param((1, 3), {"order": "gpipe", "activations": "keep"}, marks=pytest.mark.thorough),
+        pytest.param((2, 2), {"order": "interleaved"}, marks=pytest.mark.thorough),
+    ],
+)
+def test_batchnorm_and_its_statistics_are_plain_trainings(workers, torchs, shape, how):
+    stages, replicas = shape
+    case = {"stages": stages, "replicas": replicas, "batch": 11, "chunk": 2, "batchnorm": True}
+    multiple = stages if how.get("order") == "interleaved" else 1
+    shares = Shares(batch=11, replicas=replicas, chunk=2, multiple=multiple)
+    starts = [shares.share(replica).start for replica in range(replicas)]
+    micros = [
+        range(first + own.start, first + own.stop)
+        for replica, first in enumerate(starts)
+        for own in shares.rows(replica)
+    ]
+    wanted = torchs(11, double=True, batchnorm=True, micros=micros)
+    check(workers.run("train", steps=STEPS, double=True, **case, **how), wanted, rel=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -32,20 +33,21 @@ Made = TypeVar("Made")
 class Own:
     """The part of a module that a process keeps."""
 
-    stage: Stage
+    stages: Mapping[int, Stage]
     learning: Mapping[str, bool]
-    """Parameter of the stage -> whether it is trained."""
+    """Parameter of the stages -> whether it is trained."""
     copies: Sequence[Held]
     """Weights of the module that are in it more than once."""
     held: Parameters
-    """Slice that owns a parameter -> name -> parameter of this stage."""
+    """Slice that owns a parameter -> name -> parameter of these stages."""
     digest: str
     """Hash of the module's parameters."""
 
     @property
     def owned(self) -> Parameters:
-        """Of `held`, what this stage's slices own."""
-        return {unit: own for unit, own in self.held.items() if unit in self.stage.units}
+        """Of `held`, what these stages' slices own."""
+        units = {unit for stage in self.stages.values() for unit in stage.units}
+        return {unit: own for unit, own in self.held.items() if unit in units}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class Question:
     get_batch: Callable[..., Inputs]
     places: StageMap
     shares: Shares
+    stages_each: int
+    """Stages of a process."""
     shared_weights: Sequence[tuple[str, str]]
     device: torch.device
     dtype: torch.dtype
@@ -64,27 +68,42 @@ class Question:
         """A rank's part; the first rank compares the slices with the module. Raises ValueError for
         a module that cannot be trained so."""
         slices = Slices(made(self.model), self.get_batch)
-        self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
-        stages = slices.stages(self.places.stages)
-        units = stages[self.places.place(rank)[0]]
+        positions, (here, _) = self.places.stages, self.places.place(rank)
+        stages = slices.stages(positions * self.stages_each)
+        self._check_norms(slices, stages)
+        units = [[*chain(*stages[position::positions])] for position in range(positions)]
+        learning = [slices.learning(each) for each in stages[here::positions]]
         found = {
-            "copies": copies(slices, stages, self.shared_weights),
-            "learning": slices.learning(units),
-            "held": slices.owners(units),
+            "copies": copies(slices, units, self.shared_weights),
+            "learning": {n: any(of.get(n) for of in learning) for of in learning for n in of},
+            "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
         }
-        slices.keep(units)
-        stage = Stage(slices, units, device=self.device, dtype=self.dtype)
-        return Own(stage=stage, **found)
+        slices.keep(units[here])
+        kept = {
+            number: Stage(slices, stages[number], device=self.device, dtype=self.dtype)
+            for number in range(here, len(stages), positions)
+        }
+        return Own(stages=kept, **found)
 
-    def _check_norms(self, slices: Slices) -> None:
-        norms = any(norms_in(layer.module) for layer in slices.layers)
-        if norms and self.places.replicas > 1:
+    def _check_norms(self, slices: Slices, stages: Sequence[range]) -> None:
+        """BatchNorms see a sample once, and each of them lies in one stage."""
+        in_stages = [
+            {id(norm) for unit in units for norm in norms_in(slices.layers[unit].module).values()}
+            for units in stages
+        ]
+        if sum(map(len, in_stages)) > len(set().union(*in_stages)):
             raise ValueError(
-                f"the module has BatchNorm, and {self.places.replicas} replicas would each keep "
-                "running statistics of their own; give each stage one rank"
+                "a BatchNorm is called in two stages, which would each keep running statistics of "
+                "their own; use fewer stages, or move the cut points"
+            )
+        if any(in_stages) and self.shares.repeats:
+            raise ValueError(
+                f"a batch of {self.shares.batch} on {self.places.replicas} replicas leaves one of "
+                f"{self.shares.micros} micro-batches empty: it would repeat a row, and BatchNorm "
+                "see it twice; use larger micro-batches, or a batch that the replicas divide"
             )
 
 

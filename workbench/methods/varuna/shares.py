@@ -22,6 +22,8 @@ class Shares:
     batch: int
     replicas: int
     chunk: int
+    multiple: int = 1
+    """Of which micro-batches are."""
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -35,7 +37,12 @@ class Shares:
     @property
     def micros(self) -> int:
         """Micro-batches N of each replica: as many as the largest share needs."""
-        return -(-len(self.share(0)) // self.chunk)
+        return -(-len(self.share(0)) // (self.chunk * self.multiple)) * self.multiple
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some micro-batch is empty."""
+        return self.batch // self.replicas < self.micros
 
     def share(self, replica: int) -> range:
         """Rows of the global batch that are a replica's."""

@@ -37,7 +37,7 @@ class SliceBench:
 
     def __init__(self, stage: Stage, learning: Mapping[str, bool]) -> None:
         self._stage, self._device = stage, stage.device
-        self._weights = StageWeights(stage, learning)
+        self._weights = StageWeights([stage], learning)
         self._clock = cuda_clock if self._device.type == "cuda" else cpu_clock
         self._came: Bundle = ()
         self._above: Bundle = ()

@@ -7,7 +7,7 @@ process keeps its stage's and lets go of the rest. Random numbers belong to samp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class Slices:
         """Shape of every parameter of the module, by its name."""
         return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
 
-    def owners(self, units: range) -> dict[int, dict[str, nn.Parameter]]:
+    def owners(self, units: Iterable[int]) -> dict[int, dict[str, nn.Parameter]]:
         """Parameters of slices: the first slice of the module that has one -> its name -> it."""
         first: dict[int, int] = {}
         for layer in reversed(self.layers):
@@ -98,7 +98,7 @@ class Slices:
                 own[self.names[id(parameter)]] = parameter
         return found
 
-    def holders(self, stages: Sequence[range]) -> dict[str, list[int]]:
+    def holders(self, stages: Sequence[Iterable[int]]) -> dict[str, list[int]]:
         """Parameters by their names in the module: the stages that hold each."""
         found: dict[str, list[int]] = {}
         for stage, units in enumerate(stages):
@@ -124,7 +124,7 @@ class Slices:
             )
         return found
 
-    def keep(self, units: range) -> None:
+    def keep(self, units: Collection[int]) -> None:
         """Let go of the parameters of all other slices."""
         kept = {id(p) for unit in units for p in self.layers[unit].module.parameters()}
         for layer in self.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from workbench.methods.varuna.slices import Slices
 from workbench.model.base import Context
 from workbench.model.decompose import Value
-from workbench.model.keyed import STATISTICS, norms_in
+from workbench.model.keyed import STATISTICS, OnceNorm, norms_in
 from workbench.runtime.bundle import Bundle
 from workbench.runtime.group_transport import Form
 from workbench.runtime.statistics import name_of
@@ -33,7 +34,7 @@ class Stage:
     def __init__(
         self, slices: Slices, units: range, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Floating-point tensors between stages are of `dtype`, which other than float32 is that of
+        """Floating-point tensors between stages are of `dtype`, which with 16 bits is that of
         autocast."""
         self.slices, self.units, self.device, self.dtype = slices, units, device, dtype
         self._micros: Sequence[Given] = ()
@@ -56,6 +57,14 @@ class Stage:
     def buffers(self) -> list[Tensor]:
         """Buffers of the stage's modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
+
+    def norms(self) -> Counter[OnceNorm]:
+        """BatchNorms with running statistics, and their calls in a pass."""
+        found: Counter[OnceNorm] = Counter()
+        for unit, module in zip(self.units, self.modules, strict=True):
+            for path, norm in norms_in(module).items():
+                found[norm] += self._model.norm_calls(unit, path)
+        return found
 
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running statistics, by their names in the whole module."""
@@ -93,7 +102,7 @@ class Stage:
 
     def autocast(self) -> AbstractContextManager:
         """Mixed precision, in which passes run."""
-        if self.dtype == torch.float32:
+        if self.dtype.itemsize > 2:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
@@ -103,7 +112,7 @@ class Stage:
 
     def run(self, came: Bundle, micro: int) -> Bundle:
         """A pass over a micro-batch. `came` from the stage before. Returns tensors for the stage
-        behind, or the mean loss, an fp32 scalar."""
+        behind, or the mean loss, a scalar."""
         inputs, ctx = self._micros[micro]
         first = self.slices.layers[self.units.start]
         if self.first:
@@ -128,7 +137,7 @@ def dtype_of(*, fp16: bool, bf16: bool) -> torch.dtype:
     """The precision of passes. Raises ValueError for two of them."""
     if fp16 and bf16:
         raise ValueError("fp16 and bf16 are both on; give one of them")
-    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.get_default_dtype()
 
 
 def _form(value: Value, samples: int, dtype: torch.dtype) -> Form:
