@@ -11,6 +11,7 @@ what plain training has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -176,18 +177,27 @@ class ReplicaStatistics:
 
     def __init__(
         self,
-        norms: Mapping[OnceNorm, int],
-        replica: int,
-        replicas: int,
+        model: LayeredModel,
+        modules: Iterable[tuple[int, nn.Module]],
+        place: tuple[int, int],
         group: dist.ProcessGroup | None,
     ) -> None:
-        """`norms`: each -> its calls in a pass; `group` of the replicas, None for one."""
-        self._norms, self._group = norms, group
-        self._before, self._after = replica, replicas - 1 - replica
+        """`modules` of units; `place` of this replica among how many; `group` of all, None
+        for one."""
+        self.named: dict[str, Tensor] = {}
+        """By their names in the whole model's `state_dict`."""
+        self._calls: Counter[OnceNorm] = Counter()
+        self._group, (self._before, replicas) = group, place
+        self._after = replicas - 1 - self._before
+        for unit, module in modules:
+            for path, norm in norms_in(module).items():
+                self._calls[norm] += model.norm_calls(unit, path)
+                for what in STATISTICS:
+                    self.named[name_of(model, unit, path, what)] = getattr(norm, what)
 
     def begin(self, micros: int) -> None:
         """Before a step of so many micro-batches a replica."""
-        for norm, calls in self._norms.items():
+        for norm, calls in self._calls.items():
             fade(norm, calls * micros * self._before)
             if self._before:
                 norm.running_mean.zero_()
@@ -195,7 +205,7 @@ class ReplicaStatistics:
 
     def end(self, micros: int) -> None:
         """After the step."""
-        for norm, calls in self._norms.items():
+        for norm, calls in self._calls.items():
             fade(norm, calls * micros * self._after)
             if self._group is not None:
                 dist.all_reduce(norm.running_mean, group=self._group)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,14 +99,10 @@ class Varuna:
         self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
         plan = StepPlan(
-            order=order, positions=self.map.stages, replicas=self.map.replicas, chunks=chunks,
-            activations=activations, stash=stash, stash_on=stash_on,
+            places=self.map, order=order, chunks=chunks, activations=activations, stash=stash,
+            stash_on=stash_on,
         )  # fmt: skip
-        self._shares = Shares(
-            batch=batch_size, replicas=self.map.replicas, chunk=chunk_size,
-            multiple=plan.micros_multiple,
-        )  # fmt: skip
-        plan.check(self._shares.micros)
+        self._shares = plan.shares(batch_size, chunk_size)
         worker = self._lifeline.worker
         if worker is not None and worker.batch != batch_size:
             raise ValueError(
@@ -143,21 +140,19 @@ class Varuna:
         replicas = of_stages[self.stage]
         buffers = [buffer for stage in self._stages for buffer in stage.buffers()]
         self._weights.spread(replicas, self.map.rank(self.stage, 0), buffers)
-        norms = {norm: calls for stage in self._stages for norm, calls in stage.norms().items()}
-        self._norms = ReplicaStatistics(norms, self.replica, self.map.replicas, replicas)
+        modules = chain(*(zip(one.units, one.modules, strict=True) for one in self._stages))
+        self._norms = ReplicaStatistics(
+            self._stages[0].model, modules, (self.replica, self.map.replicas), replicas
+        )
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
         engine = StageEngine(
             own.stages, self._weights.gradients, replicas, autocast=self._stages[0].autocast
         )
+        channels = neighbours(
+            self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
+        )
         engine.transport = GroupTransport(
-            neighbours(
-                self.map,
-                self.rank,
-                backend,
-                self._everybody,
-                self._device,
-                ring=plan.stages_each > 1,
-            ),
+            channels,
             self._everybody,
             process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms,
@@ -173,10 +168,9 @@ class Varuna:
         self._due = False
         """Whether a checkpoint was wanted during the last step."""
         self._folder: Path | None = None
-        self._statistics = {n: t for one in self._stages for n, t in one.statistics().items()}
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            own.held, own.owned, self._statistics, continues, self.scale, first=self.replica == 0
+            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0
         )
 
     @property
@@ -187,13 +181,12 @@ class Varuna:
     @property
     def step_seconds(self) -> float | None:
         """How long the last step took here."""
-        return ([*self._checkpoints.progress.step_seconds] or [None])[-1]
+        return (self._checkpoints.progress.step_seconds or [None])[-1]
 
     @property
     def grad_norm(self) -> float | None:
         """Global norm of the last step's gradients, before they were clipped."""
-        norms = self._checkpoints.progress.grad_norms
-        return norms[-1] if norms else None
+        return (self._checkpoints.progress.grad_norms or [None])[-1]
 
     # -- the module -----------------------------------------------------------------------------
 
@@ -208,7 +201,7 @@ class Varuna:
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """This stage's running statistics of BatchNorm, by their names in the whole module."""
-        yield from self._statistics.items()
+        yield from self._norms.named.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This stage's parameters."""

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import ORDERS, F, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
+from workbench.methods.varuna.shares import Shares
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.stage_engine import StageEngine
 from workbench.schedule.schedule import Schedule
@@ -75,11 +77,10 @@ def stage_schedule(
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """How steps go through P positions and D replicas. Raises ValueError for what cannot be."""
+    """How steps go through a pipeline. Raises ValueError for what cannot be."""
 
+    places: StageMap
     order: str
-    positions: int
-    replicas: int
     chunks: int | None
     """Stages of each position; two with orders that have several, where none are given."""
     activations: str
@@ -106,26 +107,27 @@ class StepPlan:
         """Stages of each position."""
         return self.chunks or 1 + ORDERS[self.order].chunked
 
-    @property
-    def micros_multiple(self) -> int:
-        """Of which the micro-batches of a replica are."""
-        return self.positions if ORDERS[self.order].chunked else 1
-
-    def check(self, micros: int) -> None:
-        """Raise ValueError where so many micro-batches would wait for each other for ever."""
-        passes, needs = lists(self.order, self.positions, micros, self.stages_each), 1
-        if not ORDERS[self.order].recomputes:  # whose forward passes let backward passes go first
-            every = range(self.stages_each)
-            needs = max(in_flight(own, chunk) for own in passes for chunk in every)
+    def shares(self, batch: int, chunk: int) -> Shares:
+        """A batch in micro-batches of so many rows at most. Raises ValueError where these would
+        wait for each other for ever."""
+        row, stages, needs = ORDERS[self.order], self.places.stages, 1
+        shares = Shares(
+            batch=batch, replicas=self.places.replicas, chunk=chunk,
+            multiple=stages if row.chunked else 1,
+        )  # fmt: skip
+        passes, every = lists(self.order, stages, shares.micros, self.stages_each), self.stages_each
+        if not row.recomputes:  # whose forward passes let backward passes go first
+            needs = max(in_flight(own, chunk) for own in passes for chunk in range(every))
         if self.stash is not None and self.stash < needs:
             raise ValueError(
                 f"stash is {self.stash}; with {self.order} a stage needs places for the inputs of "
                 f"{needs} or more micro-batches"
             )
+        return shares
 
     def schedule(self, micros: int, *, training: bool) -> Schedule:
         """A step of so many micro-batches, or forward passes alone."""
-        shape = self.positions, micros, self.replicas
+        shape = self.places.stages, micros, self.places.replicas
         if not training:
             return stage_schedule(FORWARD, *shape, chunks=self.stages_each)
         again = "stash" if self.stash_on == "host" else ORDERS[self.order].again

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -49,11 +48,8 @@ class StageWeights:
         sizes = [parameter.numel() for parameter in self._trained]
         self.gradients = torch.zeros(sum(sizes), device=stages[0].device)
         """Of all that is trained, flat, fp32."""
-        ends = [0, *torch.tensor(sizes, dtype=torch.int64).cumsum(0).tolist()]
-        self._views = [
-            self.gradients[first:end].view(parameter.shape)
-            for (first, end), parameter in zip(pairwise(ends), self._trained, strict=True)
-        ]
+        parts = zip(self.gradients.split(sizes), self._trained, strict=True)
+        self._views = [part.view(parameter.shape) for part, parameter in parts]
         self.attach()
 
     def attach(self) -> None:
