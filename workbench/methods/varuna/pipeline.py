@@ -119,15 +119,10 @@ class Varuna:
         self.stage, self.replica = self.map.place(self.rank)
         self._everybody = dist.new_group(backend="gloo")
         question = Question(
-            model=model,
-            get_batch=get_batch_fn,
-            places=self.map,
-            shares=self._shares,
-            stages_each=plan.stages_each,
-            shared_weights=shared_weights or (),
-            device=self._device,
-            dtype=self._dtype,
-        )
+            model=model, get_batch=get_batch_fn, places=self.map, shares=self._shares,
+            stages_each=plan.stages_each, shared_weights=shared_weights or (),
+            device=self._device, dtype=self._dtype,
+        )  # fmt: skip
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
         own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
         self._lifeline.busy()
@@ -136,8 +131,7 @@ class Varuna:
         self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
         self._stages = [*own.stages.values()]
         self._weights = StageWeights(self._stages, own.learning)
-        of_stages = [group(ranks, backend) for ranks in self.map.ranks]
-        replicas = of_stages[self.stage]
+        replicas = [group(ranks, backend) for ranks in self.map.ranks][self.stage]
         buffers = [buffer for stage in self._stages for buffer in stage.buffers()]
         self._weights.spread(replicas, self.map.rank(self.stage, 0), buffers)
         modules = chain(*(zip(one.units, one.modules, strict=True) for one in self._stages))
@@ -250,17 +244,10 @@ class Varuna:
         self._norms.end(len(micros))
         losses, weight = mean_loss(self._engine.losses, micros)
         ended = agree(
-            self._weights.gradients,
-            self._ties,
-            losses=losses,
-            weight=weight,
-            first=self.replica == 0,
-            wanted=self._lifeline.wanted(),
-            scale=self.scale.value,
-            nominal=self._shares.batch,
-            clip=clip_grad_max_norm,
-            everybody=self._everybody,
-        )
+            self._weights.gradients, self._ties, losses=losses, weight=weight,
+            first=self.replica == 0, wanted=self._lifeline.wanted(), scale=self.scale.value,
+            nominal=self._shares.batch, clip=clip_grad_max_norm, everybody=self._everybody,
+        )  # fmt: skip
         scale, self._due = self.scale.value, ended.wanted
         self.scale.update(overflow=ended.overflow)
         seconds = time.monotonic() - began
