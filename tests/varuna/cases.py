@@ -70,12 +70,10 @@ def train(
         scheduler.step()
         if save and model.steps == save_at:
             model.checkpoint(Path(save))
+    named = (*model.named_parameters(), *model.named_buffers())
     found = {
         "losses": losses,
-        "weights": {
-            name: value.tolist()
-            for name, value in (*model.named_parameters(), *model.named_buffers())
-        },
+        "weights": {name: value.tolist() for name, value in named},
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
     }

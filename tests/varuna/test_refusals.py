@@ -107,11 +107,7 @@ WRONG = {
     "chunk_size is 0; a micro-batch has a row at least": {"chunk": 0},
     "'0;1;2;' has 3 ranks, and 2 processes run": {"places": "0;1;2;"},
     "names 'none', which is no parameter": {"shared_weights": [["embed.weight", "none"]]},
-    "leaves one of 3 micro-batches empty: .*BatchNorm .*; use": {
-        "batchnorm": True,
-        "batch": 5,
-        "chunk": 1,
-    },
+    "one of 3 micro-batches empty: .*BatchNorm": {"batchnorm": True, "batch": 5, "chunk": 1},
 }
 CALLS = [
     "holds the optimizer's state; call set_optimizer first",

@@ -8,9 +8,10 @@ import torch
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from tests.varuna.workers import Workers
-from workbench.methods.varuna.shares import Shares
 
 STEPS = 5
+PAIRS = [range(0, 2), range(2, 4), range(4, 6), range(6, 7)]
+"""Micro-batches of up to two of seven rows, in one or two replicas."""
 KEEP, HOST = {"activations": "keep"}, {"stash_on": "host", "stash": 4}
 CASES = [
     # stages, replicas, batch, chunk, order, and how activations and inputs are treated
@@ -92,39 +93,38 @@ def test_late_messages_and_passes_change_no_bit(workers):
     ("shape", "how"),
     [
         ((2, 2), {}),
-        pytest.param((1, 3), {"order": "gpipe", "activations": "keep"}, marks=pytest.mark.thorough),
+        pytest.param((1, 2), {"order": "gpipe", **KEEP}, marks=pytest.mark.thorough),
         pytest.param((2, 2), {"order": "interleaved"}, marks=pytest.mark.thorough),
     ],
 )
 def test_batchnorm_and_its_statistics_are_plain_trainings(workers, torchs, shape, how):
     stages, replicas = shape
-    case = {"stages": stages, "replicas": replicas, "batch": 11, "chunk": 2, "batchnorm": True}
-    multiple = stages if how.get("order") == "interleaved" else 1
-    shares = Shares(batch=11, replicas=replicas, chunk=2, multiple=multiple)
-    starts = [shares.share(replica).start for replica in range(replicas)]
-    micros = [
-        range(first + own.start, first + own.stop)
-        for replica, first in enumerate(starts)
-        for own in shares.rows(replica)
-    ]
-    wanted = torchs(11, double=True, batchnorm=True, micros=micros)
+    case = {"stages": stages, "replicas": replicas, "batch": 7, "chunk": 2, "batchnorm": True}
+    wanted = torchs(7, double=True, batchnorm=True, micros=PAIRS)
     check(workers.run("train", steps=STEPS, double=True, **case, **how), wanted, rel=1e-10)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "shape"),
-    [("sgd", (4, 1)), ("adamw", (1, 3)), pytest.param("adamw", (1, 1), marks=pytest.mark.thorough)],
+    ("optimizer", "shape", "batchnorm"),
+    [
+        ("sgd", (4, 1), True),
+        ("adamw", (1, 3), False),
+        pytest.param("adamw", (1, 1), False, marks=pytest.mark.thorough),
+    ],
 )
-def test_what_one_shape_saved_goes_on_under_another(workers, torchs, tmp_path, optimizer, shape):
-    case = {"batch": 7, "steps": STEPS, "optimizer": optimizer, "save_at": 3}
-    saved = workers.run("train", stages=2, replicas=2, chunk=2, save=str(tmp_path), **case)
-    check(saved, torchs(7, optimizer))
+def test_what_one_shape_saved_goes_on_under_another(
+    workers, torchs, tmp_path, optimizer, shape, batchnorm
+):
+    case = {"batch": 7, "chunk": 2, "steps": STEPS, "optimizer": optimizer, "batchnorm": batchnorm}
+    saved = workers.run("train", stages=2, replicas=2, save=str(tmp_path), save_at=3, **case)
+    wanted = torchs(7, optimizer, batchnorm=batchnorm, micros=PAIRS)
+    check(saved, wanted)
     stages, replicas = shape
     went_on = workers.run(
-        "train", stages=stages, replicas=replicas, chunk=3, load=str(tmp_path), **case
+        "train", stages=stages, replicas=replicas, load=str(tmp_path), save_at=3, **case
     )
     assert len(went_on[0]["losses"]) == STEPS - 3
-    check(went_on, torchs(7, optimizer))
+    check(went_on, wanted)
 
 
 def test_half_precision_skips_an_overflow_everywhere_once(workers):
