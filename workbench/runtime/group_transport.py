@@ -7,8 +7,8 @@ go on when it has come. Gloo tells messages apart by tags.
 NCCL's receive is a kernel that waits on the device, and a device that waits for what nobody has
 issued yet may never get it: to load a kernel for the first time waits for all that run. So the
 sender first tells by gloo that it has issued the message, and only then is its receive issued.
-Activations and gradients of two neighbours have a communicator each, whose kernels come in the
-order of one lane on both sides.
+Activations and gradients of a link between stages have a communicator each, whose kernels come in
+the order of one lane on both sides.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class GroupTransport:
         device: torch.device,
         latency: Callable[[Action], float] | None = None,
     ) -> None:
-        """`groups`: channel -> what carries its messages:
-        `words`, which is gloo's group of all processes, or a group of NCCL's. `process`: pipeline
-        position -> number of this replica's process there, in the world; `forms` of a message.
+        """`groups`: channel -> what carries its messages: `words`, which is gloo's group of all
+        processes, or a group of NCCL's. `process`: pipeline position -> number of this replica's
+        process there, in the world; `forms` of a message.
         `latency` of a receive: seconds after its sending before which a message counts as come,
         for paced runs of processes that share a clock."""
         self._latency = latency

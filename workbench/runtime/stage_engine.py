@@ -2,14 +2,13 @@
 
 The counterpart of the engine of layers that visit (pack_engine.py), for processes of any hosts: it
 needs no memory that processes share and no board. A pass is one call of a stage's module and one of
-autograd; gradients are added up in one flat tensor, which replicas reduce as a whole when the
-stage's last backward pass is done. The weights' update is the caller's.
+autograd; gradients are added up in one flat tensor, which replicas reduce as a whole when the last
+backward pass of the process's stages is done. The weights' update is the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,15 +58,12 @@ class StageEngine:
         stages: Mapping[int, StageModule],
         gradients: Tensor,
         replicas: dist.ProcessGroup | None,
-        *,
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         """`stages`: unit of the schedule -> the stage. `gradients` of all their weights, flat:
         each parameter's `grad` is a view. `replicas` add them up; None for one replica. Set
         `transport` before the first step."""
         self.transport: GroupTransport
         self._stages, self._gradients, self._replicas = stages, gradients, replicas
-        self._autocast = autocast
         self._micros: Sequence[MicroBatch] = ()
         self._scale, self._training = 1.0, True
         self._inputs: dict[Key, Bundle] = {}
@@ -141,7 +137,7 @@ class StageEngine:
         if keeps and came:
             wanted = [form[2] for form in stage.came(len(self._micros[micro].samples))]
             came = tuple(t.detach().requires_grad_(w) for t, w in zip(came, wanted, strict=True))
-        with torch.set_grad_enabled(keeps), self._autocast():
+        with torch.set_grad_enabled(keeps):
             made = stage.run(came, micro)
         if keeps:
             self._graphs[unit, micro] = came, made

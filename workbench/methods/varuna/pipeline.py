@@ -139,9 +139,7 @@ class Varuna:
             self._stages[0].model, modules, (self.replica, self.map.replicas), replicas
         )
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
-        engine = StageEngine(
-            own.stages, self._weights.gradients, replicas, autocast=self._stages[0].autocast
-        )
+        engine = StageEngine(own.stages, self._weights.gradients, replicas)
         channels = neighbours(
             self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
         )

@@ -102,11 +102,9 @@ class Slices:
         """Parameters by their names in the module: the stages that hold each."""
         found: dict[str, list[int]] = {}
         for stage, units in enumerate(stages):
-            for unit in units:
-                for parameter in self.layers[unit].module.parameters():
-                    own = found.setdefault(self.names[id(parameter)], [])
-                    if stage not in own:
-                        own.append(stage)
+            every = (p for unit in units for p in self.layers[unit].module.parameters())
+            for name in dict.fromkeys(self.names[id(parameter)] for parameter in every):
+                found.setdefault(name, []).append(stage)
         return found
 
     def learning(self, units: range) -> dict[str, bool]:

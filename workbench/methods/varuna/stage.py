@@ -96,8 +96,9 @@ class Stage:
             next(others) if self._crosses(value) else inputs[value.name]
             for value in layers[self.units.start].inputs
         )
-        for unit, module in zip(self.units, self.modules, strict=True):
-            x = self.model.forward(unit, module, x, replace(ctx, unit=unit))
+        with self.autocast():
+            for unit, module in zip(self.units, self.modules, strict=True):
+                x = self.model.forward(unit, module, x, replace(ctx, unit=unit))
         made = x if isinstance(x, tuple) else (x,)
         if self.last:
             return made

@@ -110,14 +110,15 @@ class StepPlan:
     def shares(self, batch: int, chunk: int) -> Shares:
         """A batch in micro-batches of so many rows at most. Raises ValueError where these would
         wait for each other for ever."""
-        row, stages, needs = ORDERS[self.order], self.places.stages, 1
+        row, positions, each = ORDERS[self.order], self.places.stages, self.stages_each
         shares = Shares(
             batch=batch, replicas=self.places.replicas, chunk=chunk,
-            multiple=stages if row.chunked else 1,
+            multiple=positions if row.chunked else 1,
         )  # fmt: skip
-        passes, every = lists(self.order, stages, shares.micros, self.stages_each), self.stages_each
-        if not row.recomputes:  # whose forward passes let backward passes go first
-            needs = max(in_flight(own, chunk) for own in passes for chunk in range(every))
+        passes = lists(self.order, positions, shares.micros, each)
+        needs = max(in_flight(own, chunk) for own in passes for chunk in range(each))
+        if row.recomputes:  # whose forward passes let backward passes go first
+            needs = 1
         if self.stash is not None and self.stash < needs:
             raise ValueError(
                 f"stash is {self.stash}; with {self.order} a stage needs places for the inputs of "
