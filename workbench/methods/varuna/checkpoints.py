@@ -108,8 +108,11 @@ class Checkpoints:
         manifest = Manifest(
             next_step=len(done.losses),
             updates_done=len(done.losses) - len(done.skipped),
+            losses=done.losses,
+            step_seconds=done.step_seconds,
+            grad_norms=done.grad_norms,
+            skipped=done.skipped,
             continues=self._continues,
-            **vars(done),
         )
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(

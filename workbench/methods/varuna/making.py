@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import TypeVar
 
@@ -25,7 +24,6 @@ from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
-from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
 Made = TypeVar("Made")
@@ -120,17 +118,21 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -> Made:
     """Make the part of this process when those of its host with a lower `turn` have. Raises
     ValueError on all processes where one refuses."""
-    own: list[Made] = []
+    last = torch.tensor(turn)
+    dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
+    refused: ValueError | None = None
     threads = torch.get_num_threads()
-
-    def take(now: int) -> None:
+    for now in range(int(last) + 1):
         if now == turn:
             torch.set_num_threads(available_cores())
             try:
-                own.append(make())
-            finally:
-                torch.set_num_threads(threads)
-
-    for now in range(1 + max(as_one(lambda: turn, everybody))):
-        as_one(partial(take, now), everybody)
-    return own[0]
+                own = make()
+            except ValueError as error:
+                refused = error
+            torch.set_num_threads(threads)
+        dist.barrier(group=everybody)
+    faults = torch.tensor(float(refused is not None))
+    dist.all_reduce(faults, group=everybody)
+    if faults:
+        raise refused or ValueError("another process has refused the module, and says why")
+    return own
