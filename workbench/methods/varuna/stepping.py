@@ -59,7 +59,12 @@ def stage_schedule(
     """One step of an order, or forward passes alone; `treatment` of activations and inputs is a
     pipeline's."""
     if order == FORWARD:
-        through = [Pass(F, micro, chunk) for chunk in range(chunks) for micro in range(micros)]
+        through = [  # micro-batches of all chunks by turns: few wait between two chunks
+            Pass(F, micro, chunk)
+            for first in range(0, micros, positions)
+            for chunk in range(chunks)
+            for micro in range(first, min(first + positions, micros))
+        ]
         passes = [through] * positions
     else:
         passes = lists(order, positions, micros, chunks)
