@@ -49,6 +49,10 @@ class Start:
     replicas: int
     chunk: int
     resume_step: int | None
+    cut: tuple[int, ...] = ()
+    """Parts of the model in each stage, where they were chosen."""
+    profiling: str = ""
+    """Folder into which the script profiles, instead of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,8 @@ class Shape:
     chunk: int
     seconds: float | None = None
     """Of a step, where it was predicted."""
+    cut: tuple[int, ...] = ()
+    """Parts of the model in each stage, where they were chosen."""
 
     @property
     def ranks(self) -> int:
@@ -30,8 +34,33 @@ class Shape:
         return f"{self.stages}x{self.replicas}"
 
 
-Choose = Callable[[int, int], Shape]
-"""From all slots, and the slots of a host, to a shape. Raises ValueError where none fits."""
+Choose = Callable[[int, int], Shape | None]
+"""From all slots, and the slots of a host, to a shape; None while that is not known yet. Raises
+ValueError where none fits, and OSError where none will."""
+
+
+def in_thread(choose: Choose) -> Choose:
+    """Choose once for all equal questions, each in a thread, which may take its time."""
+    made: dict[tuple[int, int], Future[Shape]] = {}
+
+    def answer(*asked: int) -> None:
+        try:
+            made[asked].set_result(choose(*asked))
+        except Exception as error:
+            made[asked].set_exception(error)
+
+    def ask(*asked: int) -> Shape | None:
+        if asked not in made:
+            made[asked] = Future()
+            Thread(target=answer, args=asked, daemon=True).start()
+        return made[asked].result() if made[asked].done() else None
+
+    return ask
+
+
+def every(slots: int, per_host: int) -> Shape:
+    """A rank on each slot, for rounds that train nothing."""
+    return Shape(stages=slots, replicas=1, chunk=1)
 
 
 def fixed(stages: int, chunk: int, batch: int) -> Choose:

@@ -6,9 +6,10 @@ for each micro-batch in flight. The proof has the last word on memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import accumulate
+from types import MappingProxyType
 
 from workbench.methods.pipeline.draft import AHEAD, Pipeline
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
@@ -29,8 +30,13 @@ RUNGS = 32
 class Balance:
     """Units of a pipeline whose stages are not cut yet."""
 
-    def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
-        """`micros` is how many micro-batches there are, where the line is of fewer."""
+    def __init__(
+        self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None,
+        doubled: Mapping[tuple[int, int], int] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`micros` is how many micro-batches there are, where the line is of fewer; `doubled` says
+        of two units what a stage of both has once, and `sizes` of each."""
+        self._doubled = doubled
         order = ORDERS[line.method]
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
@@ -98,7 +104,8 @@ class Balance:
             waiting = flight * self._inputs[units.start]
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
-        return waiting + always + flight * each
+        twice = sum(n for (a, b), n in self._doubled.items() if a in units and b in units)
+        return waiting + always - twice + flight * each
 
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within

@@ -17,6 +17,7 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from workbench.methods.pipeline.outlook import Outlook, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
-from workbench.methods.varuna.profile import ModelProfile, Named, Wire, load
+from workbench.methods.varuna.profile import ModelProfile, Named, Slice, Tied, Wire, load
 from workbench.profile.profile import UnitCost
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit
@@ -52,7 +53,11 @@ class SliceSizes:
         self.cost = lru_cache(maxsize=None)(self._cost)
 
     def _sum(self, unit: int, name: str) -> int:
-        return sum(getattr(self._profile.slices[each], name) for each in self._parts[unit])
+        """Of all weights in it, each counted once."""
+        slices, part = self._profile.slices, self._parts[unit]
+        every = sum(getattr(slices[each], name) for each in part)
+        twice = (one for one in self._profile.tied if one.first in part and one.second in part)
+        return every - sum(_of_tied(slices[one.second], one, name) for one in twice)
 
     def _cost(self, unit: int, samples: int) -> UnitCost:
         """Between two measured sizes in proportion; more samples take no less."""
@@ -94,6 +99,39 @@ class SliceSizes:
 
     def token_bytes(self, samples: int) -> int:
         return samples * self._profile.slices[0].boundary_bytes
+
+
+def _of_tied(slice_: Slice, tied: Tied, name: str) -> int:
+    """A weight's part of the parameters, weights or states of a slice."""
+    return getattr(slice_, name) * tied.nbytes // slice_.weight_bytes
+
+
+def question_of(profile: ModelProfile, **asked: Any) -> Question:
+    """A question about slices."""
+    doubled = {}
+    for one in profile.tied:
+        pair = one.first, one.second
+        states = _of_tied(profile.slices[one.second], one, "state_bytes")
+        doubled[pair] = doubled.get(pair, 0) + 2 * one.nbytes + states
+    return Question(
+        sizes=SliceSizes(profile), units=len(profile.slices), doubled=doubled, activations="keep",
+        **{"micros": profile.samples, "device_bytes": profile.device_bytes, **asked},
+    )  # fmt: skip
+
+
+def cut_of(
+    profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
+) -> Stages:
+    """The cut of a shape whose slowest stage is fastest: of those that fit, if any does."""
+    asked = question_of(profile, ranks=stages * replicas, batch=batch, orders=(order,))
+    again = ORDERS[order].recomputes and stages > 1
+    row = Candidate(
+        order=order, stages=stages, replicas=replicas, micro=micro,
+        microbatches=ceil(ceil(batch / replicas) / micro),
+        activations="recompute" if again else "keep",
+    )  # fmt: skip
+    balance = Outlook(asked, HostsNetwork(profile, asked.ranks), row).balance
+    return next(iter(balance.cuts(asked.device_bytes)), balance.best())
 
 
 class HostsNetwork:
@@ -186,16 +224,11 @@ class AutoConfig:
         self._network = HostsNetwork(self.profile, gpus_per_vm)
         others = [name for name in ORDERS if name != "varuna"]
         capacity = gpu_memory_capacity
-        self._question = Question(
-            sizes=SliceSizes(self.profile),
-            units=len(self.profile.slices),
-            ranks=num_gpus,
-            batch=batch_size,
-            micros=self.profile.samples,
-            device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
-            orders=("varuna", *others) if order == "auto" else (order,),
-            activations="keep",
-        )
+        given = {} if capacity is None else {"device_bytes": parse_bytes(capacity)}
+        self._question = question_of(
+            self.profile, ranks=num_gpus, batch=batch_size,
+            orders=("varuna", *others) if order == "auto" else (order,), **given,
+        )  # fmt: skip
         self.candidates, self.stages = search(self._question, self._network, self._proved)
         """All shapes, the best first, those that are refused last; and slices of each stage of the
         best, None where nothing fits."""

@@ -1,13 +1,15 @@
 """Each process makes the module, cuts it, keeps its stage's slices, and lets go of the rest.
 
 The processes of a host do so one after the other, each with all cores, so that a host holds one
-whole module at a time. Whoever refuses the module has all of them refuse it.
+whole module at a time. Whoever refuses the module has all of them refuse it. Where nobody has said
+where to cut, the first rank goes ahead alone and measures that (cutting.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,15 +19,17 @@ from torch import nn
 from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
 from workbench.methods.varuna.checkpoints import digest_of
+from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slices import Inputs, Slices
+from workbench.methods.varuna.slices import Cut, Inputs, Slices
 from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
+from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
-Made = TypeVar("Made")
+Made, Told = TypeVar("Made"), TypeVar("Told")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class Own:
     """Slice that owns a parameter -> name -> parameter of this stage."""
     digest: str
     """Hash of the module's parameters."""
+    cut: Cut
+    """Slices of each stage."""
 
     @property
     def owned(self) -> Parameters:
@@ -59,25 +65,39 @@ class Question:
     shared_weights: Sequence[tuple[str, str]]
     device: torch.device
     dtype: torch.dtype
+    order: str
+    cut: Cut
+    """Slices of each stage, where they are given."""
 
-    def make(self, rank: int) -> Own:
-        """A rank's part; the first rank compares the slices with the module. Raises ValueError for
-        a module that cannot be trained so."""
+    def turn(self, rank: int, local_rank: int) -> int:
+        """When a rank makes its part: after the first rank, if that is to measure; a module that
+        is there already needs no other wait."""
+        alone = rank > 0 and not self.cut
+        return alone + (0 if isinstance(self.model, nn.Module) else max(0, local_rank))
+
+    def make(self, rank: int, told: Cut | None) -> tuple[Own, Cut]:
+        """A rank's part; the first rank compares the slices with the module, and its cut is `told`
+        to the others. Raises ValueError for a module that cannot be trained so."""
         slices = Slices(made(self.model), self.get_batch)
         self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
-        stages = slices.stages(self.places.stages)
+        stages = slices.stages(self.places.stages, self.cut or told)
+        if not (self.cut or told) and 1 < len(stages) < slices.count:
+            stages = measured_cut(
+                slices, self.places, self.shares, self.order, device=self.device, dtype=self.dtype
+            )
         units = stages[self.places.place(rank)[0]]
         found = {
             "copies": copies(slices, stages, self.shared_weights),
             "learning": slices.learning(units),
             "held": slices.owners(units),
             "digest": digest_of(slices.shapes()),
+            "cut": tuple(map(len, stages)),
         }
         slices.keep(units)
         stage = Stage(slices, units, device=self.device, dtype=self.dtype)
-        return Own(stage=stage, **found)
+        return Own(stage=stage, **found), found["cut"]
 
     def _check_norms(self, slices: Slices) -> None:
         norms = any(norms_in(layer.module) for layer in slices.layers)
@@ -96,24 +116,40 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -> Made:
-    """Make the part of this process when those of its host with a lower `turn` have. Raises
-    ValueError on all processes where one refuses."""
-    last = torch.tensor(turn)
+def in_turn(
+    make: Callable[[Told | None], tuple[Made, Told]], turn: int, everybody: dist.ProcessGroup
+) -> Made:
+    """Make the part of this process when those of its host with a lower `turn` have; the first
+    rank's turn is 0, and later ones are told what it returns beside its part. Raises ValueError on
+    all processes where one refuses."""
+    last, own = torch.tensor(turn), []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
-    refused: ValueError | None = None
-    threads = torch.get_num_threads()
-    for now in range(int(last) + 1):
-        if now == turn:
-            torch.set_num_threads(available_cores())
-            try:
-                own = make()
-            except ValueError as error:
-                refused = error
+    threads, told = torch.get_num_threads(), None
+
+    def mine(now: int) -> Told | None:
+        if now != turn:
+            return None
+        torch.set_num_threads(available_cores())
+        try:
+            part, says = make(told)
+        finally:
             torch.set_num_threads(threads)
-        dist.barrier(group=everybody)
-    faults = torch.tensor(float(refused is not None))
-    dist.all_reduce(faults, group=everybody)
-    if faults:
-        raise refused or ValueError("another process has refused the module, and says why")
-    return own
+        own.append(part)
+        return says
+
+    for now in range(int(last) + 1):
+        told = as_one(partial(mine, now), everybody)[0] or told
+    return own[0]
+
+
+def counts_of(text: str) -> Cut:
+    """Slices of each stage. Raises ValueError for what is no row of numbers.
+
+    >>> counts_of("5 4 4 3")
+    (5, 4, 4, 3)
+    """
+    try:
+        return tuple(map(int, text.split()))
+    except ValueError:
+        example = "one number each, such as '5 4 4 3'"
+        raise ValueError(f"stages is {text!r}; give the slices of each stage, {example}") from None

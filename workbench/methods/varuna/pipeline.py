@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
-from workbench.methods.varuna.making import Question, in_turn
+from workbench.methods.varuna.making import Question, counts_of, in_turn
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
 from workbench.methods.varuna.stage import Given, dtype_of
@@ -77,6 +78,7 @@ class Varuna:
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
+        stages: str | None = None,
     ) -> None:
         """`model`, or a function that makes it: then the processes of a host make it one after the
         other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
@@ -86,6 +88,9 @@ class Varuna:
         `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
         number of labels; by default its rows. `perturb` is called around every action, and
         `latency` of a receive says how late its message is to come, for tests and paced runs.
+
+        `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
+        launcher has chosen, else the first rank measures slices for them.
 
         Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
@@ -115,9 +120,13 @@ class Varuna:
             shared_weights=shared_weights or (),
             device=self._device,
             dtype=self._dtype,
+            order=order,
+            cut=counts_of(stages) if stages is not None else self._lifeline.cut,
         )
-        turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        turn = question.turn(self.rank, local_rank)
+        own = in_turn(partial(question.make, self.rank), turn, self._everybody)
+        self.stages = " ".join(map(str, own.cut))
+        """Slices of each stage."""
         self._lifeline.busy()
         logs = logs or self._lifeline.logs
         place = {"stage": self.stage, "replica": self.replica}

@@ -21,12 +21,14 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
-from workbench.partition.stages import min_max_stages
+from workbench.schedule.build.division import packs_of
 
 EXAMPLE = 2
 """Samples of the example a module is looked at with; the number is free afterwards."""
 Inputs = Mapping[str, Any]
 """Keyword arguments of a module's forward pass."""
+Cut = tuple[int, ...]
+"""Slices of each stage."""
 
 
 class Slices:
@@ -68,19 +70,22 @@ class Slices:
         """Number of slices: cut points and one."""
         return len(self.layers)
 
-    def stages(self, stages: int) -> list[range]:
-        """Slices of each stage, the longest stage as short as can be: by counted operations, of
-        which a backward pass has two forward passes' and all stages but the last repeat the
-        forward pass. Raises ValueError for more stages than slices."""
+    def stages(self, stages: int, cut: Cut | None = None) -> tuple[range, ...]:
+        """Slices of each stage, of which `cut` says how many; by default about as many in each.
+        Raises ValueError for more stages than slices, and for a cut that is none of these."""
         if not 1 <= stages <= self.count:
             raise ValueError(
                 f"{stages} stages are asked for, and the model is cut into {self.count} slices; "
                 f"use 1 to {self.count} stages, or more cut points"
             )
-        work = [self.model.flops(unit, 1, 1) + 1.0 for unit in range(self.count)]
-        inner, last = [4 * each for each in work], [3 * each for each in work]
-        found = min_max_stages(inner, stages, lambda stage, stretch: True, last)
-        return [*found]
+        even = [len(range(stage, self.count, stages)) for stage in range(stages)]
+        if cut and (len(cut) != stages or sum(cut) != self.count or min(cut) < 1):
+            told, other = (" ".join(map(str, each)) for each in (cut, even))
+            raise ValueError(
+                f"stages is {told!r}; the {self.count} slices of the model are to be divided among "
+                f"{stages} stages, one each at least, such as {other!r}"
+            )
+        return packs_of(cut or even)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module, by its name."""
