@@ -107,20 +107,22 @@ def _train(given: argparse.Namespace) -> int:
         profiling=str(profiles) if chosen else "",
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
+    if given.profiling and outcome == "done":
+        from workbench.methods.varuna.profile import load
+
+        load(profiles)  # the script may have written none
     return CODES.get(outcome, FAILED)
 
 
 def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
-    """The fastest shape by the profile. Raises DoesNotFit, and OSError for no profile."""
+    """The fastest shape by the profile. Raises ValueError where none fits, and OSError where there
+    is no profile."""
     from workbench.methods.varuna.autoconfig import AutoConfig
 
     try:
         found = AutoConfig(slots, per_host, batch, profiles, verbose=False)
     except ValueError as error:
-        raise OSError(
-            f"the script has ended without a profile: {error}; with --profiling={profiles} it must "
-            "run a Profiler into that folder, which hosts share with this machine"
-        ) from None
+        raise OSError(error) from None
     stages, chunk, seconds = found.get_min()
     cut = tuple(map(len, found.stages))
     replicas = found.candidates[0].replicas

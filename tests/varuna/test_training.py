@@ -64,14 +64,17 @@ def test_every_shape_trains_as_torch_does(workers, torchs, stages, replicas, bat
 
 
 def test_late_messages_and_passes_change_no_bit(workers):
-    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3}
+    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3, "cut": "1 3 1"}
     quick, late = workers.run("train", **case), workers.run("train", **case, late=0.004)
     assert quick == late
+    assert [sum(".inner." in name for name in each["weights"]) for each in quick] == [0, 6, 2]
 
 
-def test_batchnorm_and_its_statistics_in_a_pipeline(workers, torchs):
-    case = {"stages": 2, "replicas": 1, "batch": 6, "chunk": 6, "steps": STEPS, "batchnorm": True}
-    check(workers.run("train", **case), torchs(6, batchnorm=True))
+@pytest.mark.parametrize("cut", [None, "4 1"])
+def test_batchnorm_and_its_statistics_in_a_pipeline(workers, torchs, cut):
+    """Those of the first micro-batch, too, of as many samples as the example and of its numbers."""
+    case = {"stages": 2, "replicas": 1, "batch": 2, "chunk": 2, "steps": STEPS, "batchnorm": True}
+    check(workers.run("train", **case, cut=cut), torchs(2, batchnorm=True))
 
 
 @pytest.mark.parametrize(

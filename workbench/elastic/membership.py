@@ -38,8 +38,8 @@ FRUITLESS = 3
 REFUSED = "ended with", "failed: ValueError"
 """Failures of a script that will profile in no other round either."""
 LACKING = (
-    "{}; with --profiling={} it must run a Profiler and end, as examples/gpt.py does, or give "
-    "--nstages and --chunk_size"
+    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which all hosts share, and "
+    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
 )
 
 Morph = Literal["always", "gain", "never"]
@@ -236,8 +236,7 @@ class Membership:
             self._say(what)
             self._fruitless += ours.step is None
             if self._profiling and told.failure.startswith(REFUSED):
-                lacking = told.failure.startswith(REFUSED[0])
-                self.outcome = LACKING.format(what, self._profiling) if lacking else what
+                self.outcome = LACKING.format(what) if REFUSED[0] in what else what
             elif self._fruitless == FRUITLESS:
                 self.outcome = f"{FRUITLESS} rounds in a row failed before a step was done: {what}"
         self._end(now)
@@ -341,10 +340,11 @@ class Membership:
         try:
             shape = choose(slots, self._per_host) if slots else None
             why = "" if slots else "none is there"
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            shape, why, self.outcome = None, "", LACKING.format(error)
+        except ValueError as error:
             shape, why = None, str(error)
-            never = self._stepped_s is None and self._there() == self._listed
-            if never or isinstance(error, OSError):
+            if self._stepped_s is None and self._there() == self._listed:
                 self.outcome = why
         if why and why != self._waits:
             self._say(f"waiting for hosts: {why}")

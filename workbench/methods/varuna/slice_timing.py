@@ -56,7 +56,7 @@ class SliceBench:
         stage, rows = self._stage, tuple(range(samples))
         stage.check(inputs)
         given = {n: t.to(self._device) for n, t in check_inputs(inputs, samples).items()}
-        stage.begin([Given(given, Context(seed=0, step=0, unit=0, samples=rows))])
+        stage.begin([Given(given, Context(seed=0, step=-1, unit=0, samples=rows))])
         above = [((), torch.float32, True)] if stage.last else stage.goes(samples)
         self._came, self._above = (
             tuple(_made_up(form, self._device) for form in forms)
