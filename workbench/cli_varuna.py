@@ -117,16 +117,17 @@ def _train(given: argparse.Namespace) -> int:
 def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
     """The fastest shape by the profile. Raises ValueError where none fits, and OSError where there
     is no profile."""
-    from workbench.methods.varuna.autoconfig import AutoConfig
+    from workbench.methods.varuna.autoconfig import AutoConfig, cut_of
 
     try:
         found = AutoConfig(slots, per_host, batch, profiles, verbose=False)
     except ValueError as error:
         raise OSError(error) from None
     stages, chunk, seconds = found.get_min()
-    cut = tuple(map(len, found.stages))
-    replicas = found.candidates[0].replicas
-    return Shape(stages=stages, replicas=replicas, chunk=chunk, seconds=seconds, cut=cut)
+    return Shape(
+        stages=stages, replicas=found.candidates[0].replicas, chunk=chunk, seconds=seconds,
+        cut=cut_of(found.stages),
+    )  # fmt: skip
 
 
 def _text(path: Path, what: str) -> str:

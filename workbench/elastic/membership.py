@@ -38,8 +38,8 @@ FRUITLESS = 3
 REFUSED = "ended with", "failed: ValueError"
 """Failures of a script that will profile in no other round either."""
 LACKING = (
-    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which all hosts share, and "
-    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
+    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and end, "
+    "as examples/gpt.py does; or give --nstages and --chunk_size"
 )
 
 Morph = Literal["always", "gain", "never"]
@@ -365,7 +365,7 @@ class Membership:
         self._say(
             f"round {self.number}: {does} on "
             + ", ".join(seats) + ("; spare slots " + ", ".join(spare) if spare else "")
-            + ("; slices of each stage " + " ".join(map(str, shape.cut)) if shape.cut else "")
+            + (f"; slices of stages {shape.cut}" if shape.cut else "")
         )  # fmt: skip
         for index, (name, own) in enumerate(seats.items()):
             start = Start(

@@ -49,8 +49,8 @@ class Start:
     replicas: int
     chunk: int
     resume_step: int | None
-    cut: tuple[int, ...] = ()
-    """Parts of the model in each stage, where they were chosen."""
+    cut: str = ""
+    """Of the shape (placement.py)."""
     profiling: str = ""
     """Folder into which the script profiles, instead of training."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Thread
+from functools import cache, partial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,8 @@ class Shape:
     chunk: int
     seconds: float | None = None
     """Of a step, where it was predicted."""
-    cut: tuple[int, ...] = ()
-    """Parts of the model in each stage, where they were chosen."""
+    cut: str = ""
+    """Slices of the model in each stage, such as ``5 4 4 3``, where they were chosen."""
 
     @property
     def ranks(self) -> int:
@@ -40,20 +40,12 @@ ValueError where none fits, and OSError where none will."""
 
 
 def in_thread(choose: Choose) -> Choose:
-    """Choose once for all equal questions, each in a thread, which may take its time."""
-    made: dict[tuple[int, int], Future[Shape]] = {}
+    """Choose once for all equal questions, in a thread, which may take its time."""
+    asked = cache(partial(ThreadPoolExecutor(1).submit, choose))
 
-    def answer(*asked: int) -> None:
-        try:
-            made[asked].set_result(choose(*asked))
-        except Exception as error:
-            made[asked].set_exception(error)
-
-    def ask(*asked: int) -> Shape | None:
-        if asked not in made:
-            made[asked] = Future()
-            Thread(target=answer, args=asked, daemon=True).start()
-        return made[asked].result() if made[asked].done() else None
+    def ask(slots: int, per_host: int) -> Shape | None:
+        found = asked(slots, per_host)
+        return found.result() if found.done() else None
 
     return ask
 

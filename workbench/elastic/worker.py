@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -39,13 +38,12 @@ class Worker:
 
     def __init__(
         self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path,
-        cut: Sequence[int] = (), profiling: str = "",
+        cut: str = "", profiling: str = "",
     ) -> None:  # fmt: skip
-        """`batch` is the samples of a whole step, `folder` the run's, on this host; `cut` the
-        slices of each stage, where they were chosen. Where the round profiles instead of training,
-        `profiling` is the folder for that."""
+        """`batch` is the samples of a whole step, `folder` the run's, on this host; `cut` and
+        `profiling` are those of messages.Start."""
         self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
-        self.cut, self.profiling = tuple(cut), profiling
+        self.cut, self.profiling = cut, profiling
         self._line, self._lock = line, threading.Lock()
         self._answer: Message | None = None
         self._wanted = self._signalled = self._left = False

@@ -119,10 +119,10 @@ def question_of(profile: ModelProfile, **asked: Any) -> Question:
     )  # fmt: skip
 
 
-def cut_of(
+def stages_of(
     profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
 ) -> Stages:
-    """The cut of a shape whose slowest stage is fastest: of those that fit, if any does."""
+    """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
     asked = question_of(profile, ranks=stages * replicas, batch=batch, orders=(order,))
     again = ORDERS[order].recomputes and stages > 1
     row = Candidate(
@@ -132,6 +132,11 @@ def cut_of(
     )  # fmt: skip
     balance = Outlook(asked, HostsNetwork(profile, asked.ranks), row).balance
     return next(iter(balance.cuts(asked.device_bytes)), balance.best())
+
+
+def cut_of(stages: Stages) -> str:
+    """Slices of each stage, as `Varuna` and its launcher write them: ``5 4 4 3``."""
+    return " ".join(str(len(part)) for part in stages)
 
 
 class HostsNetwork:

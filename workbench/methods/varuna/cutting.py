@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.balance import Stages
-from workbench.methods.varuna.autoconfig import cut_of
+from workbench.methods.varuna.autoconfig import cut_of, stages_of
 from workbench.methods.varuna.groups import per_host
 from workbench.methods.varuna.profile import ModelProfile, Named
 from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slice_timing import measure, memory_of, sizes_of, tied_in
+from workbench.methods.varuna.slice_timing import measure, memory_of, tied_in
 from workbench.methods.varuna.slices import EXAMPLE, Inputs, Slices
 
 LONGEST_S = 0.2
@@ -29,8 +28,8 @@ LONGEST_S = 0.2
 def measured_cut(
     slices: Slices, places: StageMap, shares: Shares, order: str,
     *, device: torch.device, dtype: torch.dtype,
-) -> Stages:  # fmt: skip
-    """Slices of each stage. Raises ValueError where a slice finds no memory."""
+) -> str:  # fmt: skip
+    """Slices of each stage, such as ``5 4 4 3``. Raises ValueError where a slice finds no memory."""
     micro = len(shares.rows(0)[0])
     learning = slices.learning(range(slices.count))
     kinds = [slices.model.kind(unit) for unit in range(slices.count)]
@@ -41,13 +40,13 @@ def measured_cut(
         )[0]
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
-    sizes_of([*found.values()], [micro])
     room, libraries = memory_of(device, per_host())
     profile = ModelProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
         slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,
     )  # fmt: skip
-    return cut_of(profile, order, places.stages, places.replicas, micro, shares.batch)
+    stages = stages_of(profile, order, places.stages, places.replicas, micro, shares.batch)
+    return cut_of(stages)
 
 
 def _repeated(example: Inputs, rows: int) -> Inputs:

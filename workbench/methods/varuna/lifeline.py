@@ -46,11 +46,6 @@ class Lifeline:
         return self.worker.folder / FOLDER if self.worker is not None else None
 
     @property
-    def cut(self) -> tuple[int, ...]:
-        """Slices of each stage, where a launcher has chosen them."""
-        return self.worker.cut if self.worker is not None else ()
-
-    @property
     def logs(self) -> Path | None:
         """Where logs go, if a script names no folder."""
         return self.worker.folder if self.worker is not None else None

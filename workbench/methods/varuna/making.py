@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,11 @@ from torch import nn
 
 from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
+from workbench.methods.varuna.autoconfig import cut_of
 from workbench.methods.varuna.checkpoints import digest_of
 from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slices import Cut, Inputs, Slices
+from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
@@ -29,7 +30,7 @@ from workbench.model.keyed import norms_in
 from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
-Made, Told = TypeVar("Made"), TypeVar("Told")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Own:
     """Slice that owns a parameter -> name -> parameter of this stage."""
     digest: str
     """Hash of the module's parameters."""
-    cut: Cut
+    cut: str
     """Slices of each stage."""
 
     @property
@@ -66,7 +67,7 @@ class Question:
     device: torch.device
     dtype: torch.dtype
     order: str
-    cut: Cut
+    cut: str
     """Slices of each stage, where they are given."""
 
     def turn(self, rank: int, local_rank: int) -> int:
@@ -75,29 +76,30 @@ class Question:
         alone = rank > 0 and not self.cut
         return alone + (0 if isinstance(self.model, nn.Module) else max(0, local_rank))
 
-    def make(self, rank: int, told: Cut | None) -> tuple[Own, Cut]:
+    def make(self, rank: int, told: str | None) -> Own:
         """A rank's part; the first rank compares the slices with the module, and its cut is `told`
         to the others. Raises ValueError for a module that cannot be trained so."""
         slices = Slices(made(self.model), self.get_batch)
         self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
-        stages = slices.stages(self.places.stages, self.cut or told)
-        if not (self.cut or told) and 1 < len(stages) < slices.count:
-            stages = measured_cut(
-                slices, self.places, self.shares, self.order, device=self.device, dtype=self.dtype
-            )
+        cut, number = self.cut or told or "", self.places.stages
+        stages = slices.stages(number, cut)
+        if not cut and 1 < number < slices.count:
+            job = self.places, self.shares, self.order
+            cut = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
+            stages = slices.stages(number, cut)
         units = stages[self.places.place(rank)[0]]
         found = {
             "copies": copies(slices, stages, self.shared_weights),
             "learning": slices.learning(units),
             "held": slices.owners(units),
             "digest": digest_of(slices.shapes()),
-            "cut": tuple(map(len, stages)),
+            "cut": cut_of(stages),
         }
         slices.keep(units)
         stage = Stage(slices, units, device=self.device, dtype=self.dtype)
-        return Own(stage=stage, **found), found["cut"]
+        return Own(stage=stage, **found)
 
     def _check_norms(self, slices: Slices) -> None:
         norms = any(norms_in(layer.module) for layer in slices.layers)
@@ -117,39 +119,28 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 
 def in_turn(
-    make: Callable[[Told | None], tuple[Made, Told]], turn: int, everybody: dist.ProcessGroup
+    make: Callable[[Any], Made],
+    turn: int,
+    everybody: dist.ProcessGroup,
+    says: Callable[[Made], Any] = lambda _: None,
 ) -> Made:
-    """Make the part of this process when those of its host with a lower `turn` have; the first
-    rank's turn is 0, and later ones are told what it returns beside its part. Raises ValueError on
-    all processes where one refuses."""
+    """Make the part of this process when those of its host with a lower `turn` have. The first
+    rank's turn is 0, and later ones are told what that `says` of its part. Raises ValueError on all
+    processes where one refuses."""
     last, own = torch.tensor(turn), []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
     threads, told = torch.get_num_threads(), None
 
-    def mine(now: int) -> Told | None:
+    def mine(now: int) -> Any:
         if now != turn:
             return None
         torch.set_num_threads(available_cores())
         try:
-            part, says = make(told)
+            own.append(make(told))
         finally:
             torch.set_num_threads(threads)
-        own.append(part)
-        return says
+        return says(own[0])
 
     for now in range(int(last) + 1):
         told = as_one(partial(mine, now), everybody)[0] or told
     return own[0]
-
-
-def counts_of(text: str) -> Cut:
-    """Slices of each stage. Raises ValueError for what is no row of numbers.
-
-    >>> counts_of("5 4 4 3")
-    (5, 4, 4, 3)
-    """
-    try:
-        return tuple(map(int, text.split()))
-    except ValueError:
-        example = "one number each, such as '5 4 4 3'"
-        raise ValueError(f"stages is {text!r}; give the slices of each stage, {example}") from None

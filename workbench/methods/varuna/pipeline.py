@@ -31,7 +31,7 @@ from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
-from workbench.methods.varuna.making import Question, counts_of, in_turn
+from workbench.methods.varuna.making import Question, in_turn
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
 from workbench.methods.varuna.stage import Given, dtype_of
@@ -121,11 +121,11 @@ class Varuna:
             device=self._device,
             dtype=self._dtype,
             order=order,
-            cut=counts_of(stages) if stages is not None else self._lifeline.cut,
+            cut=stages or (worker.cut if worker is not None else ""),
         )
-        turn = question.turn(self.rank, local_rank)
-        own = in_turn(partial(question.make, self.rank), turn, self._everybody)
-        self.stages = " ".join(map(str, own.cut))
+        turn, make = question.turn(self.rank, local_rank), partial(question.make, self.rank)
+        own = in_turn(make, turn, self._everybody, says=lambda own: own.cut)
+        self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()
         logs = logs or self._lifeline.logs

@@ -25,13 +25,7 @@ from workbench.methods.varuna.checkpoints import digest_of
 from workbench.methods.varuna.groups import carrier, device_of, join, per_host
 from workbench.methods.varuna.making import in_turn, made
 from workbench.methods.varuna.network_timing import Network
-from workbench.methods.varuna.slice_timing import (
-    MakeOptimizer,
-    measure,
-    memory_of,
-    sizes_of,
-    tied_in,
-)
+from workbench.methods.varuna.slice_timing import MakeOptimizer, measure, memory_of, tied_in
 from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import dtype_of
 from workbench.methods.varuna.weights import copies
@@ -40,8 +34,6 @@ from workbench.runtime.groups import as_one
 
 Found = dict[int, tuple[form.Slice, list[list[float]]]]
 """Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""
-Made = tuple[Slices, dict[str, bool], tuple[form.Tied, ...], form.Named]
-"""Slices, parameters that are trained, weights that slices share, and the model's name."""
 
 
 class Profiler:
@@ -78,7 +70,7 @@ class Profiler:
             raise ValueError(f"gpus_per_node is {gpus_per_node}; it must be 1 or more")
         self._everybody = dist.new_group(backend="gloo")
 
-        def make(_: None) -> tuple[Made, None]:
+        def make(_: None) -> tuple[Slices, dict[str, bool], tuple[form.Tied, ...], form.Named]:
             slices = Slices(made(model), get_batch)
             every = [range(unit, unit + 1) for unit in range(slices.count)]
             copies(slices, every, shared_weights or ())  # refuses names that are none
@@ -90,7 +82,7 @@ class Profiler:
             named = form.Named(name=type(slices.module).__name__, digest=digest)
             own = slices, learning, tied_in(slices), named
             slices.keep(range(self.rank, slices.count, self._world))
-            return own, None
+            return own
 
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
         own = in_turn(make, turn, self._everybody)
@@ -117,7 +109,7 @@ class Profiler:
         for each in as_one(partial(self._measured, sizes), self._everybody):
             found |= each
         slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
-        able = sizes_of(slices, sizes)
+        able = sizes[: min(len(each.passes) for each in slices)]
         memory = as_one(partial(memory_of, self._device, self._per_host), self._everybody)
         largest = max((each.boundary_bytes for each in slices[1:]), default=0) * max(able)
         within, between = self._network.wires(largest)
@@ -126,13 +118,12 @@ class Profiler:
         apart = [abs(each - median(seconds)) for seconds in every for each in seconds]
         # A pass that was disturbed all the time says nothing of the others.
         jitter = form.Deviation(median_s=median(apart), sd_s=median(map(pstdev, every)))
-        passes = [tuple(one for one in each.passes if one.samples in able) for each in slices]
         profile = form.ModelProfile(
             model=self.model, machine=self.machine, device_bytes=min(room for room, _ in memory),
-            slices=tuple(replace(s, passes=p) for s, p in zip(slices, passes, strict=True)),
+            slices=tuple(replace(each, passes=each.passes[: len(able)]) for each in slices),
             tied=self._tied, within=within, between=between, sums=sums, jitter=jitter,
             library_bytes=max(library for _, library in memory),
-            lacking=tuple(size for size in sizes if size not in able),
+            lacking=tuple(sizes[len(able) :]),
         )  # fmt: skip
         as_one(lambda: self.rank or profile.save(self._folder), self._everybody)
         return path

@@ -143,13 +143,13 @@ class SliceBench:
 
 
 def measure(
-    slices: Slices, unit: int, learning: Mapping[str, bool], sizes: Iterable[int],
+    slices: Slices, unit: int, learning: Mapping[str, bool], sizes: Sequence[int],
     get_batch: Callable[[int], Inputs], *, device: torch.device, dtype: torch.dtype,
     optimizer: MakeOptimizer | None = None, longest_s: float = LONGEST_S,
 ) -> tuple[Slice, list[list[float]]]:  # fmt: skip
-    """A slice, with micro-batches of the sizes that found memory; and of each seconds of single
-    passes. Without an `optimizer` its weights and buffers are afterwards as before, and states are
-    taken to be AdamW's."""
+    """A slice, with micro-batches of those ascending sizes that found memory; and of each seconds
+    of single passes. Without an `optimizer` its weights and buffers are afterwards as before, and
+    states are taken to be AdamW's. Raises ValueError where no size finds memory."""
     stage = Stage(slices, range(unit, unit + 1), device=device, dtype=dtype)
     before = [buffer.clone() for buffer in stage.buffers()]
     rows = [value[:1] if value.dim() else value for value in slices.inputs.values()]
@@ -176,18 +176,12 @@ def measure(
     for module in stage.modules:
         module.zero_grad()
         module.to("cpu")
-    return found, singles
-
-
-def sizes_of(slices: Sequence[Slice], wanted: Sequence[int]) -> set[int]:
-    """Sizes of micro-batches for which all slices found memory. Raises ValueError for none."""
-    able = set.intersection(*({one.samples for one in each.passes} for each in slices))
-    if not able:
+    if not found.passes:
         raise ValueError(
-            f"a slice finds no memory for {wanted[0]} samples; give smaller micro-batches, or "
-            "set more cut points"
+            f"a slice finds no memory for {sizes[0]} samples; give smaller micro-batches, or set "
+            "more cut points"
         )
-    return able
+    return found, singles
 
 
 def tied_in(slices: Slices) -> tuple[Tied, ...]:

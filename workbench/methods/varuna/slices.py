@@ -27,8 +27,6 @@ EXAMPLE = 2
 """Samples of the example a module is looked at with; the number is free afterwards."""
 Inputs = Mapping[str, Any]
 """Keyword arguments of a module's forward pass."""
-Cut = tuple[int, ...]
-"""Slices of each stage."""
 
 
 class Slices:
@@ -70,22 +68,22 @@ class Slices:
         """Number of slices: cut points and one."""
         return len(self.layers)
 
-    def stages(self, stages: int, cut: Cut | None = None) -> tuple[range, ...]:
-        """Slices of each stage, of which `cut` says how many; by default about as many in each.
-        Raises ValueError for more stages than slices, and for a cut that is none of these."""
+    def stages(self, stages: int, cut: str = "") -> tuple[range, ...]:
+        """Slices of each stage, of which `cut` says how many, such as ``5 4 4 3``; by default about
+        as many in each. Raises ValueError for more stages than slices, and for another cut."""
         if not 1 <= stages <= self.count:
             raise ValueError(
                 f"{stages} stages are asked for, and the model is cut into {self.count} slices; "
                 f"use 1 to {self.count} stages, or more cut points"
             )
         even = [len(range(stage, self.count, stages)) for stage in range(stages)]
-        if cut and (len(cut) != stages or sum(cut) != self.count or min(cut) < 1):
-            told, other = (" ".join(map(str, each)) for each in (cut, even))
+        given = [int(word) if word.isdecimal() else 0 for word in cut.split()] or even
+        if len(given) != stages or sum(given) != self.count or 0 in given:
             raise ValueError(
-                f"stages is {told!r}; the {self.count} slices of the model are to be divided among "
-                f"{stages} stages, one each at least, such as {other!r}"
+                f"stages is {cut!r}; it must divide {self.count} slices among {stages} stages, as "
+                f"{' '.join(map(str, even))!r} does"
             )
-        return packs_of(cut or even)
+        return packs_of(given)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module, by its name."""
