@@ -38,8 +38,8 @@ FRUITLESS = 3
 REFUSED = "ended with", "failed: ValueError"
 """Failures of a script that will profile in no other round either."""
 LACKING = (
-    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and end, "
-    "as examples/gpt.py does; or give --nstages and --chunk_size"
+    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
+    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
 )
 
 Morph = Literal["always", "gain", "never"]

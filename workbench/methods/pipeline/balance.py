@@ -6,10 +6,9 @@ for each micro-batch in flight. The proof has the last word on memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from types import MappingProxyType
 
 from workbench.methods.pipeline.draft import AHEAD, Pipeline
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
@@ -30,13 +29,8 @@ RUNGS = 32
 class Balance:
     """Units of a pipeline whose stages are not cut yet."""
 
-    def __init__(
-        self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None,
-        doubled: Mapping[tuple[int, int], int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        """`micros` is how many micro-batches there are, where the line is of fewer; `doubled` says
-        of two units what a stage of both has once, and `sizes` of each."""
-        self._doubled = doubled
+    def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
+        """`micros` is how many micro-batches there are, where the line is of fewer."""
         order = ORDERS[line.method]
         self._chunks = 1 + max(each.chunk for each in line.passes[0])
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
@@ -59,6 +53,7 @@ class Balance:
             for unit in range(units)
             if sizes.owner(unit) != unit
         }
+        self._doubled = sizes.doubled
         self._ranks, self._micros = line.ranks, micros or line.micros
         flights = [
             in_flight(line.passes[stage % line.ranks], stage // line.ranks)

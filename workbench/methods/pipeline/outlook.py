@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, Protocol
 
@@ -75,8 +75,6 @@ class Question:
     stages: Stages = ()
     """Units of each stage, where they are given."""
     clipped: bool = True
-    doubled: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Two units -> bytes that both count, and a stage of both has once."""
 
 
 class Outlook:
@@ -89,9 +87,7 @@ class Outlook:
         few = row.microbatches <= 2 * half
         counts = [row.microbatches] if few else [half, 2 * half]
         self._lines = [line_of(question, row, micros=count) for count in counts]
-        self.balance = Balance(
-            self._lines[-1], question.sizes, question.units, row.microbatches, question.doubled
-        )
+        self.balance = Balance(self._lines[-1], question.sizes, question.units, row.microbatches)
 
     def seconds(self, stages: Stages, jitter: Jitter | None = None) -> float:
         """Seconds of a step with these stages; with jitter of one seed."""

@@ -10,6 +10,7 @@ mean of some draws; the others are further from the best than jitter makes up fo
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,7 +31,7 @@ from workbench.methods.pipeline.outlook import Outlook, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
-from workbench.methods.varuna.profile import ModelProfile, Named, Slice, Tied, Wire, load
+from workbench.methods.varuna.profile import ModelProfile, Named, Tied, Wire, load
 from workbench.profile.profile import UnitCost
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit
@@ -53,11 +54,24 @@ class SliceSizes:
         self.cost = lru_cache(maxsize=None)(self._cost)
 
     def _sum(self, unit: int, name: str) -> int:
-        """Of all weights in it, each counted once."""
-        slices, part = self._profile.slices, self._parts[unit]
+        """Of all its weights, one that two slices hold counted once."""
+        part, slices, tied = self._parts[unit], self._profile.slices, self._profile.tied
+        twice = (one for one in tied if one.first in part and one.second in part)
         every = sum(getattr(slices[each], name) for each in part)
-        twice = (one for one in self._profile.tied if one.first in part and one.second in part)
-        return every - sum(_of_tied(slices[one.second], one, name) for one in twice)
+        return every - sum(self._of(one, name) for one in twice)
+
+    def _of(self, tied: Tied, name: str) -> int:
+        """A weight's part of what a slice has."""
+        slice_ = self._profile.slices[tied.second]
+        return getattr(slice_, name) * tied.nbytes // slice_.weight_bytes
+
+    @property
+    def doubled(self) -> dict[tuple[int, int], int]:
+        """Bytes of weights that two slices hold, their gradients and states; for slices alone."""
+        found: Counter[tuple[int, int]] = Counter()
+        for one in self._profile.tied:
+            found[one.first, one.second] += 2 * one.nbytes + self._of(one, "state_bytes")
+        return found
 
     def _cost(self, unit: int, samples: int) -> UnitCost:
         """Between two measured sizes in proportion; more samples take no less."""
@@ -101,29 +115,11 @@ class SliceSizes:
         return samples * self._profile.slices[0].boundary_bytes
 
 
-def _of_tied(slice_: Slice, tied: Tied, name: str) -> int:
-    """A weight's part of the parameters, weights or states of a slice."""
-    return getattr(slice_, name) * tied.nbytes // slice_.weight_bytes
-
-
-def question_of(profile: ModelProfile, **asked: Any) -> Question:
-    """A question about slices."""
-    doubled = {}
-    for one in profile.tied:
-        pair = one.first, one.second
-        states = _of_tied(profile.slices[one.second], one, "state_bytes")
-        doubled[pair] = doubled.get(pair, 0) + 2 * one.nbytes + states
-    return Question(
-        sizes=SliceSizes(profile), units=len(profile.slices), doubled=doubled, activations="keep",
-        **{"micros": profile.samples, "device_bytes": profile.device_bytes, **asked},
-    )  # fmt: skip
-
-
 def stages_of(
     profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
 ) -> Stages:
     """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
-    asked = question_of(profile, ranks=stages * replicas, batch=batch, orders=(order,))
+    asked = _question(profile, ranks=stages * replicas, batch=batch, orders=(order,))
     again = ORDERS[order].recomputes and stages > 1
     row = Candidate(
         order=order, stages=stages, replicas=replicas, micro=micro,
@@ -132,6 +128,12 @@ def stages_of(
     )  # fmt: skip
     balance = Outlook(asked, HostsNetwork(profile, asked.ranks), row).balance
     return next(iter(balance.cuts(asked.device_bytes)), balance.best())
+
+
+def _question(profile: ModelProfile, **asked: Any) -> Question:
+    given = {"micros": profile.samples, "device_bytes": profile.device_bytes, **asked}
+    sizes, units = SliceSizes(profile), len(profile.slices)
+    return Question(sizes=sizes, units=units, activations="keep", **given)
 
 
 def cut_of(stages: Stages) -> str:
@@ -230,7 +232,7 @@ class AutoConfig:
         others = [name for name in ORDERS if name != "varuna"]
         capacity = gpu_memory_capacity
         given = {} if capacity is None else {"device_bytes": parse_bytes(capacity)}
-        self._question = question_of(
+        self._question = _question(
             self.profile, ranks=num_gpus, batch=batch_size,
             orders=("varuna", *others) if order == "auto" else (order,), **given,
         )  # fmt: skip

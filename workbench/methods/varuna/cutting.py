@@ -29,7 +29,7 @@ def measured_cut(
     slices: Slices, places: StageMap, shares: Shares, order: str,
     *, device: torch.device, dtype: torch.dtype,
 ) -> str:  # fmt: skip
-    """Slices of each stage, such as ``5 4 4 3``. Raises ValueError where a slice finds no memory."""
+    """Slices of each stage, as ``5 4 4 3``. Raises ValueError where a slice finds no memory."""
     micro = len(shares.rows(0)[0])
     learning = slices.learning(range(slices.count))
     kinds = [slices.model.kind(unit) for unit in range(slices.count)]

@@ -70,12 +70,6 @@ class Question:
     cut: str
     """Slices of each stage, where they are given."""
 
-    def turn(self, rank: int, local_rank: int) -> int:
-        """When a rank makes its part: after the first rank, if that is to measure; a module that
-        is there already needs no other wait."""
-        alone = rank > 0 and not self.cut
-        return alone + (0 if isinstance(self.model, nn.Module) else max(0, local_rank))
-
     def make(self, rank: int, told: str | None) -> Own:
         """A rank's part; the first rank compares the slices with the module, and its cut is `told`
         to the others. Raises ValueError for a module that cannot be trained so."""

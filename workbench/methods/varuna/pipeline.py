@@ -123,7 +123,9 @@ class Varuna:
             order=order,
             cut=stages or (worker.cut if worker is not None else ""),
         )
-        turn, make = question.turn(self.rank, local_rank), partial(question.make, self.rank)
+        turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
+        turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
+        make = partial(question.make, self.rank)
         own = in_turn(make, turn, self._everybody, says=lambda own: own.cut)
         self.stages = own.cut
         """Slices of each stage."""
