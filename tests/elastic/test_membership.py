@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from workbench.elastic import membership
@@ -197,6 +199,50 @@ def test_predictions_decide_where_there_are_any() -> None:
     held.after(0.1, A)
     held.come(B)
     assert held.after(0.1, A, B) == [], "four stages would be slower"
+
+
+def test_a_round_that_profiles_comes_first_and_what_fails_in_it_for_good_ends_the_job() -> None:
+    known: list[Shape | Exception] = []
+
+    def choose(slots: int, per_host: int) -> Shape | None:
+        if known and isinstance(known[0], Exception):
+            raise known[0]
+        return known[0] if known else None
+
+    def profiled(*failures: str, choose=choose) -> Held:
+        held = Held(A, B, choose=choose, profiling="/p", number=-1)
+        begun = held.begun(A, B)
+        assert {s.profiling for s in begun.values()} == {"/p"}
+        assert (held.members.number, begun[B].first, begun[B].count) == (0, 2, 2)
+        for failure in failures:
+            held.tell(A, "ended", rank=1, failure=failure)
+            if held.members.outcome is None:
+                assert held.over(A, B)[A].profiling == "/p"
+        return held
+
+    held = profiled("died")
+    held.members.notice(B, held.now, held.now)
+    held.after(0.1, A, B)
+    assert held.over(A, B)[A].count == 2, "nothing is saved, and it profiles without the host"
+    held.leave(2)
+    assert not held.over(A), "nobody knows yet"
+    known.append(Shape(stages=2, replicas=1, chunk=4, cut="3 1"))
+    start = starts(held.after(0.1, A))[A]
+    assert (start.profiling, start.cut, start.resume_step) == ("", "3 1", None)
+    assert held.said[-1].endswith("; slices of stages 3 1")
+    lacking = "run a Profiler .* or give --nstages and --chunk_size"
+    assert re.search(
+        "ended with status 2: .*" + lacking, profiled("ended with status 2").members.outcome
+    )
+    for error, why in ((OSError("no profile"), "no profile: .*" + lacking), (ValueError("x"), "x")):
+        known[:] = [error]
+        held = profiled()
+        held.leave(4)
+        held.over(A, B)
+        assert re.fullmatch(why, held.members.outcome)
+    held = profiled(choose=None)
+    held.leave(4)
+    assert held.members.outcome == "done"
 
 
 def test_slow_machines_are_named() -> None:

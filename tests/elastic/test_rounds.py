@@ -31,10 +31,13 @@ class Run:
         self.seen: dict[int, psutil.Process] = {}
         self.manager: subprocess.Popen | None = None
 
-    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
+    def start(
+        self, *flags: str, inside: tuple[str, ...] = (),
+        shape: tuple[str, ...] = ("--nstages", "2", "--chunk_size", "1"),
+    ) -> None:  # fmt: skip
         words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
-            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, *shape,
+            "--preload", "", "--folder", self.folder, "--morph", "always",
             "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
             TOY, "--steps", 100_000, "--to", self.to,
         ]  # fmt: skip
@@ -153,6 +156,14 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
     assert resumed[0] == "resumed to config 2x4 at step 0"
     assert len(resumed) == last
+
+
+def test_a_script_that_cannot_profile_ends_a_job_that_needs_it_with_one_sentence(run: Run) -> None:
+    run.hosts("127.0.0.2")
+    run.start(shape=())
+    assert run.manager.wait(240) == 3
+    assert run.told("ended with status 2: given --profiling=DIR, the script must run a Profiler")
+    assert "or give --nstages and --chunk_size" in run.state()["phase"]
 
 
 @pytest.mark.thorough

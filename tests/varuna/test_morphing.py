@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench import cli_varuna
 from workbench.methods.varuna.logs import read_losses, read_tasks
+from workbench.methods.varuna.profile import Deviation, Slice, Wire, load
 
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 BATCH, STEPS, EVERY = 9, 17, 3
@@ -24,17 +26,17 @@ WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
 class Job:
-    """A job of three hosts with two workers each."""
+    """A job of some hosts with as many workers each."""
 
-    def __init__(self, to: Path) -> None:
+    def __init__(self, to: Path, hosts: list[str], slots: int, *flags: object) -> None:
         self.to, self.list, self.folder = to, to / "list", to / "run"
         self.seen: dict[int, psutil.Process] = {}
-        self.hosts(*HOSTS)
+        self.hosts(*hosts)
         self.until(0)
         words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
-            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", "--manager_ip",
-            "127.0.0.1", "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
+            "--machine_list", self.list, "--gpus_per_node", slots, "--batch_size", BATCH,
+            "--folder", self.folder, "--morph", "always", "--manager_ip", "127.0.0.1", *flags,
+            "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
             EVERY, "--to", to,
         ]  # fmt: skip
         command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
@@ -75,16 +77,46 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path):
-    job = Job(tmp_path)
-    yield job
-    if job.manager.poll() is None:
-        job.manager.send_signal(signal.SIGTERM)
-        job.manager.wait(60)
-    assert wait_for(lambda: not living(job.seen.values())), "a process is left"
+def start(tmp_path: Path):
+    """Starts a job."""
+    jobs: list[Job] = []
+    yield lambda *job: jobs.append(Job(tmp_path, *job)) or jobs[-1]
+    for job in jobs:
+        if job.manager.poll() is None:
+            job.manager.send_signal(signal.SIGTERM)
+            job.manager.wait(60)
+        assert wait_for(lambda job=job: not living(job.seen.values())), "a process is left"
 
 
-def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
+def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(start, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    wanted, *_ = net.plain(BATCH, STEPS, CLIP, net.adamw)
+    asked = HOSTS[:2], 1, "--profiles", tmp_path / "profiles"
+    assert start(*asked, "--profiling", "--folder", tmp_path / "before").manager.wait(240) == 0
+    found = load(tmp_path / "profiles")
+    assert found.between is not None
+    assert [(one.first, one.second) for one in found.tied] == [(0, 4)]
+
+    def taking(slice_: Slice, seconds: float) -> Slice:
+        known = {"forward_s": seconds, "backward_s": seconds}
+        return replace(slice_, passes=tuple(replace(one, **known) for one in slice_.passes))
+
+    times = (0.1, *[0.05] * 4)  # so that two stages are best, of one slice and four
+    slices = tuple(map(taking, found.slices, times))
+    sums = tuple(replace(one, seconds=99.0) for one in found.sums)
+    between = Wire(latency_s=1e-4, bytes_per_s=1e9)
+    made_up = replace(found, slices=slices, sums=sums, between=between, jitter=Deviation())
+    made_up.save(tmp_path / "profiles")
+    job = start(*asked)
+    job.until(STEPS)
+    assert job.manager.wait(120) == 0
+    assert load(tmp_path / "profiles") == made_up, "one that fits stays"
+    assert {(line["map"], line["cut"]) for line in job.lines()} == {("0;1;", "1 4")}
+    assert [line["loss"] for line in job.lines()] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_losses_are_those_of_an_undisturbed_run(start) -> None:
+    job = start(HOSTS, 2, "--nstages", 2, "--chunk_size", 2)
     torch.set_num_threads(1)
     wanted, *_ = net.plain(BATCH, STEPS, CLIP, net.adamw)
     job.until(5)

@@ -13,6 +13,7 @@ from workbench.methods.varuna import (
     get_this_rank_config_varuna,
     get_varuna_config,
 )
+from workbench.methods.varuna.autoconfig import cut_of, stages_of
 from workbench.methods.varuna.profile import (
     Deviation,
     ModelProfile,
@@ -20,6 +21,7 @@ from workbench.methods.varuna.profile import (
     RingSum,
     Slice,
     SlicePasses,
+    Tied,
     Wire,
     load,
 )
@@ -106,6 +108,33 @@ def test_memory_is_proved_and_one_sample_may_be_too_many(config):
     assert none.batch_times == {}
     with pytest.raises(DoesNotFit, match="no shape of gpt fits 6 GPUs"):
         none.get_min()
+
+
+def test_a_weight_of_two_slices_counts_once_where_both_are_in_one_stage(config):
+    tied = replace(PROFILE, tied=(Tied(first=0, second=4, nbytes=2 * MIB),))
+    once = 2 * MIB * (1 + 1 + 2)  # the weight, its gradient, and states that are twice as much
+
+    def bytes_of(stages: int, profile: ModelProfile) -> list[int]:
+        rows = config(gpus=stages, batch=8, profile=profile).candidates
+        return sorted(row.device_bytes for row in rows if row.stages == stages)
+
+    plain, less = bytes_of(1, PROFILE), bytes_of(1, tied)
+    assert [each - once for each in plain] == less
+    assert bytes_of(6, tied) == bytes_of(6, PROFILE), "each has it, in stages of their own"
+    asked = {"gpus": 1, "batch": 8, "gpu_memory_capacity": less[0]}
+    assert config(profile=tied, **asked).get_min()[:2] == (1, 1), "foreseen, and proved"
+    assert config(**asked).batch_times == {}
+
+
+def test_a_given_shape_is_cut_by_time_within_memory():
+    first, *others = PROFILE.slices
+    first = replace(first, weight_bytes=200 * MIB, state_bytes=400 * MIB)
+    others = (replace(each, weight_bytes=25 * MIB, state_bytes=50 * MIB) for each in others)
+    profile = replace(PROFILE, slices=(first, *others), device_bytes=2 << 30)
+    asked = "varuna", 2, 1, 1, 8
+    assert cut_of(stages_of(profile, *asked)) == "3 3"
+    assert cut_of(stages_of(replace(profile, device_bytes=950 * MIB), *asked)) == "2 4"
+    assert cut_of(stages_of(replace(profile, device_bytes=MIB), *asked)) == "3 3", "nothing fits"
 
 
 @pytest.mark.parametrize("order", ["varuna", "1f1b", "gpipe", "interleaved"])

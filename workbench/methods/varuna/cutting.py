@@ -15,7 +15,6 @@ from torch import Tensor
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.varuna.autoconfig import cut_of, stages_of
-from workbench.methods.varuna.groups import per_host
 from workbench.methods.varuna.profile import ModelProfile, Named
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slice_timing import measure, memory_of, tied_in
@@ -40,7 +39,7 @@ def measured_cut(
         )[0]
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
-    room, libraries = memory_of(device, per_host())
+    room, libraries = memory_of(device, 1)
     profile = ModelProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
         slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,

@@ -29,11 +29,6 @@ def device_of(device: int | str | torch.device, local_rank: int) -> torch.device
     return found
 
 
-def per_host() -> int:
-    """Processes of this host, as the launcher says it; else all."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-
-
 def join(device: torch.device) -> None:
     """Join the world that the environment names, unless the script has; without one, that
     of this process alone, which listens on loopback only."""

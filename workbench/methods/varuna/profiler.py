@@ -10,6 +10,7 @@ sums, and the first rank writes what AutoConfig reads (profile.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from torch import nn
 
 from workbench.methods.varuna import profile as form
 from workbench.methods.varuna.checkpoints import digest_of
-from workbench.methods.varuna.groups import carrier, device_of, join, per_host
+from workbench.methods.varuna.groups import carrier, device_of, join
 from workbench.methods.varuna.making import in_turn, made
 from workbench.methods.varuna.network_timing import Network
 from workbench.methods.varuna.slice_timing import MakeOptimizer, measure, memory_of, tied_in
@@ -65,7 +66,8 @@ class Profiler:
         self._optimizer = optimizer or torch.optim.AdamW
         join(self._device)
         self.rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._per_host = per_host() if gpus_per_node is None else gpus_per_node
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self._world))
+        self._per_host = here if gpus_per_node is None else gpus_per_node
         if self._per_host < 1:
             raise ValueError(f"gpus_per_node is {gpus_per_node}; it must be 1 or more")
         self._everybody = dist.new_group(backend="gloo")

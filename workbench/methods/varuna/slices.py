@@ -80,8 +80,8 @@ class Slices:
         given = [int(word) if word.isdecimal() else 0 for word in cut.split()] or even
         if len(given) != stages or sum(given) != self.count or 0 in given:
             raise ValueError(
-                f"stages is {cut!r}; it must divide {self.count} slices among {stages} stages, as "
-                f"{' '.join(map(str, even))!r} does"
+                f"stages is {cut!r}; give the slices of {stages} stages, {self.count} in all, such "
+                f"as {' '.join(map(str, even))!r}"
             )
         return packs_of(given)
 
