@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from threading import Event
+from unittest.mock import Mock
 
 import pytest
 
+from tests.runs.helpers import wait_for
 from workbench.elastic import membership
 from workbench.elastic.membership import Membership, pays
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Shape, fixed
+from workbench.elastic.placement import Shape, fixed, in_thread
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -201,48 +204,36 @@ def test_predictions_decide_where_there_are_any() -> None:
     assert held.after(0.1, A, B) == [], "four stages would be slower"
 
 
-def test_a_round_that_profiles_comes_first_and_what_fails_in_it_for_good_ends_the_job() -> None:
-    known: list[Shape | Exception] = []
-
-    def choose(slots: int, per_host: int) -> Shape | None:
-        if known and isinstance(known[0], Exception):
-            raise known[0]
-        return known[0] if known else None
-
-    def profiled(*failures: str, choose=choose) -> Held:
-        held = Held(A, B, choose=choose, profiling="/p", number=-1)
-        begun = held.begun(A, B)
-        assert {s.profiling for s in begun.values()} == {"/p"}
-        assert (held.members.number, begun[B].first, begun[B].count) == (0, 2, 2)
-        for failure in failures:
-            held.tell(A, "ended", rank=1, failure=failure)
-            if held.members.outcome is None:
-                assert held.over(A, B)[A].profiling == "/p"
-        return held
-
-    held = profiled("died")
+def test_a_round_that_profiles_comes_first() -> None:
+    known, shape = Event(), Shape(stages=2, replicas=1, chunk=4, cut="3 1")
+    choose = in_thread(lambda *_: known.wait(240) and shape)
+    held = Held(A, B, choose=choose, profiling="/p", number=-1)
+    begun = held.begun(A, B)
+    assert (held.members.number, begun[B].first, begun[B].profiling) == (0, 2, "/p")
+    held.tell(A, "ended", rank=1, failure="died")
+    assert held.over(A, B)[A].profiling == "/p", "once more"
     held.members.notice(B, held.now, held.now)
     held.after(0.1, A, B)
-    assert held.over(A, B)[A].count == 2, "nothing is saved, and it profiles without the host"
+    assert held.over(A, B)[A].count == 2, "nothing is to be saved"
     held.leave(2)
-    assert not held.over(A), "nobody knows yet"
-    known.append(Shape(stages=2, replicas=1, chunk=4, cut="3 1"))
-    start = starts(held.after(0.1, A))[A]
+    assert not held.over(A), "a thread still searches"
+    known.set()
+    start = wait_for(lambda: starts(held.after(0.1, A)))[A]
     assert (start.profiling, start.cut, start.resume_step) == ("", "3 1", None)
-    assert held.said[-1].endswith("; slices of stages 3 1")
-    lacking = "run a Profiler .* or give --nstages and --chunk_size"
-    assert re.search(
-        "ended with status 2: .*" + lacking, profiled("ended with status 2").members.outcome
-    )
-    for error, why in ((OSError("no profile"), "no profile: .*" + lacking), (ValueError("x"), "x")):
-        known[:] = [error]
-        held = profiled()
-        held.leave(4)
-        held.over(A, B)
-        assert re.fullmatch(why, held.members.outcome)
-    held = profiled(choose=None)
-    held.leave(4)
-    assert held.members.outcome == "done"
+
+
+def test_what_no_other_round_would_better_ends_the_job() -> None:
+    for failure, chosen, outcome in (
+        ("ended with status 2", None, "status 2: given --profiling=DIR, .* --nstages and"),
+        ("", OSError("no profile"), "^no profile: given --profiling=DIR, .* --nstages and"),
+        ("", ValueError("nothing fits"), "^nothing fits$"),
+    ):
+        held = Held(A, choose=Mock(side_effect=chosen), profiling="/p")
+        held.begun(A)
+        for rank in (0, 1):
+            held.tell(A, "ended", rank=rank, failure=failure)
+        held.over(A)
+        assert re.search(outcome, held.members.outcome)
 
 
 def test_slow_machines_are_named() -> None:

@@ -10,10 +10,15 @@ import torch
 
 from tests.varuna import net
 from tests.varuna.workers import Workers
+from workbench.core.stage_map import StageMap
 from workbench.methods.varuna import AutoConfig, Profiler
+from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.network_timing import sizes_to, wire_of
 from workbench.methods.varuna.profile import Named, load, machine_of
+from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slice_timing import SliceBench
+from workbench.methods.varuna.slices import Slices
+from workbench.profile.timing import Sample
 from workbench.runtime.tiers import OutOfMemory
 
 
@@ -78,6 +83,21 @@ def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
         profiler.profile_all([2])
     with pytest.raises(ValueError, match="numbers from 1 on"):
         profiler.profile_all([0, 1])
+
+
+def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
+    times, seen = {0: (1, 2), 1: (3, 4), 2: (2, 4.5), 4: (6, 1)}, []
+
+    def seconds(bench: SliceBench) -> list[list[Sample]]:
+        seen.append(bench._stage.units.start)
+        return [[Sample(each, each)] * 4 for each in times[seen[-1]]]
+
+    monkeypatch.setattr(SliceBench, "_seconds", seconds)
+    random, shares = torch.random.get_rng_state(), Shares(batch=7, replicas=2, chunk=3)
+    how = {"device": torch.device("cpu"), "dtype": torch.float32}
+    cut = measured_cut(Slices(net.net(), net.batch), StageMap.of(2, 2), shares, "varuna", **how)
+    assert (cut, seen) == ("2 3", [*times]), "3 2, if the last stage ran forward twice"
+    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def test_a_wire_is_told_from_round_trips():

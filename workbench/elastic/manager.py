@@ -337,7 +337,7 @@ def serve(job: Job, *, resume: bool) -> str:
         if lock is None:
             raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
         with lock:
-            return asyncio.run(_run(job, before, listener))
+            return asyncio.run(Manager(job, before, listener).run())
 
 
 def _listener(address: str, before: int) -> socket.socket:
@@ -352,7 +352,3 @@ def _listener(address: str, before: int) -> socket.socket:
             listener.close()
             why = error.strerror
     raise ValueError(f"the manager cannot listen at {address}: {why}; give another --manager_ip")
-
-
-async def _run(job: Job, before: State | None, listener: socket.socket) -> str:
-    return await Manager(job, before, listener).run()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from threading import Thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +39,22 @@ ValueError where none fits, and OSError where none will."""
 
 
 def in_thread(choose: Choose) -> Choose:
-    """Choose once for all equal questions, in a thread, which may take its time."""
-    asked = cache(partial(ThreadPoolExecutor(1).submit, choose))
+    """Choose once for all equal questions, in threads, which may take their time."""
+    answers: dict[tuple[int, int], Shape | Exception | None] = {}
 
-    def ask(slots: int, per_host: int) -> Shape | None:
-        found = asked(slots, per_host)
-        return found.result() if found.done() else None
+    def find(*asked: int) -> None:
+        try:
+            answers[asked] = choose(*asked)
+        except Exception as error:
+            answers[asked] = error
+
+    def ask(*asked: int) -> Shape | None:
+        if asked not in answers:
+            answers[asked] = None
+            Thread(target=find, args=asked, daemon=True).start()
+        if isinstance(found := answers[asked], Exception):
+            raise found
+        return found
 
     return ask
 

@@ -112,29 +112,23 @@ def test_memory_is_proved_and_one_sample_may_be_too_many(config):
 
 def test_a_weight_of_two_slices_counts_once_where_both_are_in_one_stage(config):
     tied = replace(PROFILE, tied=(Tied(first=0, second=4, nbytes=2 * MIB),))
-    once = 2 * MIB * (1 + 1 + 2)  # the weight, its gradient, and states that are twice as much
-
-    def bytes_of(stages: int, profile: ModelProfile) -> list[int]:
-        rows = config(gpus=stages, batch=8, profile=profile).candidates
-        return sorted(row.device_bytes for row in rows if row.stages == stages)
-
-    plain, less = bytes_of(1, PROFILE), bytes_of(1, tied)
-    assert [each - once for each in plain] == less
-    assert bytes_of(6, tied) == bytes_of(6, PROFILE), "each has it, in stages of their own"
-    asked = {"gpus": 1, "batch": 8, "gpu_memory_capacity": less[0]}
+    for stages, less in ((6, 0), (1, 2 * MIB * (1 + 1 + 2))):  # weight, gradient, two states
+        need = [config(gpus=stages, profile=each).candidates for each in (PROFILE, tied)]
+        rows = [[row.device_bytes for row in of if row.stages == stages] for of in need]
+        assert [one - less for one in rows[0]] == rows[1]
+    asked = {"gpus": 1, "gpu_memory_capacity": min(rows[1])}
     assert config(profile=tied, **asked).get_min()[:2] == (1, 1), "foreseen, and proved"
     assert config(**asked).batch_times == {}
 
 
 def test_a_given_shape_is_cut_by_time_within_memory():
-    first, *others = PROFILE.slices
-    first = replace(first, weight_bytes=200 * MIB, state_bytes=400 * MIB)
-    others = (replace(each, weight_bytes=25 * MIB, state_bytes=50 * MIB) for each in others)
-    profile = replace(PROFILE, slices=(first, *others), device_bytes=2 << 30)
-    asked = "varuna", 2, 1, 1, 8
-    assert cut_of(stages_of(profile, *asked)) == "3 3"
-    assert cut_of(stages_of(replace(profile, device_bytes=950 * MIB), *asked)) == "2 4"
-    assert cut_of(stages_of(replace(profile, device_bytes=MIB), *asked)) == "3 3", "nothing fits"
+    slices = tuple(
+        replace(each, weight_bytes=weight, state_bytes=2 * weight)
+        for each, weight in zip(PROFILE.slices, (200 * MIB, *[25 * MIB] * 5), strict=True)
+    )
+    for room, cut in ((2048 * MIB, "3 3"), (950 * MIB, "2 4"), (MIB, "3 3")):  # nothing fits these
+        profile = replace(PROFILE, slices=slices, device_bytes=room)
+        assert cut_of(stages_of(profile, "varuna", 2, 1, 1, 8)) == cut
 
 
 @pytest.mark.parametrize("order", ["varuna", "1f1b", "gpipe", "interleaved"])

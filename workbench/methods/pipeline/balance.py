@@ -149,9 +149,11 @@ class Balance:
         if self._chunks > 1:
             return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
+        foreseen = cache(self.foreseen)
+
         def cut(nbytes: int) -> Stages | None:
             room = int(nbytes * (1 + OVER)) - self._permanent
-            return self._cut(lambda stage, units: self.foreseen(stage, units) <= room)
+            return self._cut(lambda stage, units: foreseen(stage, units) <= room)
 
         fits = self.most(best) <= device_bytes * (1 + OVER)
         found: list[Stages] = []
