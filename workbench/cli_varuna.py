@@ -22,6 +22,7 @@ from workbench.core.paths import user_path
 from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, fixed, in_thread, read_list
+from workbench.methods.varuna.profile import load
 
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
@@ -80,12 +81,11 @@ def _train(given: argparse.Namespace) -> int:
     hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
     if (given.nstages is None) != (given.chunk_size is None):
         raise ValueError("give both --nstages and --chunk_size, or neither")
-    profiles, choose = user_path(given.profiles).resolve(), None
-    chosen = given.nstages is None or given.profiling
-    if not chosen:
+    profiles = user_path(given.profiles).resolve()
+    if given.nstages is not None:
         choose = fixed(given.nstages, given.chunk_size, given.batch_size)
         choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
-    elif not given.profiling:
+    else:
         choose = in_thread(partial(_fastest, given.batch_size, profiles))
     connect = tuple(shlex.split(given.connect))
     if "{command}" not in connect or not any("{host}" in word for word in connect):
@@ -102,14 +102,13 @@ def _train(given: argparse.Namespace) -> int:
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
-        per_host=given.gpus_per_node, choose=choose, connect=connect, horizon_s=given.horizon,
+        per_host=given.gpus_per_node, connect=connect, horizon_s=given.horizon,
         morph="never" if given.no_morphing else given.morph,
-        profiling=str(profiles) if chosen else "",
+        choose=None if given.profiling else choose,
+        profiling=str(profiles) if given.profiling or given.nstages is None else "",
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
     if given.profiling and outcome == "done":
-        from workbench.methods.varuna.profile import load
-
         load(profiles)  # the script may have written none
     return CODES.get(outcome, FAILED)
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.elastic.jobs import Job
+from tests.elastic.test_rounds import Run
 from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench import cli_varuna
 from workbench.methods.varuna.logs import read_losses, read_tasks
-from workbench.methods.varuna.profile import Deviation, RingSum, Slice, Wire, load
+from workbench.methods.varuna.profile import FILE
 
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
-class Training(Job):
+class Training(Run):
     """A job that trains the net."""
 
     def start(self, hosts: list[str], *flags: object) -> None:
@@ -75,21 +74,18 @@ def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, 
     asked = HOSTS[:2], "--gpus_per_node", 1, "--profiles", profiles
     job.start(*asked, "--profiling", "--folder", job.to / "before")
     assert job.manager.wait(240) == 0
-    found = load(profiles)
-    assert [(one.first, one.second) for one in found.tied] == [(0, 4)]
-
-    def taking(slice_: Slice, seconds: float) -> Slice:
-        known = {"forward_s": seconds, "backward_s": seconds}
-        return replace(slice_, passes=tuple(replace(one, **known) for one in slice_.passes))
-
-    slices = tuple(map(taking, found.slices, (0.1, *[0.05] * 4)))  # best: one, and the other four
-    made_up = replace(found, slices=slices, sums=(RingSum(ranks=2, nbytes=1, seconds=9.0),))
-    made_up = replace(made_up, between=Wire(latency_s=1e-4, bytes_per_s=1e9), jitter=Deviation())
-    made_up.save(profiles)
+    data = json.loads((profiles / FILE).read_text())
+    assert [(one["first"], one["second"]) for one in data["tied"]] == [(0, 4)]
+    for slice_, seconds in zip(data["slices"], (0.1, *[0.05] * 4), strict=True):
+        for one in slice_["passes"]:  # best: a stage of the first slice, and one of four
+            one |= {"forward_s": seconds, "backward_s": seconds}
+    data["sums"] = [{"ranks": 2, "nbytes": 1, "seconds": 9.0}]
+    data |= {"between": {"latency_s": 1e-4, "bytes_per_s": 1e9}, "jitter": {}}
+    (profiles / FILE).write_text(made_up := json.dumps(data))
     job.start(*asked)
     job.until(STEPS)
     assert job.manager.wait(120) == 0
-    assert load(profiles) == made_up, "one that fits stays"
+    assert (profiles / FILE).read_text() == made_up, "one that fits stays"
     assert {(line["map"], line["cut"]) for line in job.lines()} == {("0;1;", "1 4")}
     assert [line["loss"] for line in job.lines()] == pytest.approx(wanted, rel=1e-5)
 

@@ -93,10 +93,10 @@ def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
         return [[Sample(each, each)] * 4 for each in times[seen[-1]]]
 
     monkeypatch.setattr(SliceBench, "_seconds", seconds)
-    random, shares = torch.random.get_rng_state(), Shares(batch=7, replicas=2, chunk=3)
-    how = {"device": torch.device("cpu"), "dtype": torch.float32}
-    cut = measured_cut(Slices(net.net(), net.batch), StageMap.of(2, 2), shares, "varuna", **how)
-    assert (cut, seen) == ("2 3", [*times]), "3 2, if the last stage ran forward twice"
+    asked = Slices(net.net(), net.batch), StageMap.of(2, 2), Shares(batch=7, replicas=2, chunk=3)
+    random, how = torch.random.get_rng_state(), {"device": torch.device("cpu")}
+    first, last = measured_cut(*asked, "varuna", dtype=torch.float32, **how)
+    assert (len(first), len(last), seen) == (2, 3, [*times]), "3, if the last one ran twice"
     assert torch.equal(torch.random.get_rng_state(), random)
 
 

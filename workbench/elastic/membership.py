@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Choose, Shape, every, place
+from workbench.elastic.placement import Choose, Shape, fixed, place
 
 LOST_S, STARTING_S = 4.0, 60.0
 """Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
@@ -336,10 +336,10 @@ class Membership:
 
     def _choice(self) -> Shape | None:
         """Shape of the next round; None where nothing fits, which is said once."""
-        slots, choose = sum(self._there().values()), every if self._profiling else self._choose
+        slots = sum(self._there().values())
+        choose = fixed(slots, 1, self._batch) if self._profiling else self._choose
         try:
-            shape = choose(slots, self._per_host) if slots else None
-            why = "" if slots else "none is there"
+            shape, why = (choose(slots, self._per_host), "") if slots else (None, "none is there")
         except OSError as error:
             shape, why, self.outcome = None, "", LACKING.format(error)
         except ValueError as error:

@@ -59,11 +59,6 @@ def in_thread(choose: Choose) -> Choose:
     return ask
 
 
-def every(slots: int, per_host: int) -> Shape:
-    """A rank on each slot, for rounds that train nothing."""
-    return Shape(stages=slots, replicas=1, chunk=1)
-
-
 def fixed(stages: int, chunk: int, batch: int) -> Choose:
     """P and m as they are given, and as many replicas as there are slots for."""
 

@@ -99,7 +99,7 @@ class Balance:
             waiting = flight * self._inputs[units.start]
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
-        twice = sum(n for (a, b), n in self._doubled.items() if a in units and b in units)
+        twice = sum(n for a, b, n in self._doubled if a in units and b in units)
         return waiting + always - twice + flight * each
 
     def foreseen(self, stage: int, units: range) -> int:

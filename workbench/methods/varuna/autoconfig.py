@@ -10,7 +10,6 @@ mean of some draws; the others are further from the best than jitter makes up fo
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,20 +17,20 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.balance import Stages
+from workbench.methods.pipeline.balance import Balance, Stages
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.jitter import Jitter
-from workbench.methods.pipeline.orders import ORDERS, in_flight
-from workbench.methods.pipeline.outlook import Outlook, Question, line_of
+from workbench.methods.pipeline.orders import ORDERS, in_flight, lists
+from workbench.methods.pipeline.outlook import CHUNKS, Outlook, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
-from workbench.methods.varuna.profile import ModelProfile, Named, Tied, Wire, load
+from workbench.methods.varuna.profile import ModelProfile, Named, Slice, Tied, Wire, load
 from workbench.profile.profile import UnitCost
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit
@@ -66,26 +65,24 @@ class SliceSizes:
         return getattr(slice_, name) * tied.nbytes // slice_.weight_bytes
 
     @property
-    def doubled(self) -> dict[tuple[int, int], int]:
-        """Bytes of weights that two slices hold, their gradients and states; for slices alone."""
-        found: Counter[tuple[int, int]] = Counter()
-        for one in self._profile.tied:
-            found[one.first, one.second] += 2 * one.nbytes + self._of(one, "state_bytes")
-        return found
+    def doubled(self) -> list[tuple[int, int, int]]:
+        """Weights of two slices, with their gradients and states."""
+        each = ((one, 2 * one.nbytes + self._of(one, "state_bytes")) for one in self._profile.tied)
+        return [(one.first, one.second, nbytes) for one, nbytes in each]
 
     def _cost(self, unit: int, samples: int) -> UnitCost:
         """Between two measured sizes in proportion; more samples take no less."""
-        each = []
-        for slice_ in (self._profile.slices[number] for number in self._parts[unit]):
-            row = []
-            for name in MEASURED:
-                values = [getattr(one, name) for one in slice_.passes]
-                least = np.minimum.accumulate(values[::-1])[::-1]
-                row.append(float(np.interp(samples, self._profile.samples, least)))
-            each.append(row)
+        part = [self._profile.slices[number] for number in self._parts[unit]]
+
+        def at(slice_: Slice, name: str) -> float:
+            values = [getattr(one, name) for one in slice_.passes]
+            least = np.minimum.accumulate(values[::-1])[::-1]
+            return float(np.interp(samples, self._profile.samples, least))
+
+        each = [[at(slice_, name) for name in MEASURED] for slice_ in part]
         forward, backward, kept, _ = (sum(column) for column in zip(*each, strict=True))
         scratch = max(row[-1] for row in each)
-        inner = [self._profile.slices[number].boundary_bytes for number in self._parts[unit][1:]]
+        inner = [slice_.boundary_bytes for slice_ in part[1:]]
         return UnitCost(
             kind="block", parameters=self._sum(unit, "parameters"), forward_s=forward,
             recompute_s=forward, backward_s=backward, kept_bytes=round(kept) + samples * sum(inner),
@@ -119,21 +116,14 @@ def stages_of(
     profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
 ) -> Stages:
     """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
-    asked = _question(profile, ranks=stages * replicas, batch=batch, orders=(order,))
-    again = ORDERS[order].recomputes and stages > 1
-    row = Candidate(
-        order=order, stages=stages, replicas=replicas, micro=micro,
-        microbatches=ceil(ceil(batch / replicas) / micro),
-        activations="recompute" if again else "keep",
+    chunks = CHUNKS if ORDERS[order].chunked else 1
+    line = Pipeline(
+        method=order, passes=lists(order, stages, ceil(ceil(batch / replicas) / micro), chunks),
+        stages=(), micro=micro, replicas=replicas,
+        activations="recompute" if ORDERS[order].recomputes and stages > 1 else "keep",
     )  # fmt: skip
-    balance = Outlook(asked, HostsNetwork(profile, asked.ranks), row).balance
-    return next(iter(balance.cuts(asked.device_bytes)), balance.best())
-
-
-def _question(profile: ModelProfile, **asked: Any) -> Question:
-    given = {"micros": profile.samples, "device_bytes": profile.device_bytes, **asked}
-    sizes, units = SliceSizes(profile), len(profile.slices)
-    return Question(sizes=sizes, units=units, activations="keep", **given)
+    balance = Balance(line, SliceSizes(profile), len(profile.slices))
+    return next(iter(balance.cuts(profile.device_bytes)), balance.best())
 
 
 def cut_of(stages: Stages) -> str:
@@ -231,11 +221,16 @@ class AutoConfig:
         self._network = HostsNetwork(self.profile, gpus_per_vm)
         others = [name for name in ORDERS if name != "varuna"]
         capacity = gpu_memory_capacity
-        given = {} if capacity is None else {"device_bytes": parse_bytes(capacity)}
-        self._question = _question(
-            self.profile, ranks=num_gpus, batch=batch_size,
-            orders=("varuna", *others) if order == "auto" else (order,), **given,
-        )  # fmt: skip
+        self._question = Question(
+            sizes=SliceSizes(self.profile),
+            units=len(self.profile.slices),
+            ranks=num_gpus,
+            batch=batch_size,
+            micros=self.profile.samples,
+            device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
+            orders=("varuna", *others) if order == "auto" else (order,),
+            activations="keep",
+        )
         self.candidates, self.stages = search(self._question, self._network, self._proved)
         """All shapes, the best first, those that are refused last; and slices of each stage of the
         best, None where nothing fits."""

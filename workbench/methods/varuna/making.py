@@ -77,12 +77,10 @@ class Question:
         self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
-        cut, number = self.cut or told or "", self.places.stages
-        stages = slices.stages(number, cut)
-        if not cut and 1 < number < slices.count:
-            job = self.places, self.shares, self.order
-            cut = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
-            stages = slices.stages(number, cut)
+        cut, job = self.cut or told or "", (self.places, self.shares, self.order)
+        stages = slices.stages(self.places.stages, cut)
+        if not cut and 1 < len(stages) < slices.count:
+            stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
         units = stages[self.places.place(rank)[0]]
         found = {
             "copies": copies(slices, stages, self.shared_weights),
@@ -113,11 +111,9 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 
 def in_turn(
-    make: Callable[[Any], Made],
-    turn: int,
-    everybody: dist.ProcessGroup,
+    make: Callable[[Any], Made], turn: int, everybody: dist.ProcessGroup,
     says: Callable[[Made], Any] = lambda _: None,
-) -> Made:
+) -> Made:  # fmt: skip
     """Make the part of this process when those of its host with a lower `turn` have. The first
     rank's turn is 0, and later ones are told what that `says` of its part. Raises ValueError on all
     processes where one refuses."""

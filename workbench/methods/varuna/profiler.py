@@ -87,8 +87,7 @@ class Profiler:
             return own
 
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        own = in_turn(make, turn, self._everybody)
-        self._slices, self._learning, self._tied, self.model = own
+        self._slices, self._learning, self._tied, self.model = in_turn(make, turn, self._everybody)
         """`model`: its name in the profile, with a digest of parameters, inputs and precision."""
         self.machine = form.machine_of(self._device.type)
         self._network = Network(self._everybody, backend, self._device, self._per_host)
@@ -136,13 +135,11 @@ class Profiler:
             found = form.load(self._folder, self.model, self.machine)
         except ValueError:
             return False
-        lacks = (
-            {*sizes} - {*found.samples, *found.lacking}
-            or (self._world > 1 and not found.sums)
-            or (self._world > 1 < self._per_host and found.within is None)
-            or (self._world > self._per_host and found.between is None)
-        )
-        return not lacks
+        many, here = self._world > 1, min(self._world, self._per_host) > 1
+        apart = self._world > self._per_host
+        links = (found.sums, many), (found.within, here), (found.between, apart)
+        complete = all(measured or not needed for measured, needed in links)
+        return complete and {*found.samples, *found.lacking}.issuperset(sizes)
 
     def _measured(self, sizes: Sequence[int]) -> Found:
         """This process's slices, one after the other on its device."""

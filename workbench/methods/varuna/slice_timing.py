@@ -32,7 +32,7 @@ from workbench.runtime.tiers import OutOfMemory
 
 LEAST, BURST, UPDATES = 8, 4, 5
 """Fewest passes of a size, those between two looks at the clock, and updates."""
-CLOSE, LONGEST_S = 0.03, 1.0
+CLOSE, LONGEST_S, BRIEFEST_S = 0.03, 1.0, 0.2
 """Spread, relative to the median, of passes that are steady, and seconds until they need not be."""
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -40,9 +40,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class SliceBench:
     """One slice on its device."""
 
-    def __init__(
-        self, stage: Stage, learning: Mapping[str, bool], longest_s: float = LONGEST_S
-    ) -> None:
+    def __init__(self, stage: Stage, learning: Mapping[str, bool], longest_s: float) -> None:
         self._stage, self._device, self._longest_s = stage, stage.device, longest_s
         self._weights = StageWeights(stage, learning)
         self._clock = cuda_clock if self._device.type == "cuda" else cpu_clock
@@ -145,11 +143,12 @@ class SliceBench:
 def measure(
     slices: Slices, unit: int, learning: Mapping[str, bool], sizes: Sequence[int],
     get_batch: Callable[[int], Inputs], *, device: torch.device, dtype: torch.dtype,
-    optimizer: MakeOptimizer | None = None, longest_s: float = LONGEST_S,
+    optimizer: MakeOptimizer | None = None,
 ) -> tuple[Slice, list[list[float]]]:  # fmt: skip
     """A slice, with micro-batches of those ascending sizes that found memory; and of each seconds
-    of single passes. Without an `optimizer` its weights and buffers are afterwards as before, and
-    states are taken to be AdamW's. Raises ValueError where no size finds memory."""
+    of single passes. Without an `optimizer` its weights and buffers are afterwards as before,
+    states are taken to be AdamW's, and less time is taken. Raises ValueError where no size finds
+    memory."""
     stage = Stage(slices, range(unit, unit + 1), device=device, dtype=dtype)
     before = [buffer.clone() for buffer in stage.buffers()]
     rows = [value[:1] if value.dim() else value for value in slices.inputs.values()]
@@ -161,7 +160,7 @@ def measure(
         boundary_bytes=bytes_of(rows) if stage.first else form_bytes(stage.came(1)),
     )  # fmt: skip
     try:
-        bench = SliceBench(stage, learning, longest_s)
+        bench = SliceBench(stage, learning, LONGEST_S if optimizer else BRIEFEST_S)
         if optimizer is not None:
             state_bytes, update_s = bench.update(optimizer)
             found = replace(found, state_bytes=state_bytes, update_s=update_s)
