@@ -1,9 +1,10 @@
 """Where to cut a module whose shape is known, and nobody has said it: by what its slices take here.
 
-One slice of each kind is measured on the first rank's device, in micro-batches of the job and as
-the Profiler measures it, but briefly. Of the cuts that are foreseen to fit that device's memory,
-AdamW's states among it, the one with the fastest slowest stage is taken; of the last stage it is
-known that it computes nothing again. Where none fits, memory does not count.
+One slice of each kind, and the first one, whose input has no gradient, are measured on the first
+rank's device as the Profiler measures them, but briefly, and in micro-batches of the job. Of the
+cuts that are foreseen to fit that device's memory, AdamW's states among it, the one with the
+fastest slowest stage is taken; the last stage computes nothing again. Where none fits, memory does
+not count.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def measured_cut(
     """Slices of each stage. Raises ValueError where a slice finds no memory."""
     micro = len(shares.rows(0)[0])
     learning = slices.learning(range(slices.count))
-    kinds = [slices.model.kind(unit) for unit in range(slices.count)]
+    kinds = [(slices.model.kind(unit), unit == 0) for unit in range(slices.count)]
     found = {
         kind: measure(
-            slices, kinds.index(kind), learning, [micro], lambda rows: _repeated(slices.example, rows),
-            device=device, dtype=dtype,
+            slices, kinds.index(kind), learning, [micro],
+            lambda rows: _repeated(slices.example, rows), device=device, dtype=dtype,
         )[0]
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
