@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.methods.varuna import (
-    AutoConfig,
-    autoconfig,
-    get_this_rank_config_varuna,
-    get_varuna_config,
-)
+from workbench.methods.varuna import AutoConfig, autoconfig
 from workbench.methods.varuna.autoconfig import cut_of, stages_of
 from workbench.methods.varuna.profile import (
     Deviation,
@@ -216,13 +211,3 @@ def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, co
 def test_what_cannot_be_is_one_sentence(config, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         config(**changes)
-
-
-def test_maps_of_ranks():
-    text = "0,4;1,5;2,6;3,7;"
-    assert get_varuna_config(text) == (4, 2)
-    assert get_this_rank_config_varuna(text, 7) == (3, 1)
-    with pytest.raises(ValueError, match="rank 8 is not in"):
-        get_this_rank_config_varuna(text, 8)
-    with pytest.raises(ValueError, match="lacks rank 1"):
-        get_varuna_config("0;2;")
