@@ -21,6 +21,7 @@ def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
     """The pipeline of the net."""
     kw = {"weight_of": net.labels_of, "device": "cpu", **kw}
     places = kw.pop("places", str(StageMap.of(stages, replicas)))
+    kw["stages"] = kw.pop("cut", None)
     inner = {name: kw.pop(name) for name in ("batchnorm", "blocks") if name in kw}
     module = net.net(**inner) if replicas == 1 else lambda: net.net(**inner)
     return Varuna(module, places, net.batch, batch, chunk, **kw)

@@ -84,9 +84,10 @@ def test_every_shape_trains_as_torch_does(
 
 
 def test_late_messages_and_passes_change_no_bit(workers):
-    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3}
+    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3, "cut": "1 3 1"}
     quick, late = workers.run("train", **case), workers.run("train", **case, late=0.004)
     assert quick == late
+    assert [sum(".inner." in name for name in each["weights"]) for each in quick] == [0, 6, 2]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ class Balance:
             for unit in range(units)
             if sizes.owner(unit) != unit
         }
+        self._doubled = sizes.doubled
         self._ranks, self._micros = line.ranks, micros or line.micros
         flights = [
             in_flight(line.passes[stage % line.ranks], stage // line.ranks)
@@ -98,7 +99,8 @@ class Balance:
             waiting = flight * self._inputs[units.start]
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
-        return waiting + always + flight * each
+        twice = sum(n for a, b, n in self._doubled if a in units and b in units)
+        return waiting + always - twice + flight * each
 
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
@@ -147,9 +149,11 @@ class Balance:
         if self._chunks > 1:
             return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
+        foreseen = cache(self.foreseen)
+
         def cut(nbytes: int) -> Stages | None:
             room = int(nbytes * (1 + OVER)) - self._permanent
-            return self._cut(lambda stage, units: self.foreseen(stage, units) <= room)
+            return self._cut(lambda stage, units: foreseen(stage, units) <= room)
 
         fits = self.most(best) <= device_bytes * (1 + OVER)
         found: list[Stages] = []

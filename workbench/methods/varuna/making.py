@@ -1,15 +1,17 @@
 """Each process makes the module, cuts it, keeps its stage's slices, and lets go of the rest.
 
 The processes of a host do so one after the other, each with all cores, so that a host holds one
-whole module at a time. Whoever refuses the module has all of them refuse it.
+whole module at a time. Whoever refuses the module has all of them refuse it. Where nobody has said
+where to cut, the first rank goes ahead alone and measures that (cutting.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,13 +19,16 @@ from torch import nn
 
 from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
+from workbench.methods.varuna.autoconfig import cut_of
 from workbench.methods.varuna.checkpoints import digest_of
+from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
+from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
 Made = TypeVar("Made")
@@ -42,6 +47,8 @@ class Own:
     """Slice that owns a parameter -> name -> parameter of these stages."""
     digest: str
     """Hash of the module's parameters."""
+    cut: str
+    """Slices of each stage."""
 
     @property
     def owned(self) -> Parameters:
@@ -63,15 +70,23 @@ class Question:
     shared_weights: Sequence[tuple[str, str]]
     device: torch.device
     dtype: torch.dtype
+    order: str
+    cut: str
+    """Slices of each stage, where they are given."""
 
-    def make(self, rank: int) -> Own:
-        """A rank's part; the first rank compares the slices with the module. Raises ValueError for
-        a module that cannot be trained so."""
+    def make(self, rank: int, told: str | None) -> Own:
+        """A rank's part; the first rank compares the slices with the module, and its cut is `told`
+        to the others. Raises ValueError for a module that cannot be trained so."""
         slices = Slices(made(self.model), self.get_batch)
         if rank == 0:
             check_written(slices, self.device)
         positions, (here, _) = self.places.stages, self.places.place(rank)
-        stages = slices.stages(positions * self.stages_each)
+        cut, number = self.cut or told or "", positions * self.stages_each
+        stages = slices.stages(number, cut)
+        if not cut and 1 < number < slices.count:
+            order = self.order if self.stages_each == 1 else "1f1b"  # of as many positions
+            job = StageMap.of(number, self.places.replicas), self.shares, order
+            stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
         self._check_norms(slices, stages)
         units = [[*chain(*stages[position::positions])] for position in range(positions)]
         learning = [slices.learning(each) for each in stages[here::positions]]
@@ -80,6 +95,7 @@ class Question:
             "learning": {n: any(of.get(n) for of in learning) for of in learning for n in of},
             "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
+            "cut": cut_of(stages),
         }
         slices.keep(units[here])
         kept = {
@@ -115,24 +131,27 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -> Made:
-    """Make the part of this process when those of its host with a lower `turn` have. Raises
-    ValueError on all processes where one refuses."""
-    last = torch.tensor(turn)
+def in_turn(
+    make: Callable[[Any], Made], turn: int, everybody: dist.ProcessGroup,
+    says: Callable[[Made], Any] = lambda _: None,
+) -> Made:  # fmt: skip
+    """Make the part of this process when those of its host with a lower `turn` have. The first
+    rank's turn is 0, and later ones are told what that `says` of its part. Raises ValueError on all
+    processes where one refuses."""
+    last, own = torch.tensor(turn), []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
-    refused: ValueError | None = None
-    threads = torch.get_num_threads()
-    for now in range(int(last) + 1):
-        if now == turn:
-            torch.set_num_threads(available_cores())
-            try:
-                own = make()
-            except ValueError as error:
-                refused = error
+    threads, told = torch.get_num_threads(), None
+
+    def mine(now: int) -> Any:
+        if now != turn:
+            return None
+        torch.set_num_threads(available_cores())
+        try:
+            own.append(make(told))
+        finally:
             torch.set_num_threads(threads)
-        dist.barrier(group=everybody)
-    faults = torch.tensor(float(refused is not None))
-    dist.all_reduce(faults, group=everybody)
-    if faults:
-        raise refused or ValueError("another process has refused the module, and says why")
-    return own
+        return says(own[0])
+
+    for now in range(int(last) + 1):
+        told = as_one(partial(mine, now), everybody)[0] or told
+    return own[0]

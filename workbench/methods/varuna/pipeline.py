@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,7 @@ class Varuna:
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
+        stages: str | None = None,
     ) -> None:
         """`model`, or a function that makes it: then the processes of a host make it one after the
         other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
@@ -94,6 +96,9 @@ class Varuna:
         of the job. `weight_of` the inputs of a micro-batch says how much its mean loss counts, such
         as its number of labels; by default its rows. `perturb` is called around every action, and
         `latency` of a receive says how late its message is to come, for tests and paced runs.
+
+        `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
+        launcher has chosen, else the first rank measures slices for them.
 
         Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
@@ -118,13 +123,18 @@ class Varuna:
         self.rank = dist.get_rank()
         self.stage, self.replica = self.map.place(self.rank)
         self._everybody = dist.new_group(backend="gloo")
+        chosen = worker.cut if worker is not None and plan.stages_each == 1 else ""
         question = Question(
             model=model, get_batch=get_batch_fn, places=self.map, shares=self._shares,
             stages_each=plan.stages_each, shared_weights=shared_weights or (),
-            device=self._device, dtype=self._dtype,
+            device=self._device, dtype=self._dtype, order=order, cut=stages or chosen,
         )  # fmt: skip
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
+        make = partial(question.make, self.rank)
+        own = in_turn(make, turn, self._everybody, says=lambda own: own.cut)
+        self.stages = own.cut
+        """Slices of each stage."""
         self._lifeline.busy()
         logs = logs or self._lifeline.logs
         place = {"stage": self.stage, "replica": self.replica}

@@ -21,7 +21,7 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
-from workbench.partition.stages import min_max_stages
+from workbench.schedule.build.division import packs_of
 
 EXAMPLE = 2
 """Samples of the example a module is looked at with; the number is free afterwards."""
@@ -68,19 +68,22 @@ class Slices:
         """Number of slices: cut points and one."""
         return len(self.layers)
 
-    def stages(self, stages: int) -> list[range]:
-        """Slices of each stage, the longest stage as short as can be: by counted operations, of
-        which a backward pass has two forward passes' and all stages but the last repeat the
-        forward pass. Raises ValueError for more stages than slices."""
+    def stages(self, stages: int, cut: str = "") -> tuple[range, ...]:
+        """Slices of each stage, of which `cut` says how many, such as ``5 4 4 3``; by default about
+        as many in each. Raises ValueError for more stages than slices, and for another cut."""
         if not 1 <= stages <= self.count:
             raise ValueError(
                 f"{stages} stages are asked for, and the model is cut into {self.count} slices; "
                 f"use 1 to {self.count} stages, or more cut points"
             )
-        work = [self.model.flops(unit, 1, 1) + 1.0 for unit in range(self.count)]
-        inner, last = [4 * each for each in work], [3 * each for each in work]
-        found = min_max_stages(inner, stages, lambda stage, stretch: True, last)
-        return [*found]
+        even = [len(range(stage, self.count, stages)) for stage in range(stages)]
+        given = [int(word) if word.isdecimal() else 0 for word in cut.split()] or even
+        if len(given) != stages or sum(given) != self.count or 0 in given:
+            raise ValueError(
+                f"stages is {cut!r}; give the slices of {stages} stages, {self.count} in all, such "
+                f"as {' '.join(map(str, even))!r}"
+            )
+        return packs_of(given)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module, by its name."""
