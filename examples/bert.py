@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from workbench.methods.varuna import Varuna
+from workbench.methods.varuna import Profiler, Varuna
 
 MASK, NOT_ASKED = 256, -100
 """The token behind those of all bytes, and the label that does not count."""
@@ -39,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--save", default="checkpoints")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--profiling", metavar="DIR", nargs="?", const="profiles")
     parser.add_argument("--text", required=True)
     return parser
 
@@ -81,11 +83,16 @@ def batch(text: torch.Tensor, seq: int, samples: range) -> dict:
 def main() -> None:
     args = make_parser().parse_args()
     text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8)
+    maker, rows_of = partial(make, args), (lambda rows: batch(text, args.seq, range(rows)))
+    how = {"local_rank": args.local_rank, "bf16": args.bf16, "transport": args.transport}
+    if args.profiling:
+        profiler = Profiler(maker, rows_of, out_folder=args.profiling, **how)
+        profiler.profile_all([1, 2, 4, 8], anew=False)
+        return
     model = Varuna(
-        lambda: make(args), args.stage_to_rank_map,
-        lambda rows: batch(text, args.seq, range(rows)), args.global_batch, args.chunk_size,
-        local_rank=args.local_rank, bf16=args.bf16, order=args.order, transport=args.transport,
-        weight_of=lambda inputs: int((inputs["labels"] != NOT_ASKED).sum()),
+        maker, args.stage_to_rank_map, rows_of, args.global_batch, args.chunk_size,
+        order=args.order, weight_of=lambda inputs: int((inputs["labels"] != NOT_ASKED).sum()),
+        **how,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10)

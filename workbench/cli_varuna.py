@@ -14,14 +14,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from workbench.cli_spec import Parser
 from workbench.core.paths import user_path
 from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
-from workbench.elastic.placement import Choose, Shape, fixed, read_list
+from workbench.elastic.placement import Shape, fixed, in_thread, read_list
+from workbench.methods.varuna.profile import load
 
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
@@ -45,7 +46,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="workbench varuna",
         description="Train over hosts that come and go. `workbench varuna status | stop | "
         "notice HOST [AT]` tell of a job, end it, or tell it that a host goes. Defaults: "
-        f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain.",
+        f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain. Where "
+        "--nstages and --chunk_size are missing, the script is first run with --profiling=DIR.",
     )
     add = parser.add_argument
     add("--machine_list", type=Path, default=LISTED, metavar="F", help="ADDRESS[:SLOTS] a line")
@@ -54,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--nstages", type=int, metavar="P", help="stages; chosen where it is not given")
     add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; likewise")
     add("--profiles", type=Path, default=PROFILES, metavar="DIR", help="by which they are chosen")
+    add("--profiling", action="store_true", help="have the script profile into that, and end")
     add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
     add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
     add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
@@ -78,11 +81,12 @@ def _train(given: argparse.Namespace) -> int:
     hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
     if (given.nstages is None) != (given.chunk_size is None):
         raise ValueError("give both --nstages and --chunk_size, or neither")
+    profiles = user_path(given.profiles).resolve()
     if given.nstages is not None:
         choose = fixed(given.nstages, given.chunk_size, given.batch_size)
+        choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
     else:
-        choose = _fastest(given.batch_size, user_path(given.profiles))
-    choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
+        choose = in_thread(partial(_fastest, given.batch_size, profiles))
     connect = tuple(shlex.split(given.connect))
     if "{command}" not in connect or not any("{host}" in word for word in connect):
         raise ValueError(f"--connect is {given.connect!r}; it must hold {{host}} and {{command}}")
@@ -98,25 +102,31 @@ def _train(given: argparse.Namespace) -> int:
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
-        per_host=given.gpus_per_node, choose=choose, connect=connect, horizon_s=given.horizon,
+        per_host=given.gpus_per_node, connect=connect, horizon_s=given.horizon,
         morph="never" if given.no_morphing else given.morph,
+        choose=None if given.profiling else choose,
+        profiling=str(profiles) if given.profiling or given.nstages is None else "",
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
+    if given.profiling and outcome == "done":
+        load(profiles)  # the script may have written none
     return CODES.get(outcome, FAILED)
 
 
-def _fastest(batch: int, profiles: Path) -> Choose:
-    """What is the fastest by a profile of the model on these machines."""
-    from workbench.methods.varuna.autoconfig import AutoConfig
+def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
+    """The fastest shape by the profile. Raises ValueError where none fits, and OSError where there
+    is no profile."""
+    from workbench.methods.varuna.autoconfig import AutoConfig, cut_of
 
-    @cache
-    def choose(slots: int, per_host: int) -> Shape:
+    try:
         found = AutoConfig(slots, per_host, batch, profiles, verbose=False)
-        stages, chunk, seconds = found.get_min()
-        replicas = found.candidates[0].replicas
-        return Shape(stages=stages, replicas=replicas, chunk=chunk, seconds=seconds)
-
-    return choose
+    except ValueError as error:
+        raise OSError(error) from None
+    stages, chunk, seconds = found.get_min()
+    return Shape(
+        stages=stages, replicas=found.candidates[0].replicas, chunk=chunk, seconds=seconds,
+        cut=cut_of(found.stages),
+    )  # fmt: skip
 
 
 def _text(path: Path, what: str) -> str:

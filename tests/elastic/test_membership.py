@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from threading import Event
+from unittest.mock import Mock
+
 import pytest
 
+from tests.runs.helpers import wait_for
 from workbench.elastic import membership
 from workbench.elastic.membership import Membership, pays
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Shape, fixed
+from workbench.elastic.placement import Shape, fixed, in_thread
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -197,6 +202,38 @@ def test_predictions_decide_where_there_are_any() -> None:
     held.after(0.1, A)
     held.come(B)
     assert held.after(0.1, A, B) == [], "four stages would be slower"
+
+
+def test_a_round_that_profiles_comes_first() -> None:
+    known, shape = Event(), Shape(stages=2, replicas=1, chunk=4, cut="3 1")
+    choose = in_thread(lambda *_: known.wait(240) and shape)
+    held = Held(A, B, choose=choose, profiling="/p", number=-1)
+    begun = held.begun(A, B)
+    assert (held.members.number, begun[B].first, begun[B].profiling) == (0, 2, "/p")
+    held.tell(A, "ended", rank=1, failure="died")
+    assert held.over(A, B)[A].profiling == "/p", "once more"
+    held.members.notice(B, held.now, held.now)
+    held.after(0.1, A, B)
+    assert held.over(A, B)[A].count == 2, "nothing is to be saved"
+    held.leave(2)
+    assert not held.over(A), "a thread still searches"
+    known.set()
+    start = wait_for(lambda: starts(held.after(0.1, A)))[A]
+    assert (start.profiling, start.cut, start.resume_step) == ("", "3 1", None)
+
+
+def test_what_no_other_round_would_better_ends_the_job() -> None:
+    for failure, chosen, outcome in (
+        ("ended with status 2", None, "status 2: given --profiling=DIR, .* --nstages and"),
+        ("", OSError("no profile"), "^no profile: given --profiling=DIR, .* --nstages and"),
+        ("", ValueError("nothing fits"), "^nothing fits$"),
+    ):
+        held = Held(A, choose=Mock(side_effect=chosen), profiling="/p")
+        held.begun(A)
+        for rank in (0, 1):
+            held.tell(A, "ended", rank=rank, failure=failure)
+        held.over(A)
+        assert re.search(outcome, held.members.outcome)
 
 
 def test_slow_machines_are_named() -> None:

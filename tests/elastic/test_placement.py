@@ -53,7 +53,6 @@ def test_messages_are_data_of_known_kinds() -> None:
         ("127.0.0.2", ("--nstages", 5, "--chunk_size", 1), "need 5 slots"),
         ("127.0.0.2", ("--nstages", 2), "both"),
         ("127.0.0.2", ("--nstages", 0, "--chunk_size", 1), "1 or more"),
-        ("127.0.0.2", ("--profiles", "/none"), "profile"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1, "--connect", "ssh {host}"), "command"),
         ("127.0.0.2", ("--nstages", 2, "--chunk_size", 1), "there is no script"),
         ("127.0.0.2", ("--nstages", 1, "--chunk_size", 1, "--horizon", "-1"), "over 0"),

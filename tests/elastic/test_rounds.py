@@ -24,28 +24,44 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 
 
 class Run:
-    """A job of the toy, as a user starts it."""
+    """A job, as a user starts it."""
 
     def __init__(self, to: Path) -> None:
         self.to, self.folder, self.list = to, to / "run", to / "list"
         self.seen: dict[int, psutil.Process] = {}
         self.manager: subprocess.Popen | None = None
 
-    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
-        words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
-            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
-            "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
-            TOY, "--steps", 100_000, "--to", self.to,
-        ]  # fmt: skip
-        command = [*inside, sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+    def launch(self, *words: object, inside: tuple[str, ...] = ()) -> None:
+        """Start the manager with flags, a script, and the arguments of that."""
+        own = ["--machine_list", self.list, "--folder", self.folder, "--manager_ip", "127.0.0.1"]
+        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, (*own, *words))]
         with (self.to / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            self.manager = subprocess.Popen([*inside, *command], cwd=ROOT, stdout=log, stderr=log)
 
     def hosts(self, *names: str) -> None:
         part = self.list.with_suffix(".part")
         part.write_text("\n".join(names))
         part.replace(self.list)
+
+    def remember(self) -> None:
+        """Note the processes that there are."""
+        if self.manager is not None and self.manager.poll() is None:
+            for process in psutil.Process(self.manager.pid).children(recursive=True):
+                self.seen.setdefault(process.pid, process)
+
+    def end(self) -> None:
+        """Stop it, and see that nothing stays."""
+        if self.manager is not None and self.manager.poll() is None:
+            self.manager.send_signal(signal.SIGTERM)
+            self.manager.wait(60)
+        assert wait_for(lambda: not living(self.seen.values())), "a process is left"
+
+    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
+        self.launch(
+            "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2, "--preload", "",
+            "--chunk_size", 1, "--morph", "always", "--connect", "env AT={host} {command}", *flags,
+            TOY, "--steps", 100_000, "--to", self.to, inside=inside,
+        )  # fmt: skip
 
     def state(self) -> dict:
         path = self.folder / "state.json"
@@ -65,10 +81,6 @@ class Run:
 
         wait_for(counts)
         return self.state()["round"]
-
-    def remember(self) -> None:
-        for process in psutil.Process(self.manager.pid).children(recursive=True):
-            self.seen.setdefault(process.pid, process)
 
     def worker(self, round: int, rank: int) -> dict:
         return json.loads((self.to / f"{round}-{rank}.json").read_text())
@@ -91,10 +103,7 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    if run.manager is not None and run.manager.poll() is None:
-        run.manager.send_signal(signal.SIGTERM)
-        run.manager.wait(60)
-    assert wait_for(lambda: not living(run.seen.values())), "a process is left"
+    run.end()
 
 
 def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +162,13 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
     assert resumed[0] == "resumed to config 2x4 at step 0"
     assert len(resumed) == last
+
+
+def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:
+    run.hosts("127.0.0.2")
+    run.start("--profiling")
+    assert run.manager.wait(240) == 3
+    assert run.told("status 2: given --profiling=DIR, the script must run a Profiler into DIR")
 
 
 @pytest.mark.thorough

@@ -21,6 +21,7 @@ def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
     """The pipeline of the net."""
     kw = {"weight_of": net.labels_of, "device": "cpu", **kw}
     places = kw.pop("places", str(StageMap.of(stages, replicas)))
+    kw["stages"] = kw.pop("cut", None)
     inner = {name: kw.pop(name) for name in ("batchnorm", "blocks") if name in kw}
     module = net.net(**inner) if replicas == 1 else lambda: net.net(**inner)
     return Varuna(module, places, net.batch, batch, chunk, **kw)
@@ -28,13 +29,7 @@ def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
 
 def share_of(model: Varuna, batch: int, step: int) -> dict:
     """This process's rows of a step."""
-    share = model.share
-    return {
-        name: value[share.start : share.stop]
-        if isinstance(value, torch.Tensor) and len(value) == batch
-        else value
-        for name, value in net.batch(batch, step).items()
-    }
+    return net.rows_of(net.batch(batch, step), model.share, batch)
 
 
 def train(
@@ -50,9 +45,13 @@ def train(
     late: float = 0.0,
     dies: tuple[int, str] | None = None,
     scale: float = 2.0**10,
+    double: bool = False,
     **kw,
 ) -> dict:
-    """Losses, this rank's weights, and the loss of the last batch in evaluation mode."""
+    """Losses, this rank's weights and statistics, and the loss of the last batch in evaluation
+    mode; in fp64, where asked for."""
+    if double:
+        torch.set_default_dtype(torch.float64)
     if late:
         kw["perturb"] = Late(late)
     if dies:
@@ -72,9 +71,10 @@ def train(
         scheduler.step()
         if save and model.steps == save_at:
             model.checkpoint(Path(save))
+    named = (*model.named_parameters(), *model.named_buffers())
     found = {
         "losses": losses,
-        "weights": {name: value.tolist() for name, value in model.named_parameters()},
+        "weights": {name: value.tolist() for name, value in named},
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
     }

@@ -11,19 +11,25 @@ import torch
 
 from tests.varuna import net
 from tests.varuna.cases import CLIP, share_of
-from workbench.methods.varuna import Varuna
+from workbench.methods.varuna import Profiler, Varuna
 from workbench.schedule.action import Kind
 
 parser = argparse.ArgumentParser()
 for name in ("rank", "local_rank", "chunk_size", "batch-size", "resume_step"):
     parser.add_argument(f"--{name}", type=int)
 parser.add_argument("--stage_to_rank_map")
+parser.add_argument("--profiling")
 parser.add_argument("--batch", type=int, required=True)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--every", type=int, required=True)
 parser.add_argument("--to", type=Path, required=True)
 given = parser.parse_args()
 torch.set_num_threads(1)
+if given.profiling:
+    Profiler(net.net(), net.batch, "cpu", out_folder=given.profiling).profile_all(
+        [1, 4], anew=False
+    )
+    raise SystemExit
 
 
 def fate(action, step: int) -> None:
@@ -52,6 +58,7 @@ while model.steps < given.steps:
     if given.rank == 0:
         with (given.to / "losses").open("a") as file:
             told = {"step": model.steps, "loss": loss, "map": given.stage_to_rank_map}
+            told["cut"] = model.stages
             file.write(json.dumps(told) + "\n")
     if model.steps % given.every == 0:
         model.checkpoint(given.to / "checkpoints")

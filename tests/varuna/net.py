@@ -69,28 +69,43 @@ def net(**kw) -> Net:
     return Net(**kw)
 
 
-def plain(size: int, steps: int, clip: float, optimize, **kw) -> tuple[list[float], dict, float]:
-    """Torch's own loop over the module, whose random numbers are those of its samples; losses,
-    weights, and the loss of the last batch in evaluation mode."""
+def rows_of(inputs: dict, part: range, size: int) -> dict:
+    """Some rows of a batch of so many."""
+    return {
+        name: value[part.start : part.stop]
+        if isinstance(value, torch.Tensor) and len(value) == size
+        else value
+        for name, value in inputs.items()
+    }
+
+
+def plain(
+    size: int, steps: int, clip: float, optimize, micros: list[range] | None = None, **kw
+) -> tuple[list[float], dict, float]:
+    """Torch's own loop over the module, whose random numbers are those of its samples, in these
+    micro-batches; losses, state, and the loss of the last batch in evaluation mode."""
     draws = Slices(net(**kw), batch).model.draws
     model = Slices(net(**kw), batch).module
     optimizer, scheduler = optimize(model.parameters())
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        samples = tuple(range(step * size, (step + 1) * size))
-        ctx = Context(seed=0, step=step, unit=0, samples=samples)
-        with drawing(Pass(ctx, draws)):
-            loss = loss_of(model(**batch(size, step)), None)
-        loss.backward()
+        inputs, total = batch(size, step), 0.0
+        for part in micros or [range(size)]:
+            samples, own = tuple(step * size + row for row in part), rows_of(inputs, part, size)
+            ctx = Context(seed=0, step=step, unit=0, samples=samples)
+            with drawing(Pass(ctx, draws)):
+                loss = loss_of(model(**own), None) * (labels_of(own) / labels_of(inputs))
+            loss.backward()
+            total += loss.item()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         scheduler.step()
-        losses.append(loss.item())
+        losses.append(total)
     model.eval()
     with torch.no_grad():
         ended = float(model(**batch(size, steps - 1)))
-    return losses, dict(model.named_parameters()), ended
+    return losses, {**dict(model.named_parameters()), **dict(model.named_buffers())}, ended
 
 
 def adamw(parameters):

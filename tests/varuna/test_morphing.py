@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from tests.runs.helpers import ROOT, living, wait_for
+from tests.elastic.test_rounds import Run
+from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench import cli_varuna
 from workbench.methods.varuna.logs import read_losses, read_tasks
+from workbench.methods.varuna.profile import FILE
 
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
-class Job:
-    """A job of three hosts with two workers each."""
+class Training(Run):
+    """A job that trains the net."""
 
-    def __init__(self, to: Path) -> None:
-        self.to, self.list, self.folder = to, to / "list", to / "run"
-        self.seen: dict[int, psutil.Process] = {}
-        self.hosts(*HOSTS)
+    def start(self, hosts: list[str], *flags: object) -> None:
+        self.hosts(*hosts)
         self.until(0)
-        words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
-            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", "--manager_ip",
-            "127.0.0.1", "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
-            EVERY, "--to", to,
-        ]  # fmt: skip
-        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
-        with (to / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-
-    def hosts(self, *names: str) -> None:
-        part = self.list.with_suffix(".part")
-        part.write_text("\n".join(names))
-        part.replace(self.list)
+        self.launch(
+            "--batch_size", BATCH, "--morph", "always", *flags, "--code_dir", ROOT, WORKER,
+            "--batch", BATCH, "--steps", STEPS, "--every", EVERY, "--to", self.to,
+        )  # fmt: skip
 
     def until(self, step: int) -> None:
         """Let workers do so many steps, and wait until they have."""
@@ -52,11 +38,6 @@ class Job:
         part.write_text(str(step))
         part.replace(self.to / "until")
         wait_for(lambda: self.remember() or self.steps()[-1:] == [step] or not step)
-
-    def remember(self) -> None:
-        if getattr(self, "manager", None) is not None and self.manager.poll() is None:
-            for process in psutil.Process(self.manager.pid).children(recursive=True):
-                self.seen.setdefault(process.pid, process)
 
     def lines(self) -> list[dict]:
         path = self.to / "losses"
@@ -76,17 +57,41 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path):
-    job = Job(tmp_path)
+    job = Training(tmp_path)
     yield job
-    if job.manager.poll() is None:
-        job.manager.send_signal(signal.SIGTERM)
-        job.manager.wait(60)
-    assert wait_for(lambda: not living(job.seen.values())), "a process is left"
+    job.end()
 
 
-def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
+@pytest.fixture(scope="module")
+def wanted() -> list[float]:
+    """Losses of torch's own loop."""
     torch.set_num_threads(1)
-    wanted, *_ = net.plain(BATCH, STEPS, CLIP, net.adamw)
+    return net.plain(BATCH, STEPS, CLIP, net.adamw)[0]
+
+
+def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, wanted) -> None:
+    profiles = job.to / "profiles"
+    asked = HOSTS[:2], "--gpus_per_node", 1, "--profiles", profiles
+    job.start(*asked, "--profiling", "--folder", job.to / "before")
+    assert job.manager.wait(240) == 0
+    data = json.loads((profiles / FILE).read_text())
+    assert [(one["first"], one["second"]) for one in data["tied"]] == [(0, 4)]
+    for slice_, seconds in zip(data["slices"], (0.1, *[0.05] * 4), strict=True):
+        for one in slice_["passes"]:  # best: a stage of the first slice, and one of four
+            one |= {"forward_s": seconds, "backward_s": seconds}
+    data["sums"] = [{"ranks": 2, "nbytes": 1, "seconds": 9.0}]
+    data |= {"between": {"latency_s": 1e-4, "bytes_per_s": 1e9}, "jitter": {}}
+    (profiles / FILE).write_text(made_up := json.dumps(data))
+    job.start(*asked)
+    job.until(STEPS)
+    assert job.manager.wait(120) == 0
+    assert (profiles / FILE).read_text() == made_up, "one that fits stays"
+    assert {(line["map"], line["cut"]) for line in job.lines()} == {("0;1;", "1 4")}
+    assert [line["loss"] for line in job.lines()] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_losses_are_those_of_an_undisturbed_run(job: Training, wanted) -> None:
+    job.start(HOSTS, "--gpus_per_node", 2, "--nstages", 2, "--chunk_size", 2)
     job.until(5)
     job.kill(3, after=7)  # from the checkpoint at 3
     wait_for(lambda: job.saved()[-1].name == "step-00000006")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -10,10 +9,15 @@ import torch
 
 from tests.varuna import net
 from tests.varuna.workers import Workers
+from workbench.core.stage_map import StageMap
 from workbench.methods.varuna import AutoConfig, Profiler
+from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.network_timing import sizes_to, wire_of
 from workbench.methods.varuna.profile import Named, load, machine_of
+from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slice_timing import SliceBench
+from workbench.methods.varuna.slices import Slices
+from workbench.profile.timing import Sample
 from workbench.runtime.tiers import OutOfMemory
 
 
@@ -52,11 +56,6 @@ def test_two_ranks_measure_a_net_and_autoconfig_answers(tmp_path):
     shapes = {(row.stages, row.replicas, row.micro) for row in found.candidates if not row.reason}
     assert shapes == {(p, d, m) for p, d in ((1, 1), (2, 1), (1, 2)) for m in (1, 2)}
     assert found.get_min()[2] > 0
-    far = AutoConfig(2, 1, 8, tmp_path, verbose=False)
-    refused = {row.stages: row.reason for row in far.candidates}
-    assert "between hosts were not profiled" in refused[2]
-    with pytest.raises(ValueError, match="not of other"):
-        AutoConfig(2, 2, 8, tmp_path, verbose=False, model=replace(model, name="other"))
 
 
 def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
@@ -78,6 +77,21 @@ def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
         profiler.profile_all([2])
     with pytest.raises(ValueError, match="numbers from 1 on"):
         profiler.profile_all([0, 1])
+
+
+def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
+    times, seen = {0: (1, 2), 1: (3, 4), 2: (2, 4.5), 4: (6, 1)}, []
+
+    def seconds(bench: SliceBench) -> list[list[Sample]]:
+        seen.append(bench._stage.units.start)
+        return [[Sample(each, each)] * 4 for each in times[seen[-1]]]
+
+    monkeypatch.setattr(SliceBench, "_seconds", seconds)
+    asked = Slices(net.net(), net.batch), StageMap.of(2, 2), Shares(batch=7, replicas=2, chunk=3)
+    random, how = torch.random.get_rng_state(), {"device": torch.device("cpu")}
+    first, last = measured_cut(*asked, "varuna", dtype=torch.float32, **how)
+    assert (len(first), len(last), seen) == (2, 3, [*times]), "3, if the last one ran twice"
+    assert torch.equal(torch.random.get_rng_state(), random)
 
 
 def test_a_wire_is_told_from_round_trips():

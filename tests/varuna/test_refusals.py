@@ -13,7 +13,7 @@ from torch import nn
 from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.core.stage_map import StageMap
-from workbench.methods.varuna import CutPoint
+from workbench.methods.varuna import CutPoint, get_this_rank_config_varuna
 from workbench.methods.varuna.slices import Slices
 from workbench.methods.varuna.written import check_written
 
@@ -81,7 +81,9 @@ def test_modules_that_are_cut_where_they_cannot_be(sentence, through):
     [
         (r"its mean loss, one .* of \(2, 4\)", lambda: cut(counted, loss=torch.exp)),
         ("6 stages .* into 5 slices; use 1 to 5", lambda: Slices(net.net(), net.batch).stages(6)),
+        ("is '5 0'; .* 5 in all, .* '3 2'", lambda: Slices(net.net(), net.batch).stages(2, "5 0")),
         ("'0,1;1,2;' repeats rank 1", lambda: StageMap.parse("0,1;1,2;")),
+        ("rank 8 is not in .* 2 ranks", lambda: get_this_rank_config_varuna("0;1;", 8)),
         ("'0,2;1,4;' lacks rank 3", lambda: StageMap.parse("0,2;1,4;")),
         (r"stages of \[1, 2\] ranks; each .* as many", lambda: StageMap.parse("0,1;2;")),
         ("is '0;1'; .* end each stage with a semicolon, as in", lambda: StageMap.parse("0;1")),
@@ -94,15 +96,21 @@ def test_numbers_that_do_not_fit(sentence, call):
 
 WRONG = {
     "fp16 and bf16 are both on; give one": {"fp16": True, "bf16": True},
-    "order is 'zigzag'; .* one of gpipe, 1f1b, varuna": {"order": "zigzag"},
-    "order is 'interleaved'; .* has one stage": {"order": "interleaved"},
+    "order is 'zigzag'; give one of gpipe, 1f1b, interleaved, varuna": {"order": "zigzag"},
+    "order is 'zb-h1'; the backward pass of a stage .* without halves; give": {"order": "zb-h1"},
+    "chunks is 2; with varuna a rank has one stage, leave it at 1": {"chunks": 2},
+    "activations is 'some'; give keep or recompute": {"activations": "some"},
+    "is 'keep'; with order varuna they are computed again": {"activations": "keep"},
+    "stash is 2; with gpipe .* of 3 or more": {"order": "gpipe", "chunk": 1, "stash": 2},
+    "stash is 0; with varuna .* of 1 or more": {"stash": 0},
     "transport is 'post'; give auto, nccl, gloo": {"transport": "post"},
     "transport is 'nccl', which needs a GPU; give gloo": {"transport": "nccl"},
     "a batch of 1 rows leaves some of 2 replicas .*; use a batch of 2": {"batch": 1},
     "chunk_size is 0; a micro-batch has a row at least": {"chunk": 0},
+    "stages is '4'; give the slices of 1 stages, 5 in all, such as '5'": {"cut": "4"},
     "'0;1;2;' has 3 ranks, and 2 processes run": {"places": "0;1;2;"},
     "names 'none', which is no parameter": {"shared_weights": [["embed.weight", "none"]]},
-    "has BatchNorm, and 2 replicas would .* give each stage one rank": {"batchnorm": True},
+    "one of 3 micro-batches empty: .*BatchNorm": {"batchnorm": True, "batch": 5, "chunk": 1},
 }
 CALLS = [
     "holds the optimizer's state; call set_optimizer first",

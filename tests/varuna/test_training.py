@@ -10,14 +10,25 @@ from tests.varuna.cases import CLIP
 from tests.varuna.workers import Workers
 
 STEPS = 5
-SHAPES = [
-    # stages, replicas, batch, chunk, order
-    (1, 1, 7, 3, "varuna"),
-    (2, 2, 7, 2, "varuna"),
-    (3, 1, 9, 2, "varuna"),
-    (1, 3, 8, 2, "1f1b"),
-    (4, 2, 9, 1, "varuna"),
-    (5, 1, 5, 2, "gpipe"),
+PAIRS = [range(0, 2), range(2, 4), range(4, 6), range(6, 7)]
+"""Micro-batches of up to two of seven rows, in one or two replicas."""
+KEEP, HOST = {"activations": "keep"}, {"stash_on": "host", "stash": 4}
+CASES = [
+    # stages, replicas, batch, chunk, order, and how activations and inputs are treated
+    (1, 1, 7, 3, "varuna", {}),
+    (2, 2, 7, 2, "varuna", {"stash": 1}),
+    (3, 1, 9, 2, "varuna", HOST),
+    (1, 3, 8, 2, "1f1b", KEEP),
+    (4, 2, 9, 1, "varuna", {}),
+    (5, 1, 5, 2, "gpipe", {}),
+    (2, 2, 20, 1, "interleaved", {}),
+]
+GRID = [
+    (*shape, order, treatment)
+    for shape in ((1, 3, 8, 2), (2, 2, 7, 2), (3, 1, 9, 2), (4, 2, 9, 1), (1, 1, 7, 2))
+    for order in ("varuna", "1f1b", "gpipe", "interleaved")
+    for treatment in ({}, KEEP, {"stash_on": "host"})
+    if (order, treatment) != ("varuna", KEEP) and (order != "interleaved" or shape[0] < 3)
 ]
 
 
@@ -32,62 +43,89 @@ def torchs():
     """Torch's own loop, by batch and optimizer."""
     known = {}
 
-    def found(batch: int, optimizer: str = "adamw", steps: int = STEPS, **kw):
-        key = batch, optimizer, steps, *kw.items()
+    def found(batch: int, optimizer: str = "adamw", *, double: bool = False, **kw):
+        key = batch, optimizer, double, str(kw)
         if key not in known:
             torch.set_num_threads(1)
-            known[key] = net.plain(batch, steps, CLIP, getattr(net, optimizer), **kw)
+            torch.set_default_dtype(torch.float64 if double else torch.float32)
+            known[key] = net.plain(batch, STEPS, CLIP, getattr(net, optimizer), **kw)
+            torch.set_default_dtype(torch.float32)
         return known[key]
 
     return found
 
 
-def check(results, wanted, steps=STEPS) -> None:
-    """All ranks tell the losses of torch's loop, and hold its weights."""
+def check(results, wanted, rel=1e-5) -> None:
+    """All ranks tell the losses of torch's loop, and hold its weights and statistics."""
     losses, weights, evaluated = wanted
+    close = {"rtol": 10 * rel, "atol": rel, "check_dtype": False}
     for result in results:
         assert "losses" in result, result
-        assert result["losses"] == pytest.approx(losses[-len(result["losses"]) :], rel=1e-5)
-        assert result["evaluated"] == pytest.approx(evaluated, rel=1e-5)
+        assert result["losses"] == pytest.approx(losses[-len(result["losses"]) :], rel=rel)
+        assert result["evaluated"] == pytest.approx(evaluated, rel=rel)
         for name, values in result["weights"].items():
-            torch.testing.assert_close(torch.tensor(values), weights[name], rtol=1e-4, atol=1e-5)
+            found = torch.tensor(values, dtype=torch.float64)
+            torch.testing.assert_close(found, weights[name], **close)
     assert {name for result in results for name in result["weights"]} == weights.keys()
 
 
-@pytest.mark.parametrize(("stages", "replicas", "batch", "chunk", "order"), SHAPES)
-def test_every_shape_trains_as_torch_does(workers, torchs, stages, replicas, batch, chunk, order):
+@pytest.mark.parametrize(
+    ("stages", "replicas", "batch", "chunk", "order", "how"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in GRID)],
+)
+def test_every_shape_trains_as_torch_does(
+    workers, torchs, stages, replicas, batch, chunk, order, how
+):
     results = workers.run(
         "train", stages=stages, replicas=replicas, batch=batch, chunk=chunk, order=order,
-        steps=STEPS,
+        steps=STEPS, double=True, **how,
     )  # fmt: skip
-    check(results, torchs(batch))
+    check(results, torchs(batch, double=True), rel=1e-10)
 
 
 def test_late_messages_and_passes_change_no_bit(workers):
-    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3}
+    case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3, "cut": "1 3 1"}
     quick, late = workers.run("train", **case), workers.run("train", **case, late=0.004)
     assert quick == late
-
-
-def test_batchnorm_and_its_statistics_in_a_pipeline(workers, torchs):
-    case = {"stages": 2, "replicas": 1, "batch": 6, "chunk": 6, "steps": STEPS, "batchnorm": True}
-    check(workers.run("train", **case), torchs(6, batchnorm=True))
+    assert [sum(".inner." in name for name in each["weights"]) for each in quick] == [0, 6, 2]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "shape"),
-    [("sgd", (4, 1)), ("adamw", (1, 3)), pytest.param("adamw", (1, 1), marks=pytest.mark.thorough)],
+    ("shape", "how"),
+    [
+        ((2, 2), {}),
+        pytest.param((1, 2), {"order": "gpipe", **KEEP}, marks=pytest.mark.thorough),
+        pytest.param((2, 2), {"order": "interleaved"}, marks=pytest.mark.thorough),
+    ],
 )
-def test_what_one_shape_saved_goes_on_under_another(workers, torchs, tmp_path, optimizer, shape):
-    case = {"batch": 7, "steps": STEPS, "optimizer": optimizer, "save_at": 3}
-    saved = workers.run("train", stages=2, replicas=2, chunk=2, save=str(tmp_path), **case)
-    check(saved, torchs(7, optimizer))
+def test_batchnorm_and_its_statistics_are_plain_trainings(workers, torchs, shape, how):
+    stages, replicas = shape
+    case = {"stages": stages, "replicas": replicas, "batch": 7, "chunk": 2, "batchnorm": True}
+    wanted = torchs(7, double=True, batchnorm=True, micros=PAIRS)
+    check(workers.run("train", steps=STEPS, double=True, **case, **how), wanted, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shape", "batchnorm"),
+    [
+        ("sgd", (4, 1), True),
+        ("adamw", (1, 3), False),
+        pytest.param("adamw", (1, 1), False, marks=pytest.mark.thorough),
+    ],
+)
+def test_what_one_shape_saved_goes_on_under_another(
+    workers, torchs, tmp_path, optimizer, shape, batchnorm
+):
+    case = {"batch": 7, "chunk": 2, "steps": STEPS, "optimizer": optimizer, "batchnorm": batchnorm}
+    saved = workers.run("train", stages=2, replicas=2, save=str(tmp_path), save_at=3, **case)
+    wanted = torchs(7, optimizer, batchnorm=batchnorm, micros=PAIRS)
+    check(saved, wanted)
     stages, replicas = shape
     went_on = workers.run(
-        "train", stages=stages, replicas=replicas, chunk=3, load=str(tmp_path), **case
+        "train", stages=stages, replicas=replicas, load=str(tmp_path), save_at=3, **case
     )
     assert len(went_on[0]["losses"]) == STEPS - 3
-    check(went_on, torchs(7, optimizer))
+    check(went_on, wanted)
 
 
 def test_half_precision_skips_an_overflow_everywhere_once(workers):

@@ -97,7 +97,8 @@ def work(job: Order, begin: Message, agent: str) -> None:
     line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
     own = os.dup(line.fileno())  # the worker's, whose threads may outlive the script
     about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
-    os.environ[AGENT] = json.dumps({**about, "batch": job.batch, "folder": job.folder})
+    about |= {"batch": job.batch, "cut": start.cut, "profiling": start.profiling}
+    os.environ[AGENT] = json.dumps({**about, "folder": job.folder})
     places = StageMap.of(start.stages, start.replicas)
     flags = {
         "rank": rank, "local_rank": local_rank, "chunk_size": start.chunk,
@@ -106,6 +107,8 @@ def work(job: Order, begin: Message, agent: str) -> None:
     }  # fmt: skip
     if start.resume_step is not None:
         flags["resume_step"] = start.resume_step
+    if start.profiling:
+        flags["profiling"] = start.profiling
     sys.argv = [job.script, *job.arguments, *(f"--{name}={value}" for name, value in flags.items())]
     installed = (n for n, path in enumerate(sys.path) if Path(path).name in INSTALLED)
     # After Python's library: a `profile.py` beside the script stands for none of its modules.

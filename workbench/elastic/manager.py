@@ -42,12 +42,15 @@ class Job:
     machine_list: Path
     hosts: dict[str, int]
     per_host: int
-    choose: Choose
+    choose: Choose | None
+    """None where the job is over when it has profiled."""
     connect: tuple[str, ...]
     morph: Morph
     horizon_s: float | None
     order: Order
     """For all agents; the manager adds the host, its port and the token."""
+    profiling: str = ""
+    """Folder into which the script profiles before shapes are chosen, where they are by that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +118,14 @@ class Manager:
         self._lines: dict[str, asyncio.StreamWriter] = {}
         self._agents: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task] = set()
-        self._store: tuple[int, Any] = (0, None)
+        self._store: tuple[int | None, Any] = (None, None)
         self._written: dict[str, str] = {}
         self._list = ""
         self._members = Membership(
             job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
             horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
-            number=before.round if before else 0, newest=before.committed if before else None,
+            number=before.round if before else -bool(job.profiling), profiling=job.profiling,
+            newest=before.committed if before else None,
         )  # fmt: skip
 
     async def run(self) -> str:
@@ -175,7 +179,8 @@ class Manager:
     def _write_state(self) -> None:
         members, ours = self._members, self._members.round
         state = State(
-            round=members.number, phase=members.outcome or (ours.phase if ours else "waiting"),
+            round=max(0, members.number),
+            phase=members.outcome or (ours.phase if ours else "waiting"),
             shape=str(ours.shape) if ours else None, step=ours.step if ours else None,
             committed=members.newest, events=self._events[-EVENTS:], port=self._port,
             hosts={name: host.phase for name, host in members.hosts.items()},
@@ -332,7 +337,7 @@ def serve(job: Job, *, resume: bool) -> str:
         if lock is None:
             raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
         with lock:
-            return asyncio.run(_run(job, before, listener))
+            return asyncio.run(Manager(job, before, listener).run())
 
 
 def _listener(address: str, before: int) -> socket.socket:
@@ -347,7 +352,3 @@ def _listener(address: str, before: int) -> socket.socket:
             listener.close()
             why = error.strerror
     raise ValueError(f"the manager cannot listen at {address}: {why}; give another --manager_ip")
-
-
-async def _run(job: Job, before: State | None, listener: socket.socket) -> str:
-    return await Manager(job, before, listener).run()

@@ -6,6 +6,7 @@
 * Before a host goes (a notice, the list), all workers save and leave.
 * Without a loss, a round gives way to another shape only where that pays.
 * Only the round that runs may commit, and only from hosts that are there.
+* Where shapes are chosen by a profile, the first round that succeeds has the script profile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Choose, Shape, place
+from workbench.elastic.placement import Choose, Shape, fixed, place
 
 LOST_S, STARTING_S = 4.0, 60.0
 """Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
@@ -34,6 +35,12 @@ SLOW, SAMPLES = 1.15, 5
 """A worker so much over its stage's median is slow; how many forward passes are looked at."""
 FRUITLESS = 3
 """Rounds in a row in which a worker fails before a step is done: there is no use in another."""
+REFUSED = "ended with", "failed: ValueError"
+"""Failures of a script that will profile in no other round either."""
+LACKING = (
+    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
+    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
+)
 
 Morph = Literal["always", "gain", "never"]
 
@@ -81,12 +88,14 @@ class Membership:
     """All times are of one clock that the caller reads, in seconds."""
 
     def __init__(
-        self, hosts: Mapping[str, int], choose: Choose, *,
+        self, hosts: Mapping[str, int], choose: Choose | None, *,
         batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
         horizon_s: float | None = None, number: int = 0, newest: int | None = None,
+        profiling: str = "",
     ) -> None:  # fmt: skip
         """`say` takes what people want to know; `number` and `newest` are the last round and the
-        newest checkpoint of a job that goes on."""
+        newest checkpoint of a job that goes on. `profiling` is the folder that is profiled into
+        before shapes are chosen; then that is all where nobody chooses."""
         self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
         self.round: Round | None = None
         self.number, self.newest = number, newest
@@ -98,7 +107,7 @@ class Membership:
         """Slow workers of this round, and by how much."""
         self._choose, self._batch, self._per_host = choose, batch, per_host
         self._morph, self._horizon_s, self._say = morph, horizon_s, say
-        self._listed = dict(hosts)
+        self._listed, self._profiling = dict(hosts), profiling
         self._notices: dict[str, float] = {}
         self._changes: list[float] = []
         self._costs: list[float] = []
@@ -220,12 +229,15 @@ class Membership:
             if len(ours.left) < ours.shape.ranks:
                 return
             if ours.phase == "running":
-                self.outcome = "done"
+                done = self._choose is None or not self._profiling
+                self.outcome, self._profiling, self._fruitless = "done" if done else None, "", 0
         else:
             what = f"rank {told.rank} on {name} {told.failure}"
             self._say(what)
             self._fruitless += ours.step is None
-            if self._fruitless == FRUITLESS:
+            if self._profiling and told.failure.startswith(REFUSED):
+                self.outcome = LACKING.format(what) if REFUSED[0] in what else what
+            elif self._fruitless == FRUITLESS:
                 self.outcome = f"{FRUITLESS} rounds in a row failed before a step was done: {what}"
         self._end(now)
 
@@ -272,7 +284,8 @@ class Membership:
             for name, seats in ours.seats.items():
                 if self.hosts[name].leaving or self.hosts[name].slots < len(seats):
                     self._save(f"{name} goes, or has fewer slots", now)
-            new = self._choice() if self._there() not in ({}, ours.slots) else None
+            changed = self._there() not in ({}, ours.slots) and not self._profiling
+            new = self._choice() if changed else None
             if new is not None and self._is_worth(ours, new):
                 self._save(f"{new} instead of {ours.shape}", now)
 
@@ -292,7 +305,9 @@ class Membership:
         return pays(rate, rate * faster, horizon_s, median(self._costs))
 
     def _save(self, why: str, now: float) -> None:
-        if self.round.phase == "running":
+        if self._profiling:
+            self._end(now)  # there is nothing to save
+        elif self.round.phase == "running":
             self.round.phase, self.round.since_s = "saving", now
             self._say(f"all save: {why}")
             self._tell("save")
@@ -322,13 +337,18 @@ class Membership:
     def _choice(self) -> Shape | None:
         """Shape of the next round; None where nothing fits, which is said once."""
         slots = sum(self._there().values())
+        choose = fixed(slots, 1, self._batch) if self._profiling else self._choose
         try:
-            shape, why = self._choose(slots, self._per_host) if slots else None, "none is there"
+            shape, why = (choose(slots, self._per_host), "") if slots else (None, "none is there")
+        except OSError as error:
+            shape, why, self.outcome = None, "", LACKING.format(error)
         except ValueError as error:
             shape, why = None, str(error)
-        if shape is None and why != self._waits:
+            if self._stepped_s is None and self._there() == self._listed:
+                self.outcome = why
+        if why and why != self._waits:
             self._say(f"waiting for hosts: {why}")
-        self._waits = "" if shape else why
+        self._waits = why
         return shape
 
     def _begin(self, now: float) -> None:
@@ -339,15 +359,18 @@ class Membership:
         seats, slots = place(shape, self._there()), self._there()
         self.number, self.slow = self.number + 1, {}
         self.round = Round(number=self.number, shape=shape, seats=seats, slots=slots, began_s=now)
-        resume = self.newest if self.number > 1 else None
         spare = [f"{host}:{n}" for host, n in self.spare().items() if n]
+        profiles = f"profiles into {self._profiling}" if self._profiling else ""
+        does = profiles or f"resumed to config {shape} at step {self.newest or 0}"
         self._say(
-            f"round {self.number}: resumed to config {shape} at step {resume or 0} on "
+            f"round {self.number}: {does} on "
             + ", ".join(seats) + ("; spare slots " + ", ".join(spare) if spare else "")
+            + (f"; slices of stages {shape.cut}" if shape.cut else "")
         )  # fmt: skip
         for index, (name, own) in enumerate(seats.items()):
             start = Start(
                 port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
-                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, resume_step=resume,
+                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=shape.cut,
+                resume_step=self.newest, profiling=self._profiling,
             )  # fmt: skip
             self.out.append((name, Message(kind="start", round=self.number, start=start)))

@@ -49,6 +49,10 @@ class Start:
     replicas: int
     chunk: int
     resume_step: int | None
+    cut: str = ""
+    """Of the shape (placement.py)."""
+    profiling: str = ""
+    """Folder into which the script profiles, instead of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import Thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Shape:
     chunk: int
     seconds: float | None = None
     """Of a step, where it was predicted."""
+    cut: str = ""
+    """Slices of the model in each stage, such as ``5 4 4 3``, where they were chosen."""
 
     @property
     def ranks(self) -> int:
@@ -30,8 +33,30 @@ class Shape:
         return f"{self.stages}x{self.replicas}"
 
 
-Choose = Callable[[int, int], Shape]
-"""From all slots, and the slots of a host, to a shape. Raises ValueError where none fits."""
+Choose = Callable[[int, int], Shape | None]
+"""From all slots, and the slots of a host, to a shape; None while that is not known yet. Raises
+ValueError where none fits, and OSError where none will."""
+
+
+def in_thread(choose: Choose) -> Choose:
+    """Choose once for all equal questions, in threads, which may take their time."""
+    answers: dict[tuple[int, int], Shape | Exception | None] = {}
+
+    def find(*asked: int) -> None:
+        try:
+            answers[asked] = choose(*asked)
+        except Exception as error:
+            answers[asked] = error
+
+    def ask(*asked: int) -> Shape | None:
+        if asked not in answers:
+            answers[asked] = None
+            Thread(target=find, args=asked, daemon=True).start()
+        if isinstance(found := answers[asked], Exception):
+            raise found
+        return found
+
+    return ask
 
 
 def fixed(stages: int, chunk: int, batch: int) -> Choose:

@@ -36,10 +36,15 @@ ANSWER_S = 30.0
 class Worker:
     """A worker's line to its agent. Calls may come from several threads."""
 
-    def __init__(self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path):
-        """`batch` is the samples of a whole step, `folder` the run's, on this host."""
+    def __init__(
+        self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path,
+        cut: str = "", profiling: str = "",
+    ) -> None:  # fmt: skip
+        """`batch` is the samples of a whole step, `folder` the run's, on this host; `cut` and
+        `profiling` are those of messages.Start."""
         self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
-        self._line, self._lock = line, threading.Lock()
+        self.cut, self.profiling = cut, profiling
+        self._line, self._lock = line, threading.RLock()
         self._answer: Message | None = None
         self._wanted = self._signalled = self._left = False
 
@@ -64,7 +69,7 @@ class Worker:
         with self._lock:
             if self._signalled and not self._wanted:
                 self._wanted = True
-                self._send("wanted")
+                self._tell("wanted")
             self._read()
         return self._wanted
 
@@ -83,7 +88,7 @@ class Worker:
         may have begun, as for a host that was cut off: then leave it there, and end."""
         with self._lock:
             self._answer = None
-            self._send("ask", step=step)
+            self._tell("ask", step=step)
             while self._answer is None or self._answer.step != step:
                 if not self._read(ANSWER_S):
                     return False
@@ -101,13 +106,9 @@ class Worker:
             self._tell("ended")
 
     def _tell(self, kind: str, **fields: Any) -> None:
-        with self._lock:
-            self._send(kind, **fields)
-
-    def _send(self, kind: str, **fields: Any) -> None:
         lossy = kind in ("step", "working")  # an agent that stands still must not stop a step
         message = Message(kind=kind, round=self.round, rank=self.rank, **fields)
-        with suppress(OSError):  # nobody is there any more, or a lossy one finds no room
+        with self._lock, suppress(OSError):  # nobody is there, or a lossy one finds no room
             self._line.send(pack(message), socket.MSG_DONTWAIT if lossy else 0)
 
     def _read(self, patience_s: float = 0.0) -> bool:

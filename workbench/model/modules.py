@@ -61,7 +61,7 @@ class Decomposed(LayeredModel):
                         f"parameter {layer.state.get(name, name)!r} cannot be trained: it asks for "
                         "no gradient"
                     )
-                if parameter.dtype != torch.float32:
+                if parameter.dtype != torch.get_default_dtype():
                     raise ValueError(
                         f"parameter {layer.state.get(name, name)!r} is {_word(parameter.dtype)}; "
                         "all are float32, of which a run computes with bfloat16 copies if it is "
@@ -148,7 +148,8 @@ class Decomposed(LayeredModel):
         own = self.draws[: self._places[unit + 1]]
         with drawing(Pass(ctx, own, self._places[unit])), held(module, self._frozen[unit]):
             if unit == self.head:
-                return module(*inputs, targets=targets)[0].float()
+                loss = module(*inputs, targets=targets)[0]
+                return loss.to(torch.promote_types(loss.dtype, torch.float32))
             made = module(*inputs)
         return made if len(made) > 1 else made[0]
 

@@ -8,7 +8,7 @@ more: where it was measured so, something else was at work.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -33,6 +33,8 @@ class Sizes(Protocol):
     """Bytes and seconds of the layers, for any number of samples."""
 
     library_bytes: int
+    doubled: Sequence[tuple[int, int, int]]
+    """Two units, and bytes that both count and a stage of both has once."""
 
     def cost(self, unit: int, samples: int) -> UnitCost: ...
 
@@ -98,7 +100,7 @@ class ProfiledSizes:
         """
         if not profiles:
             raise ValueError("sizes need a profile of at least one micro-batch size")
-        self._points = sorted(profiles)
+        self._points, self.doubled = sorted(profiles), ()
         self._any, self._tied = profiles[self._points[0]], dict(tied)
         self._fresh, self._constant = dict(fresh or {}), dict(constant or {})
         self._units = {size: profiles[size].units for size in self._points}

@@ -7,8 +7,8 @@ go on when it has come. Gloo tells messages apart by tags.
 NCCL's receive is a kernel that waits on the device, and a device that waits for what nobody has
 issued yet may never get it: to load a kernel for the first time waits for all that run. So the
 sender first tells by gloo that it has issued the message, and only then is its receive issued.
-Activations and gradients of two neighbours have a communicator each, whose kernels come in the
-order of one lane on both sides.
+Activations and gradients of a link between stages have a communicator each, whose kernels come in
+the order of one lane on both sides.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ PARTS = 16
 STAMP: Form = ((), torch.float64, False)
 """The moment of sending, behind the tensors of a message that is to come late."""
 ACTIVATIONS = {Kind.SEND, Kind.RECV}
+Channel = tuple[int, bool, bool]
+"""Process of the other side, whether for activations, and whether this is the side of the stage in
+front."""
 
 
 class GroupTransport:
@@ -41,7 +44,7 @@ class GroupTransport:
 
     def __init__(
         self,
-        groups: Mapping[tuple[int, bool], dist.ProcessGroup],
+        groups: Mapping[Channel, dist.ProcessGroup],
         words: dist.ProcessGroup,
         *,
         process: Callable[[int], int],
@@ -49,9 +52,9 @@ class GroupTransport:
         device: torch.device,
         latency: Callable[[Action], float] | None = None,
     ) -> None:
-        """`groups`: (process of the other side, whether for activations) -> what carries them:
-        `words`, which is gloo's group of all processes, or a group of NCCL's. `process`: pipeline
-        position -> number of this replica's process there, in the world; `forms` of a message.
+        """`groups`: channel -> what carries its messages: `words`, which is gloo's group of all
+        processes, or a group of NCCL's. `process`: pipeline position -> number of this replica's
+        process there, in the world; `forms` of a message.
         `latency` of a receive: seconds after its sending before which a message counts as come,
         for paced runs of processes that share a clock."""
         self._latency = latency
@@ -61,6 +64,7 @@ class GroupTransport:
         self._by_host = device.type == "cuda" and not self._by_nccl
         """Whether messages of a GPU go by the host's memory."""
         self._partner: dict[str, Action] = {}
+        self._units = 1
         self._posted: dict[str, tuple[Bundle, list[dist.Work]]] = {}
         """Receiving action -> where its message arrives, and its receives."""
         self._some = threading.Condition()
@@ -69,7 +73,7 @@ class GroupTransport:
 
     def use(self, schedule: Schedule) -> None:
         """Carry the messages of a schedule from now on."""
-        self._partner = partners(schedule)
+        self._partner, self._units = partners(schedule), schedule.num_units
 
     def announce(self, action: Action, step: int) -> None:
         """Post the receive of a message, for which there is a place now."""
@@ -140,11 +144,13 @@ class GroupTransport:
         return self._process(self._partner[action.name].rank)
 
     def _group(self, action: Action) -> dist.ProcessGroup:
-        return self._groups[self._peer(action), action.kind in ACTIVATIONS]
+        front = action.kind in (Kind.SEND, Kind.RECV_GRAD)
+        return self._groups[self._peer(action), action.kind in ACTIVATIONS, front]
 
     def _tag(self, action: Action) -> int:
         """The first of the tags of a message."""
-        return (action.microbatch * 2 + (action.kind in ACTIVATIONS)) * PARTS
+        which = action.microbatch * self._units + action.unit
+        return (which * 2 + (action.kind in ACTIVATIONS)) * PARTS
 
 
 def _wait(works: Sequence[dist.Work]) -> None:

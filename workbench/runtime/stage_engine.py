@@ -2,14 +2,13 @@
 
 The counterpart of the engine of layers that visit (pack_engine.py), for processes of any hosts: it
 needs no memory that processes share and no board. A pass is one call of a stage's module and one of
-autograd; gradients are added up in one flat tensor, which replicas reduce as a whole when the
-stage's last backward pass is done. The weights' update is the caller's.
+autograd; gradients are added up in one flat tensor, which replicas reduce as a whole when the last
+backward pass of the process's stages is done. The weights' update is the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +20,9 @@ from workbench.runtime.bundle import Bundle
 from workbench.runtime.group_transport import Form, GroupTransport
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
+
+Key = tuple[int, int]
+"""A stage, for what it puts out the one behind it, and a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,26 +55,26 @@ class StageEngine:
 
     def __init__(
         self,
-        stage: StageModule,
+        stages: Mapping[int, StageModule],
         gradients: Tensor,
         replicas: dist.ProcessGroup | None,
-        *,
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
-        """`gradients` of all weights of the stage, flat: each parameter's `grad` is a view.
-        `replicas` add them up; None for one replica. Set `transport` before the first step."""
+        """`stages`: unit of the schedule -> the stage. `gradients` of all their weights, flat:
+        each parameter's `grad` is a view. `replicas` add them up; None for one replica. Set
+        `transport` before the first step."""
         self.transport: GroupTransport
-        self._stage, self._gradients, self._replicas = stage, gradients, replicas
-        self._autocast = autocast
+        self._stages, self._gradients, self._replicas = stages, gradients, replicas
         self._micros: Sequence[MicroBatch] = ()
         self._scale, self._training = 1.0, True
-        self._inputs: dict[int, Bundle] = {}
-        """Micro-batch -> what came from the stage before, until its backward pass."""
-        self._graphs: dict[int, tuple[Bundle, Bundle]] = {}
-        self._outputs: dict[int, Bundle] = {}
-        self._above: dict[int, Bundle] = {}
-        """Micro-batch -> gradients of what the stage puts out."""
-        self._below: dict[int, Bundle] = {}
+        self._inputs: dict[Key, Bundle] = {}
+        """What came from the stage before, until its backward pass."""
+        self._graphs: dict[Key, tuple[Bundle, Bundle]] = {}
+        self._outputs: dict[Key, Bundle] = {}
+        self._above: dict[Key, Bundle] = {}
+        """Gradients of what a stage puts out."""
+        self._below: dict[Key, Bundle] = {}
+        self._reduced: set[int] = set()
+        """Stages whose gradients are complete."""
         self.losses: dict[int, Tensor] = {}
         """Micro-batch -> its mean loss, on the last stage."""
         self._work: dict[Kind, Callable[[Action, int], None]] = {
@@ -83,6 +85,8 @@ class StageEngine:
             Kind.RECV: self._receive,
             Kind.SEND_GRAD: self._send,
             Kind.RECV_GRAD: self._receive,
+            Kind.STASH: self._stash,
+            Kind.FETCH: self._fetch,
             Kind.REDUCE: self._reduce,
             Kind.UPDATE: lambda action, step: None,
         }
@@ -101,11 +105,9 @@ class StageEngine:
 
     def forms(self, action: Action) -> Sequence[Form]:
         """The tensors of a message of this process."""
-        samples = len(self._micros[action.microbatch].samples)
-        if action.kind in (Kind.RECV, Kind.SEND_GRAD):
-            found = self._stage.came(samples)
-        else:
-            found = self._stage.goes(samples)
+        samples, unit = len(self._micros[action.microbatch].samples), action.unit
+        came = action.kind in (Kind.RECV, Kind.SEND_GRAD)
+        found = self._stages[unit].came(samples) if came else self._stages[unit - 1].goes(samples)
         if action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD):
             return [form for form in found if form[2]]
         return found
@@ -119,51 +121,82 @@ class StageEngine:
     def _forward(self, action: Action, step: int) -> None:
         """A forward pass, or its repetition, which keeps what its backward pass needs where the
         schedule has memory for it."""
-        micro, keeps = action.microbatch, self._training and name.keeps(action)
-        came = _used_here(self._inputs.get(micro, ()))
-        if keeps and came:
-            wanted = [form[2] for form in self._stage.came(len(self._micros[micro].samples))]
-            came = tuple(t.detach().requires_grad_(w) for t, w in zip(came, wanted, strict=True))
-        with torch.set_grad_enabled(keeps), self._autocast():
-            made = self._stage.run(came, micro)
-        if keeps:
-            self._graphs[micro] = came, made
-        if self._stage.last:
+        unit, micro = action.unit, action.microbatch
+        keeps = self._training and name.keeps(action) and not name.checkpoints(action)
+        made = self._pass(unit, micro, keeps=keeps)
+        if self._stages[unit].last:
             self.losses[micro] = made[0].detach()
         elif action.kind is Kind.FORWARD:
-            self._outputs[micro] = tuple(t.detach() for t in made)
+            into = self._inputs if unit + 1 in self._stages else self._outputs
+            into[unit + 1, micro] = tuple(t.detach() for t in made)
         if not self._training:
-            self._inputs.pop(micro, None)
+            self._inputs.pop((unit, micro), None)
+
+    def _pass(self, unit: int, micro: int, *, keeps: bool) -> Bundle:
+        stage, came = self._stages[unit], _used_here(self._inputs.get((unit, micro), ()))
+        if keeps and came:
+            wanted = [form[2] for form in stage.came(len(self._micros[micro].samples))]
+            came = tuple(t.detach().requires_grad_(w) for t, w in zip(came, wanted, strict=True))
+        with torch.set_grad_enabled(keeps):
+            made = stage.run(came, micro)
+        if keeps:
+            self._graphs[unit, micro] = came, made
+        return made
 
     def _backward(self, action: Action, step: int) -> None:
-        micro = action.microbatch
-        came, made = self._graphs.pop(micro)
-        self._inputs.pop(micro, None)
-        if self._stage.last:
+        """A backward pass; from a checkpoint, the forward pass comes again first."""
+        unit, micro = action.unit, action.microbatch
+        if (unit, micro) not in self._graphs:
+            self._pass(unit, micro, keeps=True)
+        came, made = self._graphs.pop((unit, micro))
+        self._inputs.pop((unit, micro), None)
+        if self._stages[unit].last:
             ends, pulls = [made[0] * (self._micros[micro].weight * self._scale)], [None]
         else:
-            forms = self._stage.goes(len(self._micros[micro].samples))
+            forms = self._stages[unit].goes(len(self._micros[micro].samples))
             back = [t for t, form in zip(made, forms, strict=True) if form[2]]
-            above = _used_here(self._above.pop(micro))
+            above = _used_here(self._above.pop((unit + 1, micro)))
             pairs = [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
             ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
         if any(t.requires_grad for t in ends):
             torch.autograd.backward(ends, pulls)
         through = (t for t in came if t.requires_grad)
-        self._below[micro] = tuple(
+        into = self._above if unit - 1 in self._stages else self._below
+        into[unit, micro] = tuple(
             torch.zeros_like(t) if t.grad is None else t.grad for t in through
         )
 
     def _send(self, action: Action, step: int) -> None:
         held = self._outputs if action.kind is Kind.SEND else self._below
-        self.transport.send(action, _used_here(held.pop(action.microbatch)), step)
+        bundle = _used_here(held.pop((action.unit, action.microbatch)))
+        self.transport.send(action, bundle, step)
 
     def _receive(self, action: Action, step: int) -> None:
         held = self._inputs if action.kind is Kind.RECV else self._above
-        held[action.microbatch] = self.transport.receive(action, step)
+        held[action.unit, action.microbatch] = self.transport.receive(action, step)
+
+    def _stash(self, action: Action, step: int) -> None:
+        """Take the inputs of a stage to the host, where that is another memory."""
+        key = action.unit, action.microbatch
+        self._inputs[key] = tuple(map(_to_host, _used_here(self._inputs[key])))
+
+    def _fetch(self, action: Action, step: int) -> None:
+        key, device = (action.unit, action.microbatch), self._gradients.device
+        self._inputs[key] = tuple(t.to(device, non_blocking=True) for t in self._inputs[key])
 
     def _reduce(self, action: Action, step: int) -> None:
-        dist.all_reduce(self._gradients, group=self._replicas)
+        """Once the gradients of all stages here are complete."""
+        self._reduced.add(action.unit)
+        if self._reduced == self._stages.keys():
+            self._reduced.clear()
+            dist.all_reduce(self._gradients, group=self._replicas)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory, there when the current stream has done it; itself without a GPU."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _used_here(bundle: Bundle) -> Bundle:

@@ -11,10 +11,12 @@ what plain training has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -119,14 +121,14 @@ class Statistics:
     def begin(self, unit: int, span: tuple[int, int]) -> None:
         """Before a pass that is differentiated: what copies elsewhere have seen until now."""
         for norm in self._norms.get(unit, {}).values():
-            _fade(norm, self._before[norm][_shifted(span, self._ahead)])
+            fade(norm, self._before[norm][_shifted(span, self._ahead)])
 
     def end(self, unit: int, span: tuple[int, int]) -> None:
         """After its backward pass, whose graph holds them: what copies will see until the step is
         over."""
         for norm in self._norms.get(unit, {}).values():
             last, calls = self._after[norm]
-            _fade(norm, calls if _shifted(span, self._ahead) == last else 0)
+            fade(norm, calls if _shifted(span, self._ahead) == last else 0)
 
     def write(self, path: Path) -> None:
         """To a file that `merged` reads; none where there are no statistics."""
@@ -156,15 +158,58 @@ def _shifted(span: tuple[int, int], by: int) -> tuple[int, int]:
     return span[0] + by, span[1] + by
 
 
-def _fade(norm: OnceNorm, calls: int) -> None:
+def fade(norm: OnceNorm, calls: int) -> None:
     """Let a module forget as much as so many calls of it would have it forget."""
-    for _ in range(calls):
-        norm.num_batches_tracked.add_(1)
-        rate = norm.momentum
-        if rate is None:
-            rate = 1.0 / float(norm.num_batches_tracked)
-        norm.running_mean.mul_(1.0 - rate)
-        norm.running_var.mul_(1.0 - rate)
+    if not calls:
+        return
+    norm.num_batches_tracked.add_(calls)
+    if norm.momentum is None:  # all calls count alike
+        left = 1.0 - calls / float(norm.num_batches_tracked)
+    else:
+        left = (1.0 - norm.momentum) ** calls
+    norm.running_mean.mul_(left)
+    norm.running_var.mul_(left)
+
+
+class ReplicaStatistics:
+    """Running statistics of BatchNorms whose replicas have equally many micro-batches of a step,
+    those of the first before those of the second. Between steps all have plain training's."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        modules: Iterable[tuple[int, nn.Module]],
+        place: tuple[int, int],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """`modules` of units; `place` of this replica among how many; `group` of all, None
+        for one."""
+        self.named: dict[str, Tensor] = {}
+        """By their names in the whole model's `state_dict`."""
+        self._calls: Counter[OnceNorm] = Counter()
+        self._group, (self._before, replicas) = group, place
+        self._after = replicas - 1 - self._before
+        for unit, module in modules:
+            for path, norm in norms_in(module).items():
+                self._calls[norm] += model.norm_calls(unit, path)
+                for what in STATISTICS:
+                    self.named[name_of(model, unit, path, what)] = getattr(norm, what)
+
+    def begin(self, micros: int) -> None:
+        """Before a step of so many micro-batches a replica."""
+        for norm, calls in self._calls.items():
+            fade(norm, calls * micros * self._before)
+            if self._before:
+                norm.running_mean.zero_()
+                norm.running_var.zero_()
+
+    def end(self, micros: int) -> None:
+        """After the step."""
+        for norm, calls in self._calls.items():
+            fade(norm, calls * micros * self._after)
+            if self._group is not None:
+                dist.all_reduce(norm.running_mean, group=self._group)
+                dist.all_reduce(norm.running_var, group=self._group)
 
 
 def together(name: str, one: Tensor, other: Tensor) -> Tensor:

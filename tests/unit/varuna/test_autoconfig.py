@@ -7,12 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.methods.varuna import (
-    AutoConfig,
-    autoconfig,
-    get_this_rank_config_varuna,
-    get_varuna_config,
-)
+from workbench.methods.varuna import AutoConfig, autoconfig
+from workbench.methods.varuna.autoconfig import cut_of, stages_of
 from workbench.methods.varuna.profile import (
     Deviation,
     ModelProfile,
@@ -20,6 +16,7 @@ from workbench.methods.varuna.profile import (
     RingSum,
     Slice,
     SlicePasses,
+    Tied,
     Wire,
     load,
 )
@@ -108,6 +105,27 @@ def test_memory_is_proved_and_one_sample_may_be_too_many(config):
         none.get_min()
 
 
+def test_a_weight_of_two_slices_counts_once_where_both_are_in_one_stage(config):
+    tied = replace(PROFILE, tied=(Tied(first=0, second=4, nbytes=2 * MIB),))
+    for stages, less in ((6, 0), (1, 2 * MIB * (1 + 1 + 2))):  # weight, gradient, two states
+        need = [config(gpus=stages, profile=each).candidates for each in (PROFILE, tied)]
+        rows = [[row.device_bytes for row in of if row.stages == stages] for of in need]
+        assert [one - less for one in rows[0]] == rows[1]
+    asked = {"gpus": 1, "gpu_memory_capacity": min(rows[1])}
+    assert config(profile=tied, **asked).get_min()[:2] == (1, 1), "foreseen, and proved"
+    assert config(**asked).batch_times == {}
+
+
+def test_a_given_shape_is_cut_by_time_within_memory():
+    slices = tuple(
+        replace(each, weight_bytes=weight, state_bytes=2 * weight)
+        for each, weight in zip(PROFILE.slices, (200 * MIB, *[25 * MIB] * 5), strict=True)
+    )
+    for room, cut in ((2048 * MIB, "3 3"), (950 * MIB, "2 4"), (MIB, "3 3")):  # nothing fits these
+        profile = replace(PROFILE, slices=slices, device_bytes=room)
+        assert cut_of(stages_of(profile, "varuna", 2, 1, 1, 8)) == cut
+
+
 @pytest.mark.parametrize("order", ["varuna", "1f1b", "gpipe", "interleaved"])
 def test_a_schedule_of_few_micro_batches_tells_the_memory_of_many(config, monkeypatch, order):
     asked = {"gpus": 3, "batch": 80, "order": order}
@@ -193,13 +211,3 @@ def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, co
 def test_what_cannot_be_is_one_sentence(config, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
         config(**changes)
-
-
-def test_maps_of_ranks():
-    text = "0,4;1,5;2,6;3,7;"
-    assert get_varuna_config(text) == (4, 2)
-    assert get_this_rank_config_varuna(text, 7) == (3, 1)
-    with pytest.raises(ValueError, match="rank 8 is not in"):
-        get_this_rank_config_varuna(text, 8)
-    with pytest.raises(ValueError, match="lacks rank 1"):
-        get_varuna_config("0;2;")

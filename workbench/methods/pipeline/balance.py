@@ -56,6 +56,7 @@ class Balance:
             for unit in range(units)
             if sizes.owner(unit) != unit
         }
+        self._doubled = sizes.doubled
         self._ranks, self._micros = line.ranks, micros or line.micros
         flights = [
             in_flight(line.passes[stage % line.ranks], stage // line.ranks)
@@ -101,7 +102,8 @@ class Balance:
             waiting = self._room(stage) * self._inputs[units.start] if stage else 0
             flight = 1
         always, each = (sums[units.stop] - sums[units.start] for sums in (self._always, self._each))
-        return waiting + always + flight * each
+        twice = sum(n for a, b, n in self._doubled if a in units and b in units)
+        return waiting + always - twice + flight * each
 
     def _room(self, stage: int) -> int:
         return min(self._micros, room(stage, self._ranks))
@@ -154,9 +156,11 @@ class Balance:
         if self._chunks > 1:
             return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
+        foreseen = cache(self.foreseen)
+
         def cut(nbytes: int) -> Stages | None:
             room = int(nbytes * (1 + OVER)) - self._permanent
-            return self._cut(lambda stage, units: self.foreseen(stage, units) <= room)
+            return self._cut(lambda stage, units: foreseen(stage, units) <= room)
 
         fits = self.most(best) <= device_bytes * (1 + OVER)
         found: list[Stages] = []

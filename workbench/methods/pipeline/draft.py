@@ -62,6 +62,8 @@ class Pipeline:
     replay: bool = False
     """Whether passes of blocks are recordings (runtime/replay.py)."""
     clipped: bool = True
+    stash: int | None = None
+    """Micro-batches of which a stage may hold the input; None for any number."""
 
     @property
     def ranks(self) -> int:

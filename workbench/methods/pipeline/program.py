@@ -101,6 +101,9 @@ class Program(Sheet):
                     drafts.append(self._backward(each.kind, unit, each.micro, rank))
             if each.kind is R:
                 drafts[begun].after.append(act(F, units[-1], each.micro, rank=rank))
+            if each.kind is F and line.stash and each.micro >= line.stash:
+                leaves = act(B, units[0], each.micro - line.stash, rank=rank)
+                drafts[begun].after.append(leaves)
             for draft in drafts[begun:]:
                 draft.number = number
                 if draft.unit in line.listed and each.kind is not F:
@@ -197,6 +200,8 @@ class Program(Sheet):
                 came.add(label)
                 message = self.message(kind, of, micro, draft.rank)
                 message.makes.append(label)
+                if kind is Kind.RECV:  # has no place either, where the stash is full
+                    message.after += draft.after
                 draft.after.append(message.name)
                 found.append(message)
             found.append(draft)

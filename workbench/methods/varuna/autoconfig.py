@@ -22,14 +22,15 @@ import numpy as np
 
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.balance import Stages
+from workbench.methods.pipeline.balance import Balance, Stages
+from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.jitter import Jitter
-from workbench.methods.pipeline.orders import ORDERS, in_flight
-from workbench.methods.pipeline.outlook import Outlook, Question, line_of
+from workbench.methods.pipeline.orders import ORDERS, in_flight, lists
+from workbench.methods.pipeline.outlook import CHUNKS, Outlook, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
-from workbench.methods.varuna.profile import ModelProfile, Named, Wire, load
+from workbench.methods.varuna.profile import ModelProfile, Named, Slice, Tied, Wire, load
 from workbench.profile.profile import UnitCost
 from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit
@@ -52,21 +53,36 @@ class SliceSizes:
         self.cost = lru_cache(maxsize=None)(self._cost)
 
     def _sum(self, unit: int, name: str) -> int:
-        return sum(getattr(self._profile.slices[each], name) for each in self._parts[unit])
+        """Of all its weights, one that two slices hold counted once."""
+        part, slices, tied = self._parts[unit], self._profile.slices, self._profile.tied
+        twice = (one for one in tied if one.first in part and one.second in part)
+        every = sum(getattr(slices[each], name) for each in part)
+        return every - sum(self._of(one, name) for one in twice)
+
+    def _of(self, tied: Tied, name: str) -> int:
+        """A weight's part of what a slice has."""
+        slice_ = self._profile.slices[tied.second]
+        return getattr(slice_, name) * tied.nbytes // slice_.weight_bytes
+
+    @property
+    def doubled(self) -> list[tuple[int, int, int]]:
+        """Weights of two slices, with their gradients and states."""
+        each = ((one, 2 * one.nbytes + self._of(one, "state_bytes")) for one in self._profile.tied)
+        return [(one.first, one.second, nbytes) for one, nbytes in each]
 
     def _cost(self, unit: int, samples: int) -> UnitCost:
         """Between two measured sizes in proportion; more samples take no less."""
-        each = []
-        for slice_ in (self._profile.slices[number] for number in self._parts[unit]):
-            row = []
-            for name in MEASURED:
-                values = [getattr(one, name) for one in slice_.passes]
-                least = np.minimum.accumulate(values[::-1])[::-1]
-                row.append(float(np.interp(samples, self._profile.samples, least)))
-            each.append(row)
+        part = [self._profile.slices[number] for number in self._parts[unit]]
+
+        def at(slice_: Slice, name: str) -> float:
+            values = [getattr(one, name) for one in slice_.passes]
+            least = np.minimum.accumulate(values[::-1])[::-1]
+            return float(np.interp(samples, self._profile.samples, least))
+
+        each = [[at(slice_, name) for name in MEASURED] for slice_ in part]
         forward, backward, kept, _ = (sum(column) for column in zip(*each, strict=True))
         scratch = max(row[-1] for row in each)
-        inner = [self._profile.slices[number].boundary_bytes for number in self._parts[unit][1:]]
+        inner = [slice_.boundary_bytes for slice_ in part[1:]]
         return UnitCost(
             kind="block", parameters=self._sum(unit, "parameters"), forward_s=forward,
             recompute_s=forward, backward_s=backward, kept_bytes=round(kept) + samples * sum(inner),
@@ -94,6 +110,25 @@ class SliceSizes:
 
     def token_bytes(self, samples: int) -> int:
         return samples * self._profile.slices[0].boundary_bytes
+
+
+def stages_of(
+    profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
+) -> Stages:
+    """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
+    chunks = CHUNKS if ORDERS[order].chunked else 1
+    line = Pipeline(
+        method=order, passes=lists(order, stages, ceil(ceil(batch / replicas) / micro), chunks),
+        stages=(), micro=micro, replicas=replicas,
+        activations="recompute" if ORDERS[order].recomputes and stages > 1 else "keep",
+    )  # fmt: skip
+    balance = Balance(line, SliceSizes(profile), len(profile.slices))
+    return next(iter(balance.cuts(profile.device_bytes)), balance.best())
+
+
+def cut_of(stages: Stages) -> str:
+    """Slices of each stage, as `Varuna` and its launcher write them: ``5 4 4 3``."""
+    return " ".join(str(len(part)) for part in stages)
 
 
 class HostsNetwork:

@@ -68,12 +68,15 @@ class Checkpoints:
         statistics: Mapping[str, Tensor],
         continues: dict[str, Any],
         scale: LossScale,
+        *,
+        first: bool,
     ) -> None:
         """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
-        whose slices are this stage's. `statistics` are BatchNorm's, by their names. `continues`
-        must be equal in a run that goes on. Every process of the world makes it."""
+        whose slices are this stage's. `statistics` are BatchNorm's, by their names, which of each
+        stage's processes the `first` one saves. `continues` must be equal in a run that goes on.
+        Every process of the world makes it."""
         self._held, self._owned, self._statistics = held, owned, statistics
-        self._continues, self._scale = continues, scale
+        self._continues, self._scale, self._first = continues, scale, first
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
@@ -117,7 +120,7 @@ class Checkpoints:
             units,
             manifest,
             numbers=numbers,
-            statistics=self._statistics,
+            statistics=self._statistics if self._first else None,
             data={"scale": asdict(self._scale), "kept": kept},
             group=self._group,
             may_commit=may_commit,

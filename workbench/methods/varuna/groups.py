@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
 from workbench.runtime import loopback
+from workbench.runtime.group_transport import Channel
 from workbench.runtime.groups import PATIENCE
 
 CARRIERS = ("auto", "nccl", "gloo")
@@ -60,20 +62,23 @@ def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
 
 
 def neighbours(
-    places: StageMap, rank: int, backend: str, everybody: dist.ProcessGroup, device: torch.device
-) -> dict[tuple[int, bool], dist.ProcessGroup]:
-    """(neighbour in the pipeline, whether for activations) -> what carries messages: the group
-    of everybody with gloo, with NCCL a communicator for each, which has exchanged a number."""
-    found: dict[tuple[int, bool], dist.ProcessGroup] = {}
+    places: StageMap, rank: int, backend: str, everybody: dist.ProcessGroup, device: torch.device,
+    *, ring: bool = False,
+) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
+    """What carries messages with the neighbours in the pipeline, in a `ring` from the last to the
+    first, too: the group of everybody with gloo, with NCCL a communicator for each channel, which
+    has exchanged a number."""
+    found: dict[Channel, dist.ProcessGroup] = {}
     for replica in range(places.replicas):
-        for stage in range(places.stages - 1):
-            pair = places.rank(stage, replica), places.rank(stage + 1, replica)
+        members = [places.rank(stage, replica) for stage in range(places.stages)]
+        around = members[:1] if ring and len(members) > 1 else []
+        for pair in pairwise(members + around):
             for forward in (True, False):
                 made = everybody if backend == "gloo" else group(pair, backend)
                 if rank not in pair:
                     continue
                 (peer,) = {*pair} - {rank}
-                found[peer, forward] = made
+                found[peer, forward, rank == pair[0]] = made
                 if made is not everybody:
                     dist.all_reduce(torch.zeros(1, device=device), group=made)
                     number = torch.zeros(1, device=device)

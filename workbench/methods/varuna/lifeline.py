@@ -24,13 +24,19 @@ class Lifeline:
     """What one process hears, and tells."""
 
     def __init__(self) -> None:
-        """Take part in a launcher's job, where this process is in one. In the main thread."""
+        """Take part in a launcher's job, where this process is in one. In the main thread. Raises
+        ValueError where that wants a profile instead."""
         self._own: Handler | None = None
         self.worker: Worker | None
         self._signalled, self.worker = False, None
         if threading.current_thread() is threading.main_thread():
             self._take_over()
         self.worker = Worker.join()
+        if self.worker is not None and self.worker.profiling:
+            raise ValueError(
+                f"the script was given --profiling={self.worker.profiling} and makes a Varuna; let "
+                "it run a Profiler instead and end, or give --nstages and --chunk_size"
+            )
         if self.worker is not None and self._own is not None:
             signal.signal(signal.SIGUSR1, self._on_signal)
 

@@ -1,14 +1,17 @@
 """Each process makes the module, cuts it, keeps its stage's slices, and lets go of the rest.
 
 The processes of a host do so one after the other, each with all cores, so that a host holds one
-whole module at a time. Whoever refuses the module has all of them refuse it.
+whole module at a time. Whoever refuses the module has all of them refuse it. Where nobody has said
+where to cut, the first rank goes ahead alone and measures that (cutting.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,13 +19,16 @@ from torch import nn
 
 from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
+from workbench.methods.varuna.autoconfig import cut_of
 from workbench.methods.varuna.checkpoints import digest_of
+from workbench.methods.varuna.cutting import measured_cut
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
+from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
 Made = TypeVar("Made")
@@ -32,20 +38,23 @@ Made = TypeVar("Made")
 class Own:
     """The part of a module that a process keeps."""
 
-    stage: Stage
+    stages: Mapping[int, Stage]
     learning: Mapping[str, bool]
-    """Parameter of the stage -> whether it is trained."""
+    """Parameter of the stages -> whether it is trained."""
     copies: Sequence[Held]
     """Weights of the module that are in it more than once."""
     held: Parameters
-    """Slice that owns a parameter -> name -> parameter of this stage."""
+    """Slice that owns a parameter -> name -> parameter of these stages."""
     digest: str
     """Hash of the module's parameters."""
+    cut: str
+    """Slices of each stage."""
 
     @property
     def owned(self) -> Parameters:
-        """Of `held`, what this stage's slices own."""
-        return {unit: own for unit, own in self.held.items() if unit in self.stage.units}
+        """Of `held`, what these stages' slices own."""
+        units = {unit for stage in self.stages.values() for unit in stage.units}
+        return {unit: own for unit, own in self.held.items() if unit in units}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,35 +65,61 @@ class Question:
     get_batch: Callable[..., Inputs]
     places: StageMap
     shares: Shares
+    stages_each: int
+    """Stages of a process."""
     shared_weights: Sequence[tuple[str, str]]
     device: torch.device
     dtype: torch.dtype
+    order: str
+    cut: str
+    """Slices of each stage, where they are given."""
 
-    def make(self, rank: int) -> Own:
-        """A rank's part; the first rank compares the slices with the module. Raises ValueError for
-        a module that cannot be trained so."""
+    def make(self, rank: int, told: str | None) -> Own:
+        """A rank's part; the first rank compares the slices with the module, and its cut is `told`
+        to the others. Raises ValueError for a module that cannot be trained so."""
         slices = Slices(made(self.model), self.get_batch)
-        self._check_norms(slices)
         if rank == 0:
             check_written(slices, self.device)
-        stages = slices.stages(self.places.stages)
-        units = stages[self.places.place(rank)[0]]
+        positions, (here, _) = self.places.stages, self.places.place(rank)
+        cut, number = self.cut or told or "", positions * self.stages_each
+        stages = slices.stages(number, cut)
+        if not cut and 1 < number < slices.count:
+            order = self.order if self.stages_each == 1 else "1f1b"  # of as many positions
+            job = StageMap.of(number, self.places.replicas), self.shares, order
+            stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
+        self._check_norms(slices, stages)
+        units = [[*chain(*stages[position::positions])] for position in range(positions)]
+        learning = [slices.learning(each) for each in stages[here::positions]]
         found = {
-            "copies": copies(slices, stages, self.shared_weights),
-            "learning": slices.learning(units),
-            "held": slices.owners(units),
+            "copies": copies(slices, units, self.shared_weights),
+            "learning": {n: any(of.get(n) for of in learning) for of in learning for n in of},
+            "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
+            "cut": cut_of(stages),
         }
-        slices.keep(units)
-        stage = Stage(slices, units, device=self.device, dtype=self.dtype)
-        return Own(stage=stage, **found)
+        slices.keep(units[here])
+        kept = {
+            number: Stage(slices, stages[number], device=self.device, dtype=self.dtype)
+            for number in range(here, len(stages), positions)
+        }
+        return Own(stages=kept, **found)
 
-    def _check_norms(self, slices: Slices) -> None:
-        norms = any(norms_in(layer.module) for layer in slices.layers)
-        if norms and self.places.replicas > 1:
+    def _check_norms(self, slices: Slices, stages: Sequence[range]) -> None:
+        """BatchNorms see a sample once, and each of them lies in one stage."""
+        in_stages = [
+            {id(norm) for unit in units for norm in norms_in(slices.layers[unit].module).values()}
+            for units in stages
+        ]
+        if sum(map(len, in_stages)) > len(set().union(*in_stages)):
             raise ValueError(
-                f"the module has BatchNorm, and {self.places.replicas} replicas would each keep "
-                "running statistics of their own; give each stage one rank"
+                "a BatchNorm is called in two stages, which would each keep running statistics of "
+                "their own; use fewer stages, or move the cut points"
+            )
+        if any(in_stages) and self.shares.repeats:
+            raise ValueError(
+                f"a batch of {self.shares.batch} on {self.places.replicas} replicas leaves one of "
+                f"{self.shares.micros} micro-batches empty: it would repeat a row, and BatchNorm "
+                "see it twice; use larger micro-batches, or a batch that the replicas divide"
             )
 
 
@@ -96,24 +131,27 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -> Made:
-    """Make the part of this process when those of its host with a lower `turn` have. Raises
-    ValueError on all processes where one refuses."""
-    last = torch.tensor(turn)
+def in_turn(
+    make: Callable[[Any], Made], turn: int, everybody: dist.ProcessGroup,
+    says: Callable[[Made], Any] = lambda _: None,
+) -> Made:  # fmt: skip
+    """Make the part of this process when those of its host with a lower `turn` have. The first
+    rank's turn is 0, and later ones are told what that `says` of its part. Raises ValueError on all
+    processes where one refuses."""
+    last, own = torch.tensor(turn), []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
-    refused: ValueError | None = None
-    threads = torch.get_num_threads()
-    for now in range(int(last) + 1):
-        if now == turn:
-            torch.set_num_threads(available_cores())
-            try:
-                own = make()
-            except ValueError as error:
-                refused = error
+    threads, told = torch.get_num_threads(), None
+
+    def mine(now: int) -> Any:
+        if now != turn:
+            return None
+        torch.set_num_threads(available_cores())
+        try:
+            own.append(make(told))
+        finally:
             torch.set_num_threads(threads)
-        dist.barrier(group=everybody)
-    faults = torch.tensor(float(refused is not None))
-    dist.all_reduce(faults, group=everybody)
-    if faults:
-        raise refused or ValueError("another process has refused the module, and says why")
-    return own
+        return says(own[0])
+
+    for now in range(int(last) + 1):
+        told = as_one(partial(mine, now), everybody)[0] or told
+    return own[0]

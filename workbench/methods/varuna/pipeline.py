@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
@@ -35,13 +36,14 @@ from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
 from workbench.methods.varuna.stage import Given, dtype_of
 from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
-from workbench.methods.varuna.stepping import FORWARD, Stepping
+from workbench.methods.varuna.stepping import Stepping, StepPlan
 from workbench.methods.varuna.weights import StageWeights
 from workbench.model.base import Context
 from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.statistics import ReplicaStatistics
 from workbench.schedule.action import Action
 
 
@@ -71,26 +73,41 @@ class Varuna:
         *,
         bf16: bool = False,
         order: str = "varuna",
+        chunks: int | None = None,
+        activations: str = "recompute",
+        stash: int | None = None,
+        stash_on: str = "device",
         seed: int = 0,
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
+        stages: str | None = None,
     ) -> None:
         """`model`, or a function that makes it: then the processes of a host make it one after the
         other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
         global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
-        of parameters that are one weight. `seed` is that of random numbers in forward passes.
-        `logs` is a folder for logs of tasks and losses; in a launcher's job that of the job.
-        `weight_of` the inputs of a micro-batch says how much its mean loss counts, such as its
-        number of labels; by default its rows. `perturb` is called around every action, and
+        of parameters that are one weight. `order` of passes; with ``interleaved`` a process has
+        `chunks` stages. `activations` are kept for backward passes ("keep"), or computed again of
+        all stages that have several micro-batches in flight. At most `stash` micro-batches'
+        inputs wait at a stage, `stash_on` the device or the host. `seed` is that of random numbers
+        in forward passes. `logs` is a folder for logs of tasks and losses; in a launcher's job that
+        of the job. `weight_of` the inputs of a micro-batch says how much its mean loss counts, such
+        as its number of labels; by default its rows. `perturb` is called around every action, and
         `latency` of a receive says how late its message is to come, for tests and paced runs.
+
+        `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
+        launcher has chosen, else the first rank measures slices for them.
 
         Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
-        self._shares = Shares(batch=batch_size, replicas=self.map.replicas, chunk=chunk_size)
+        plan = StepPlan(
+            places=self.map, order=order, chunks=chunks, activations=activations, stash=stash,
+            stash_on=stash_on,
+        )  # fmt: skip
+        self._shares = plan.shares(batch_size, chunk_size)
         worker = self._lifeline.worker
         if worker is not None and worker.batch != batch_size:
             raise ValueError(
@@ -99,40 +116,45 @@ class Varuna:
             )
         self._device = device_of(device, local_rank)
         backend = carrier(transport, self._device)
-        _check_order(order)
         self._dtype = dtype_of(fp16=fp16, bf16=bf16)
-        self._order, self._seed, self._weight_of = order, seed, weight_of
+        self._seed, self._weight_of = seed, weight_of
         join(self._device)
         check_world(self.map)
         self.rank = dist.get_rank()
         self.stage, self.replica = self.map.place(self.rank)
         self._everybody = dist.new_group(backend="gloo")
+        chosen = worker.cut if worker is not None and plan.stages_each == 1 else ""
         question = Question(
-            model=model,
-            get_batch=get_batch_fn,
-            places=self.map,
-            shares=self._shares,
-            shared_weights=shared_weights or (),
-            device=self._device,
-            dtype=self._dtype,
-        )
+            model=model, get_batch=get_batch_fn, places=self.map, shares=self._shares,
+            stages_each=plan.stages_each, shared_weights=shared_weights or (),
+            device=self._device, dtype=self._dtype, order=order, cut=stages or chosen,
+        )  # fmt: skip
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        own = in_turn(lambda: question.make(self.rank), turn, self._everybody)
+        turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
+        make = partial(question.make, self.rank)
+        own = in_turn(make, turn, self._everybody, says=lambda own: own.cut)
+        self.stages = own.cut
+        """Slices of each stage."""
         self._lifeline.busy()
         logs = logs or self._lifeline.logs
         place = {"stage": self.stage, "replica": self.replica}
         self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
-        self._part = own.stage
-        self._weights = StageWeights(own.stage, own.learning)
-        of_stages = [group(ranks, backend) for ranks in self.map.ranks]
-        replicas = of_stages[self.stage]
-        self._weights.spread(replicas, self.map.rank(self.stage, 0), self._part.buffers())
+        self._stages = [*own.stages.values()]
+        self._weights = StageWeights(self._stages, own.learning)
+        replicas = [group(ranks, backend) for ranks in self.map.ranks][self.stage]
+        buffers = [buffer for stage in self._stages for buffer in stage.buffers()]
+        self._weights.spread(replicas, self.map.rank(self.stage, 0), buffers)
+        modules = chain(*(zip(one.units, one.modules, strict=True) for one in self._stages))
+        self._norms = ReplicaStatistics(
+            self._stages[0].model, modules, (self.replica, self.map.replicas), replicas
+        )
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
-        engine = StageEngine(
-            self._part, self._weights.gradients, replicas, autocast=self._part.autocast
+        engine = StageEngine(own.stages, self._weights.gradients, replicas)
+        channels = neighbours(
+            self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
         )
         engine.transport = GroupTransport(
-            neighbours(self.map, self.rank, backend, self._everybody, self._device),
+            channels,
             self._everybody,
             process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms,
@@ -141,9 +163,8 @@ class Varuna:
         )
         self._engine = engine
         self._stepping = Stepping(
-            engine, self._device, place=(self.stage, self.replica),
-            shape=(self.map.stages, self.map.replicas), proves=self.rank == 0, perturb=perturb,
-            records=self._logs is not None,
+            engine, self._device, plan, position=self.stage, proves=self.rank == 0,
+            perturb=perturb, records=self._logs is not None,
         )  # fmt: skip
         self.scale = LossScale()
         self._due = False
@@ -151,7 +172,7 @@ class Varuna:
         self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            own.held, own.owned, self._part.statistics(), continues, self.scale
+            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0
         )
 
     @property
@@ -162,13 +183,12 @@ class Varuna:
     @property
     def step_seconds(self) -> float | None:
         """How long the last step took here."""
-        return ([*self._checkpoints.progress.step_seconds] or [None])[-1]
+        return (self._checkpoints.progress.step_seconds or [None])[-1]
 
     @property
     def grad_norm(self) -> float | None:
         """Global norm of the last step's gradients, before they were clipped."""
-        norms = self._checkpoints.progress.grad_norms
-        return norms[-1] if norms else None
+        return (self._checkpoints.progress.grad_norms or [None])[-1]
 
     # -- the module -----------------------------------------------------------------------------
 
@@ -180,6 +200,10 @@ class Varuna:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This stage's parameters, by their names in the whole module."""
         yield from self._weights.named.items()
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This stage's running statistics of BatchNorm, by their names in the whole module."""
+        yield from self._norms.named.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This stage's parameters."""
@@ -223,20 +247,15 @@ class Varuna:
         began = time.monotonic()
         self._weights.attach()
         micros = self._begin(inputs, self._shares, self.scale.value, training=True)
-        self._stepping.run(self._order, len(micros), self.steps)
+        self._norms.begin(len(micros))
+        self._stepping.run(len(micros), self.steps, training=True)
+        self._norms.end(len(micros))
         losses, weight = mean_loss(self._engine.losses, micros)
         ended = agree(
-            self._weights.gradients,
-            self._ties,
-            losses=losses,
-            weight=weight,
-            first=self.replica == 0,
-            wanted=self._lifeline.wanted(),
-            scale=self.scale.value,
-            nominal=self._shares.batch,
-            clip=clip_grad_max_norm,
-            everybody=self._everybody,
-        )
+            self._weights.gradients, self._ties, losses=losses, weight=weight,
+            first=self.replica == 0, wanted=self._lifeline.wanted(), scale=self.scale.value,
+            nominal=self._shares.batch, clip=clip_grad_max_norm, everybody=self._everybody,
+        )  # fmt: skip
         scale, self._due = self.scale.value, ended.wanted
         self.scale.update(overflow=ended.overflow)
         seconds = time.monotonic() - began
@@ -256,7 +275,7 @@ class Varuna:
         if batch_size is not None:
             shares = Shares(batch=batch_size, replicas=shares.replicas, chunk=shares.chunk)
         micros = self._begin(inputs, shares, 1.0, training=False)
-        self._stepping.run(FORWARD, len(micros), self.steps)
+        self._stepping.run(len(micros), self.steps, training=False)
         sums = torch.tensor(mean_loss(self._engine.losses, micros), dtype=torch.float64)
         dist.all_reduce(sums, group=self._everybody)
         total, weight = sums.tolist()
@@ -305,7 +324,7 @@ class Varuna:
         """Divide this replica's rows into micro-batches."""
         share, rows = shares.share(self.replica), shares.rows(self.replica)
         tensors = check_inputs(inputs, len(share))
-        self._part.check(inputs)
+        self._stages[0].check(inputs)
         first = self.steps * shares.batch + share.start
         given, micros = [], []
         for own in rows:
@@ -315,7 +334,7 @@ class Varuna:
                 for name, value in tensors.items()
             }
             weight = float(len(own))
-            if own and self._weight_of is not None and self._part.last:
+            if own and self._weight_of is not None and self._stages[-1].last:
                 weight = float(self._weight_of({**inputs, **part}))
             here = {name: value.to(self._device) for name, value in part.items()}
             samples = tuple(first + row for row in taken)
@@ -324,14 +343,7 @@ class Varuna:
             )
             given.append(Given(here, ctx))
             micros.append(MicroBatch(samples=samples, weight=weight))
-        self._part.begin(given)
+        for stage in self._stages:
+            stage.begin(given)
         self._engine.begin(micros, scale / shares.batch, training=training)
         return micros
-
-
-def _check_order(order: str) -> None:
-    able = [name for name, one in ORDERS.items() if not (one.chunked or one.halved)]
-    if order not in able:
-        raise ValueError(
-            f"order is {order!r}; where a process has one stage it must be one of {', '.join(able)}"
-        )

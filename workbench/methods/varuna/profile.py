@@ -70,6 +70,16 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tied:
+    """A weight that two slices hold: one where both are in one stage."""
+
+    first: int
+    second: int
+    nbytes: int
+    """Of the weight alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Deviation:
     """How far single passes or messages deviate from their usual time: jitter."""
 
@@ -108,6 +118,7 @@ class ModelProfile:
     device_bytes: int
     """Memory of a device that a process may use."""
     slices: tuple[Slice, ...]
+    tied: tuple[Tied, ...] = ()
     within: Wire | None = None
     """Messages within a host; None where that was not measured."""
     between: Wire | None = None

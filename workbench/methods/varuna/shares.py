@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.schedule.build.division import even_share
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
@@ -22,6 +24,8 @@ class Shares:
     batch: int
     replicas: int
     chunk: int
+    multiple: int = 1
+    """Of which micro-batches are."""
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -35,21 +39,19 @@ class Shares:
     @property
     def micros(self) -> int:
         """Micro-batches N of each replica: as many as the largest share needs."""
-        return -(-len(self.share(0)) // self.chunk)
+        return -(-len(self.share(0)) // (self.chunk * self.multiple)) * self.multiple
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some micro-batch is empty."""
+        return self.batch // self.replicas < self.micros
 
     def share(self, replica: int) -> range:
         """Rows of the global batch that are a replica's."""
-        return _part(self.batch, self.replicas, replica)
+        return range(*even_share(self.batch, replica, self.replicas))
 
     def rows(self, replica: int) -> list[range]:
         """Rows of each micro-batch, counted within the replica's share; an empty one where a
         smaller share has fewer rows than micro-batches."""
         size = len(self.share(replica))
-        return [_part(size, self.micros, micro) for micro in range(self.micros)]
-
-
-def _part(size: int, parts: int, number: int) -> range:
-    """A part of so many rows; the first parts have one more where they do not divide."""
-    each, more = divmod(size, parts)
-    first = number * each + min(number, more)
-    return range(first, first + each + (number < more))
+        return [range(*even_share(size, micro, self.micros)) for micro in range(self.micros)]

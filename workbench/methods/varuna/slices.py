@@ -7,7 +7,7 @@ process keeps its stage's and lets go of the rest. Random numbers belong to samp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
-from workbench.partition.stages import min_max_stages
+from workbench.schedule.build.division import packs_of
 
 EXAMPLE = 2
 """Samples of the example a module is looked at with; the number is free afterwards."""
@@ -68,25 +68,28 @@ class Slices:
         """Number of slices: cut points and one."""
         return len(self.layers)
 
-    def stages(self, stages: int) -> list[range]:
-        """Slices of each stage, the longest stage as short as can be: by counted operations, of
-        which a backward pass has two forward passes' and all stages but the last repeat the
-        forward pass. Raises ValueError for more stages than slices."""
+    def stages(self, stages: int, cut: str = "") -> tuple[range, ...]:
+        """Slices of each stage, of which `cut` says how many, such as ``5 4 4 3``; by default about
+        as many in each. Raises ValueError for more stages than slices, and for another cut."""
         if not 1 <= stages <= self.count:
             raise ValueError(
                 f"{stages} stages are asked for, and the model is cut into {self.count} slices; "
                 f"use 1 to {self.count} stages, or more cut points"
             )
-        work = [self.model.flops(unit, 1, 1) + 1.0 for unit in range(self.count)]
-        inner, last = [4 * each for each in work], [3 * each for each in work]
-        found = min_max_stages(inner, stages, lambda stage, stretch: True, last)
-        return [*found]
+        even = [len(range(stage, self.count, stages)) for stage in range(stages)]
+        given = [int(word) if word.isdecimal() else 0 for word in cut.split()] or even
+        if len(given) != stages or sum(given) != self.count or 0 in given:
+            raise ValueError(
+                f"stages is {cut!r}; give the slices of {stages} stages, {self.count} in all, such "
+                f"as {' '.join(map(str, even))!r}"
+            )
+        return packs_of(given)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module, by its name."""
         return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
 
-    def owners(self, units: range) -> dict[int, dict[str, nn.Parameter]]:
+    def owners(self, units: Iterable[int]) -> dict[int, dict[str, nn.Parameter]]:
         """Parameters of slices: the first slice of the module that has one -> its name -> it."""
         first: dict[int, int] = {}
         for layer in reversed(self.layers):
@@ -98,15 +101,13 @@ class Slices:
                 own[self.names[id(parameter)]] = parameter
         return found
 
-    def holders(self, stages: Sequence[range]) -> dict[str, list[int]]:
+    def holders(self, stages: Sequence[Iterable[int]]) -> dict[str, list[int]]:
         """Parameters by their names in the module: the stages that hold each."""
         found: dict[str, list[int]] = {}
         for stage, units in enumerate(stages):
-            for unit in units:
-                for parameter in self.layers[unit].module.parameters():
-                    own = found.setdefault(self.names[id(parameter)], [])
-                    if stage not in own:
-                        own.append(stage)
+            every = (p for unit in units for p in self.layers[unit].module.parameters())
+            for name in dict.fromkeys(self.names[id(parameter)] for parameter in every):
+                found.setdefault(name, []).append(stage)
         return found
 
     def learning(self, units: range) -> dict[str, bool]:
@@ -124,7 +125,7 @@ class Slices:
             )
         return found
 
-    def keep(self, units: range) -> None:
+    def keep(self, units: Collection[int]) -> None:
         """Let go of the parameters of all other slices."""
         kept = {id(p) for unit in units for p in self.layers[unit].module.parameters()}
         for layer in self.layers:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from workbench.methods.varuna.slices import Slices
 from workbench.model.base import Context
 from workbench.model.decompose import Value
-from workbench.model.keyed import STATISTICS, norms_in
 from workbench.runtime.bundle import Bundle
 from workbench.runtime.group_transport import Form
-from workbench.runtime.statistics import name_of
 
 
 class Given(NamedTuple):
@@ -33,20 +31,13 @@ class Stage:
     def __init__(
         self, slices: Slices, units: range, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Floating-point tensors between stages are of `dtype`, which other than float32 is that of
+        """Floating-point tensors between stages are of `dtype`, which with 16 bits is that of
         autocast."""
         self.slices, self.units, self.device, self.dtype = slices, units, device, dtype
         self._micros: Sequence[Given] = ()
-        self._model = slices.model
+        self.model = slices.model
         self.modules = [slices.layers[unit].module.to(device) for unit in units]
         self.first, self.last = units.start == 0, units.stop == slices.count
-        values = [] if self.first else slices.layers[units.start].inputs
-        self._given = [value.name in slices.inputs for value in values]
-        self.parts = [v for v, own in zip(values, self._given, strict=True) if not own]
-        """Tensors that come from the stage before; what the module was called with, every stage
-        has by itself."""
-        if units.stop < slices.count:
-            self.sent = [v.name not in slices.inputs for v in slices.layers[units.stop].inputs]
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The stage's parameters by their names in the whole module."""
@@ -56,15 +47,6 @@ class Stage:
     def buffers(self) -> list[Tensor]:
         """Buffers of the stage's modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
-
-    def statistics(self) -> dict[str, Tensor]:
-        """BatchNorm's running statistics, by their names in the whole module."""
-        return {
-            name_of(self._model, unit, path, what): getattr(norm, what)
-            for unit, module in zip(self.units, self.modules, strict=True)
-            for path, norm in norms_in(module).items()
-            for what in STATISTICS
-        }
 
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise ValueError for inputs of other names, or other flags, than those that the module
@@ -82,18 +64,22 @@ class Stage:
                 )
 
     def came(self, samples: int) -> list[Form]:
-        """Tensors that come from the stage before."""
-        return [_form(value, samples, self.dtype) for value in self.parts]
+        """Tensors that come from the stage before; what the module was called with, every stage
+        has by itself."""
+        values = [v for v in self.slices.layers[self.units.start].inputs if self._crosses(v)]
+        return [_form(value, samples, self.dtype) for value in values]
 
     def goes(self, samples: int) -> list[Form]:
         """Tensors for the stage behind."""
-        values = self.slices.layers[self.units.stop].inputs
-        kept = [v for v, sent in zip(values, self.sent, strict=True) if sent]
-        return [_form(value, samples, self.dtype) for value in kept]
+        values = [v for v in self.slices.layers[self.units.stop].inputs if self._crosses(v)]
+        return [_form(value, samples, self.dtype) for value in values]
+
+    def _crosses(self, value: Value) -> bool:
+        return value.name not in self.slices.inputs
 
     def autocast(self) -> AbstractContextManager:
         """Mixed precision, in which passes run."""
-        if self.dtype == torch.float32:
+        if self.dtype.itemsize > 2:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
@@ -103,24 +89,21 @@ class Stage:
 
     def run(self, came: Bundle, micro: int) -> Bundle:
         """A pass over a micro-batch. `came` from the stage before. Returns tensors for the stage
-        behind, or the mean loss, an fp32 scalar."""
-        inputs, ctx = self._micros[micro]
-        first = self.slices.layers[self.units.start]
-        if self.first:
-            x: Any = tuple(inputs[value.name] for value in first.inputs)
-        else:
-            others = iter(came)
-            x = tuple(
-                inputs[value.name] if given else next(others)
-                for value, given in zip(first.inputs, self._given, strict=True)
-            )
-        for unit, module in zip(self.units, self.modules, strict=True):
-            taken = x if isinstance(x, tuple) else (x,)
-            x = self._model.forward(unit, module, taken, replace(ctx, unit=unit))
+        behind, or the mean loss, a scalar."""
+        (inputs, ctx), others = self._micros[micro], iter(came)
+        layers = self.slices.layers
+        x: Any = tuple(
+            next(others) if self._crosses(value) else inputs[value.name]
+            for value in layers[self.units.start].inputs
+        )
+        with self.autocast():
+            for unit, module in zip(self.units, self.modules, strict=True):
+                x = self.model.forward(unit, module, x, replace(ctx, unit=unit))
         made = x if isinstance(x, tuple) else (x,)
         if self.last:
             return made
-        kept = (t for t, sent in zip(made, self.sent, strict=True) if sent)
+        pairs = zip(made, layers[self.units.stop].inputs, strict=True)
+        kept = (t for t, value in pairs if self._crosses(value))
         return tuple(t.to(self.dtype) if t.is_floating_point() else t for t in kept)
 
 
@@ -128,7 +111,7 @@ def dtype_of(*, fp16: bool, bf16: bool) -> torch.dtype:
     """The precision of passes. Raises ValueError for two of them."""
     if fp16 and bf16:
         raise ValueError("fp16 and bf16 are both on; give one of them")
-    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.get_default_dtype()
 
 
 def _form(value: Value, samples: int, dtype: torch.dtype) -> Form:

@@ -1,18 +1,25 @@
-"""Schedules of a pipeline whose units are stages, and their execution by one process."""
+"""Schedules of a pipeline whose units are stages, and their execution by one process.
+
+Stage s of P * chunks lies at position s % P. Where activations are computed again, they are of the
+stages that would keep those of several micro-batches: in the backward action, from a checkpoint, or
+before it, where the order's list says so or inputs come back from the host.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 
+from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.methods.pipeline.orders import F, Pass, lists
+from workbench.methods.pipeline.orders import ORDERS, F, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
+from workbench.methods.varuna.shares import Shares
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.stage_engine import StageEngine
 from workbench.schedule.schedule import Schedule
@@ -27,27 +34,120 @@ ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
 
 
-@lru_cache(maxsize=8)
-def stage_schedule(order: str, stages: int, micros: int, replicas: int) -> Schedule:
-    """One step of an order, or forward passes alone."""
+@dataclass(frozen=True, kw_only=True)
+class StageLine(Pipeline):
+    """Units are stages."""
+
+    def _again(self, unit: int) -> bool:
+        return in_flight(self.passes[unit % self.ranks], unit // self.ranks) > 1
+
+    def recomputes(self, unit: int) -> bool:
+        if self.listed:
+            return unit in self.listed
+        return self.activations == "stash" and self._again(unit)
+
+    def stashes(self, unit: int) -> bool:
+        return self.activations == "stash" and unit > 0 and self.recomputes(unit)
+
+    def checkpoints(self, unit: int) -> bool:
+        return self.activations == "checkpoint" and self._again(unit)
+
+
+def stage_schedule(
+    order: str, positions: int, micros: int, replicas: int, *, chunks: int = 1, **treatment: Any
+) -> Schedule:
+    """One step of an order, or forward passes alone; `treatment` of activations and inputs is a
+    pipeline's."""
     if order == FORWARD:
-        passes = [[Pass(F, micro) for micro in range(micros)] for _ in range(stages)]
+        through = [  # micro-batches of all chunks by turns: few wait between two chunks
+            Pass(F, micro, chunk)
+            for first in range(0, micros, positions)
+            for chunk in range(chunks)
+            for micro in range(first, min(first + positions, micros))
+        ]
+        passes = [through] * positions
     else:
-        passes = lists(order, stages, micros)
-    return schedule_of(order, passes, replicas)
+        passes = lists(order, positions, micros, chunks)
+    return schedule_of(order, passes, replicas, chunks=chunks, **treatment)
 
 
-def schedule_of(method: str, passes: list[list[Pass]], replicas: int = 1) -> Schedule:
+def schedule_of(
+    method: str, passes: list[list[Pass]], replicas: int = 1, *, chunks: int = 1, **treatment: Any
+) -> Schedule:
     """One step of any lists of passes, a unit a stage."""
-    line = Pipeline(
+    line = StageLine(
         method=method,
         passes=passes,
-        stages=[range(stage, stage + 1) for stage in range(len(passes))],
+        stages=[range(stage, stage + 1) for stage in range(len(passes) * chunks)],
         micro=1,
         replicas=replicas,
         clipped=False,
+        **treatment,
     )
     return Program(line, IdealSizes()).schedule()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """How steps go through a pipeline. Raises ValueError for what cannot be."""
+
+    places: StageMap
+    order: str
+    chunks: int | None
+    """Stages of each position; two with orders that have several, where none are given."""
+    activations: str
+    stash: int | None
+    stash_on: str
+
+    def __post_init__(self) -> None:
+        row, able = ORDERS.get(self.order), [name for name, row in ORDERS.items() if not row.halved]
+        if self.order not in able:
+            halves = "the backward pass of a stage is one call, without halves; " * bool(row)
+            raise ValueError(f"order is {self.order!r}; {halves}give one of {', '.join(able)}")
+        for name, known in (
+            ("activations", ("keep", "recompute")),
+            ("stash_on", ("device", "host")),
+        ):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {value!r}; give {' or '.join(known)}")
+        if self.activations == "keep" and (row.recomputes or self.stash_on == "host"):
+            what = f"order {self.order}" if row.recomputes else "a stash on the host"
+            raise ValueError(f"activations is 'keep'; with {what} they are computed again")
+
+    @property
+    def stages_each(self) -> int:
+        """Stages of each position."""
+        return self.chunks or 1 + ORDERS[self.order].chunked
+
+    def shares(self, batch: int, chunk: int) -> Shares:
+        """A batch in micro-batches of so many rows at most. Raises ValueError where these would
+        wait for each other for ever."""
+        row, positions, each = ORDERS[self.order], self.places.stages, self.stages_each
+        shares = Shares(
+            batch=batch, replicas=self.places.replicas, chunk=chunk,
+            multiple=positions if row.chunked else 1,
+        )  # fmt: skip
+        passes = lists(self.order, positions, shares.micros, each)
+        needs = max(in_flight(own, chunk) for own in passes for chunk in range(each))
+        if row.recomputes:  # whose forward passes let backward passes go first
+            needs = 1
+        if self.stash is not None and self.stash < needs:
+            raise ValueError(
+                f"stash is {self.stash}; with {self.order} a stage needs places for the inputs of "
+                f"{needs} or more micro-batches"
+            )
+        return shares
+
+    def schedule(self, micros: int, *, training: bool) -> Schedule:
+        """A step of so many micro-batches, or forward passes alone."""
+        shape = self.places.stages, micros, self.places.replicas
+        if not training:
+            return stage_schedule(FORWARD, *shape, chunks=self.stages_each)
+        again = "stash" if self.stash_on == "host" else ORDERS[self.order].again
+        return stage_schedule(
+            self.order, *shape, chunks=self.stages_each, stash=self.stash,
+            activations=again if self.activations == "recompute" else "keep",
+        )  # fmt: skip
 
 
 class Stepping:
@@ -57,36 +157,36 @@ class Stepping:
         self,
         engine: StageEngine,
         device: torch.device,
+        plan: StepPlan,
         *,
-        place: tuple[int, int],
-        shape: tuple[int, int],
+        position: int,
         proves: bool,
         records: bool,
         perturb: Perturb | None = None,
     ) -> None:
-        """`place`: (stage, replica) of the process; `shape`: stages and replicas. One process
-        `proves` schedules before they run."""
+        """`position` of the process in the pipeline. One process `proves` schedules before they
+        run."""
         self._engine, self._device, self._perturb = engine, device, perturb
-        (self._stage, _), (self._stages, self._replicas) = place, shape
+        self._plan, self._position = plan, position
         self._proves, self._record_from = proves, 0 if records else NEVER
-        self._executors: dict[tuple[str, int], Executor] = {}
-        self._carries: tuple[str, int] | None = None
+        self._executors: dict[tuple[int, bool], Executor] = {}
+        self._carries: tuple[int, bool] | None = None
         self.events: list[Event] = []
         """Measured events of the last step, in seconds from its beginning; empty where nobody
         `records` them."""
 
-    def run(self, order: str, micros: int, step: int) -> None:
+    def run(self, micros: int, step: int, *, training: bool) -> None:
         """One step, to its end. Raises what failed here."""
-        key = order, micros
+        key = micros, training
         if key not in self._executors:
-            schedule = stage_schedule(order, self._stages, micros, self._replicas)
-            if self._proves and order != FORWARD:
+            schedule = self._plan.schedule(micros, training=training)
+            if self._proves and training:
                 validate(schedule)
             self._executors[key] = Executor(
                 schedule,
                 self._engine.perform,
                 self._device,
-                rank=self._stage,
+                rank=self._position,
                 perturb=self._perturb,
                 record_from=self._record_from,
                 origin=0.0,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,9 @@ Held = dict[int, list[str]]
 """Stage -> names there of one weight that several stages hold, or one under two names."""
 
 
-def copies(slices: Slices, stages: Sequence[range], pairs: Sequence[tuple[str, str]]) -> list[Held]:
+def copies(
+    slices: Slices, stages: Sequence[Iterable[int]], pairs: Sequence[tuple[str, str]]
+) -> list[Held]:
     """Weights that are in the model more than once: one parameter that several stages use, and
     pairs of parameters that the user names. Raises ValueError for names that are none."""
     holders = slices.holders(stages)
@@ -36,22 +37,19 @@ def copies(slices: Slices, stages: Sequence[range], pairs: Sequence[tuple[str, s
 
 
 class StageWeights:
-    """Parameters of a stage and their gradients."""
+    """Parameters of a process's stages and their gradients."""
 
-    def __init__(self, stage: Stage, learning: Mapping[str, bool]) -> None:
+    def __init__(self, stages: Sequence[Stage], learning: Mapping[str, bool]) -> None:
         """`learning`: whether a parameter, by its name, is trained at all."""
-        self.named = stage.named_parameters()
+        self.named = {name: p for one in stages for name, p in one.named_parameters().items()}
         for name, parameter in self.named.items():
             parameter.requires_grad_(learning[name])
         self._trained = [p for name, p in self.named.items() if learning[name]]
         sizes = [parameter.numel() for parameter in self._trained]
-        self.gradients = torch.zeros(sum(sizes), device=stage.device)
+        self.gradients = torch.zeros(sum(sizes), device=stages[0].device)
         """Of all that is trained, flat, fp32."""
-        ends = [0, *torch.tensor(sizes, dtype=torch.int64).cumsum(0).tolist()]
-        self._views = [
-            self.gradients[first:end].view(parameter.shape)
-            for (first, end), parameter in zip(pairwise(ends), self._trained, strict=True)
-        ]
+        parts = zip(self.gradients.split(sizes), self._trained, strict=True)
+        self._views = [part.view(parameter.shape) for part, parameter in parts]
         self.attach()
 
     def attach(self) -> None:

@@ -45,7 +45,7 @@ def check_written(slices: Slices, device: torch.device) -> None:
 
 def _compare(slices: Slices, device: torch.device) -> None:
     before = [buffer.clone() for buffer in slices.module.buffers()]
-    ctx = Context(seed=0, step=0, unit=0, samples=tuple(range(EXAMPLE)))
+    ctx = Context(seed=0, step=-1, unit=0, samples=tuple(range(EXAMPLE)))
     given = {
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in slices.example.items()
@@ -87,10 +87,7 @@ def _by_slices(slices: Slices, given: Inputs, ctx: Context) -> Callable[[], Tens
     def run() -> Tensor:
         x = tuple(given[value.name] for value in slices.layers[0].inputs)
         for layer in slices.layers:
-            taken = x if isinstance(x, tuple) else (x,)
-            x = slices.model.forward(
-                layer.index, layer.module, taken, replace(ctx, unit=layer.index)
-            )
+            x = slices.model.forward(layer.index, layer.module, x, replace(ctx, unit=layer.index))
         return x[0] if isinstance(x, tuple) else x
 
     return run

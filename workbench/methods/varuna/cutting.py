@@ -1,0 +1,53 @@
+"""Where to cut a module whose shape is known, and nobody has said it: by what its slices take here.
+
+One slice of each kind, and the first one, whose input has no gradient, are measured on the first
+rank's device as the Profiler measures them, but briefly, and in micro-batches of the job. Of the
+cuts that are foreseen to fit that device's memory, AdamW's states among it, the one with the
+fastest slowest stage is taken; the last stage computes nothing again. Where none fits, memory does
+not count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workbench.core.stage_map import StageMap
+from workbench.methods.pipeline.balance import Stages
+from workbench.methods.varuna.autoconfig import stages_of
+from workbench.methods.varuna.profile import ModelProfile, Named
+from workbench.methods.varuna.shares import Shares
+from workbench.methods.varuna.slice_timing import measure, memory_of, tied_in
+from workbench.methods.varuna.slices import EXAMPLE, Inputs, Slices
+
+
+def measured_cut(
+    slices: Slices, places: StageMap, shares: Shares, order: str,
+    *, device: torch.device, dtype: torch.dtype,
+) -> Stages:  # fmt: skip
+    """Slices of each stage. Raises ValueError where a slice finds no memory."""
+    micro = len(shares.rows(0)[0])
+    learning = slices.learning(range(slices.count))
+    kinds = [(slices.model.kind(unit), unit == 0) for unit in range(slices.count)]
+    found = {
+        kind: measure(
+            slices, kinds.index(kind), learning, [micro],
+            lambda rows: _repeated(slices.example, rows), device=device, dtype=dtype,
+        )[0]
+        for kind in dict.fromkeys(kinds)
+    }  # fmt: skip
+    room, libraries = memory_of(device, 1)
+    profile = ModelProfile(
+        model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
+        slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,
+    )  # fmt: skip
+    return stages_of(profile, order, places.stages, places.replicas, micro, shares.batch)
+
+
+def _repeated(example: Inputs, rows: int) -> Inputs:
+    """So many rows of an example; what reads data is not asked again."""
+    taken = torch.arange(rows) % EXAMPLE
+    return {
+        name: value[taken] if isinstance(value, Tensor) and value.shape[:1] == (EXAMPLE,) else value
+        for name, value in example.items()
+    }
