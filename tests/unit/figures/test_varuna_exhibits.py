@@ -17,7 +17,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.varuna import jitter, scaling, schedules
 from workbench.exhibits.varuna.policies import POLICIES, stashed
-from workbench.figures.rows import MEASURED, SIMULATED, pick
+from workbench.figures.rows import MEASURED, REFERENCE, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R, in_flight
@@ -156,6 +156,8 @@ def test_policies_keep_the_references_order_under_jitter(under_jitter, capsys):
     session, rows = under_jitter
     assert judged(session, rows) == [HOLDS] * 7
     told = pick(rows, quantity=jitter.EFFICIENCY)
+    every = told.pivot(index=["label", "pair"], columns="source", values="value")
+    assert (every[SIMULATED] - every[REFERENCE]).abs().max() <= 0.02
     ours = pick(told, source=SIMULATED, pair="5/40").set_index("label")["value"]
     for name, words in ASKED.items():
         us = "--us 50000,100000,5000,20000 --jitter 5000,40000"
