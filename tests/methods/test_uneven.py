@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from baselines.plain_training import Training
 from baselines.swapping.division import build as build_swapping
 from baselines.swapping.division import divided
-from tests.methods import double, masked, pipelines, plain, test_modules
+from tests.methods import double, masked, pipelines, plain, test_modules, torchs
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
 from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
@@ -79,21 +78,7 @@ def by_torch(spec, dtype: torch.dtype):
     """Losses, and the user's own module after training."""
     torch.manual_seed(spec.seed)
     net = masked.net(spec.model)[0].to(dtype)
-    matrices, vectors = ([p for p in net.parameters() if p.dim() == n] for n in (2, 1))
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    how = {"weight_decay": spec.weight_decay, "betas": (spec.beta1, spec.beta2), "eps": spec.eps}
-    optimizer = torch.optim.AdamW(groups, **how)
-    batches, losses = load_batches(spec, make_model(spec.model)), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        x, labels = batches.batch(step)
-        loss = F.cross_entropy(net(x.to(dtype)).flatten(0, 1), labels.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses, _ = torchs.train(spec, net)
     return losses, dict(net.named_parameters())
 
 
