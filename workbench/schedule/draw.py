@@ -206,7 +206,7 @@ class _Page:
                     text, (x, 1), xycoords=("data", "axes fraction"), xytext=(1, 1),
                     textcoords="offset points", fontsize=LABEL_PT, va="bottom",
                 )  # fmt: skip
-                free_from = x + width_pt(text) * point
+                free_from = x + letters_pt(text) * point
 
     def memory(
         self, schedule: Schedule, events: list[Event], source: Source, tier: str, rank: int
@@ -296,13 +296,13 @@ def fill(color: str, source: Source) -> dict[str, Any]:
 def _label(axes: Axes, event: Event, x: float, row: float, width_pt: float, ink: str) -> None:
     """The action's name in its box, or its unit, or nothing, as it fits."""
     for text in (event.name.partition(":")[2] or event.name, str(event.unit)):
-        if width_pt(text) <= width_pt:
+        if letters_pt(text) <= width_pt:
             axes.text(x, row, text, color=ink, fontsize=LABEL_PT, ha="center", va="center_baseline")
             return
 
 
-def width_pt(text: str) -> float:
-    """Of letters in boxes."""
+def letters_pt(text: str) -> float:
+    """Width of a text in a box, in points."""
     return 0.62 * LABEL_PT * len(text) + 1
 
 

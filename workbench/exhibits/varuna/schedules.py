@@ -25,7 +25,7 @@ from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
-from workbench.schedule.draw import LABEL_PT, fill, width_pt
+from workbench.schedule.draw import LABEL_PT, fill, letters_pt
 from workbench.schedule.looks import LOOKS
 from workbench.schedule.simulate import Event, simulate
 
@@ -209,7 +209,7 @@ def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
             **fill(look.color, each.source),
         )  # fmt: skip
         words = f"{each.kind.lower()}{each.micro:g}"
-        if width_pt(words) <= width / point:
+        if letters_pt(words) <= width / point:
             axes.text(
                 each.start + width / 2, each.rank, words, color=look.ink, fontsize=LABEL_PT,
                 ha="center", va="center", bbox={"fc": look.color, "lw": 0, "pad": 0.4},
