@@ -10,6 +10,8 @@ jitter are those that the simulator has for the same passes.
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import sys
 import tempfile
 import time
@@ -28,7 +30,6 @@ from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R, lists
 from workbench.methods.pipeline.quick import STRICT, Links, Rule, step_seconds
 from workbench.methods.varuna import CutPoint, Varuna
-from workbench.runtime.loopback import join
 from workbench.schedule.action import Action, Kind
 
 STAGES, MICROS, WARMUP = 4, 16, 1
@@ -97,14 +98,20 @@ def batch(rows: int) -> dict[str, torch.Tensor]:
 
 def measured(order: str, pace: dict[str, Any], steps: int) -> list[float]:
     """Seconds of steps, in processes of their own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        job = (order, pace, steps, Path(folder))
+        job = (order, pace, steps, port, folder)
         mp.start_processes(_rank, job, nprocs=STAGES, start_method="fork")
         return [float(line) for line in (Path(folder) / "0").read_text().split()]
 
 
-def _rank(rank: int, order: str, pace: dict[str, Any], steps: int, folder: Path) -> None:
-    join(torch.device("cpu"), file=folder / "meeting", rank=rank, ranks=STAGES)
+def _rank(rank: int, order: str, pace: dict[str, Any], steps: int, port: int, folder: str) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(STAGES), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
     torch.set_num_threads(1)
     own = Pace(stages=STAGES, micros=MICROS, **pace)
     model = Varuna(
@@ -115,7 +122,7 @@ def _rank(rank: int, order: str, pace: dict[str, Any], steps: int, folder: Path)
     for _ in range(WARMUP + steps):
         model.step(batch(MICROS))
         seconds.append(model.step_seconds)
-    (folder / str(rank)).write_text(" ".join(map(str, seconds[WARMUP:])))
+    (Path(folder) / str(rank)).write_text(" ".join(map(str, seconds[WARMUP:])))
     model.close()
 
 

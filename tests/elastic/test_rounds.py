@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.elastic.jobs import Job
-from tests.runs.helpers import living, wait_for, workbench
+from tests.runs.helpers import ROOT, living, wait_for, workbench
 from workbench import cli_varuna
 
 TOY = Path(__file__).with_name("toy.py")
@@ -23,14 +23,33 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 """Agents of the first three are started here, that of the last one by a command."""
 
 
-class Run(Job):
-    """A job of the toy."""
+class Run:
+    """A job of the toy, as a user starts it."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.folder, self.list = to, to / "run", to / "list"
+        self.seen: dict[int, psutil.Process] = {}
+        self.manager: subprocess.Popen | None = None
 
     def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
-        super().start(
-            "--preload", "", "--chunk_size", 1, "--connect", "env AT={host} {command}", *flags,
-            TOY, "--steps", 100_000, "--to", self.to, inside=inside,
-        )  # fmt: skip
+        words = [
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
+            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
+            "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
+            TOY, "--steps", 100_000, "--to", self.to,
+        ]  # fmt: skip
+        command = [*inside, sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        with (self.to / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
+
+    def state(self) -> dict:
+        path = self.folder / "state.json"
+        return json.loads(path.read_text()) if path.exists() else {"step": None, "ranks": {}}
 
     def gets_on(self, *hosts: str, after: int) -> int:
         """Wait for a round after that one in which these hosts count steps; its number."""
@@ -46,6 +65,10 @@ class Run(Job):
 
         wait_for(counts)
         return self.state()["round"]
+
+    def remember(self) -> None:
+        for process in psutil.Process(self.manager.pid).children(recursive=True):
+            self.seen.setdefault(process.pid, process)
 
     def worker(self, round: int, rank: int) -> dict:
         return json.loads((self.to / f"{round}-{rank}.json").read_text())
@@ -68,7 +91,10 @@ class Run(Job):
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    run.stop()
+    if run.manager is not None and run.manager.poll() is None:
+        run.manager.send_signal(signal.SIGTERM)
+        run.manager.wait(60)
+    assert wait_for(lambda: not living(run.seen.values())), "a process is left"
 
 
 def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from tests.elastic.jobs import BATCH, Job
-from tests.runs.helpers import ROOT, wait_for
+from tests.runs.helpers import ROOT, living, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench import cli_varuna
-from workbench.core.files import write_whole
 from workbench.methods.varuna.logs import read_losses, read_tasks
 
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-STEPS, EVERY = 17, 3
+BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
-class Steered(Job):
-    """A job of three hosts that trains as far as it is told."""
+class Job:
+    """A job of three hosts with two workers each."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.list, self.folder = to, to / "list", to / "run"
+        self.seen: dict[int, psutil.Process] = {}
+        self.hosts(*HOSTS)
+        self.until(0)
+        words = [
+            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
+            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", "--manager_ip",
+            "127.0.0.1", "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
+            EVERY, "--to", to,
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        with (to / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
 
     def until(self, step: int) -> None:
         """Let workers do so many steps, and wait until they have."""
-        write_whole(self.to / "until", str(step))
-        wait_for(lambda: self.remember() or self.steps()[-1:] == [step])
+        part = self.to / "until.part"
+        part.write_text(str(step))
+        part.replace(self.to / "until")
+        wait_for(lambda: self.remember() or self.steps()[-1:] == [step] or not step)
+
+    def remember(self) -> None:
+        if getattr(self, "manager", None) is not None and self.manager.poll() is None:
+            for process in psutil.Process(self.manager.pid).children(recursive=True):
+                self.seen.setdefault(process.pid, process)
 
     def lines(self) -> list[dict]:
         path = self.to / "losses"
@@ -47,18 +76,15 @@ class Steered(Job):
 
 @pytest.fixture
 def job(tmp_path: Path):
-    job = Steered(tmp_path)
-    job.hosts(*HOSTS)
-    (tmp_path / "until").touch()
-    job.start(
-        "--chunk_size", 2, "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS,
-        "--every", EVERY, "--to", tmp_path,
-    )  # fmt: skip
+    job = Job(tmp_path)
     yield job
-    job.stop()
+    if job.manager.poll() is None:
+        job.manager.send_signal(signal.SIGTERM)
+        job.manager.wait(60)
+    assert wait_for(lambda: not living(job.seen.values())), "a process is left"
 
 
-def test_losses_are_those_of_an_undisturbed_run(job: Steered) -> None:
+def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
     torch.set_num_threads(1)
     wanted, *_ = net.plain(BATCH, STEPS, CLIP, net.adamw)
     job.until(5)
@@ -69,7 +95,7 @@ def test_losses_are_those_of_an_undisturbed_run(job: Steered) -> None:
     job.kill(0, after=8)  # from the checkpoint at 3 again, since that at 6 is torn
     folder = ("--folder", str(job.folder))
     assert cli_varuna.main(["notice", HOSTS[2], *folder]) == 0
-    wait_for(lambda: job.state()["phase"] != "running")
+    wait_for(lambda: json.loads((job.folder / "state.json").read_text())["phase"] != "running")
     before = len(job.lines())
     job.until(STEPS)
     morphed = job.lines()[before:]

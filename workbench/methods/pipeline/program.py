@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from workbench.methods.pipeline import updates
-from workbench.methods.pipeline.draft import AHEAD, Draft, Sheet
+from workbench.methods.pipeline.draft import AHEAD, Draft
 from workbench.methods.pipeline.orders import B, F, I, R, W
+from workbench.methods.pipeline.sheet import Sheet
 from workbench.methods.pipeline.swaps import Swaps, stash
 from workbench.profile.cuda_graphs import replay_bytes
 from workbench.schedule import buffers as name

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from workbench.methods.pipeline.draft import AHEAD, Draft, Sheet
+from workbench.methods.pipeline.draft import AHEAD, Draft
 from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.methods.pipeline.places import Visit
+from workbench.methods.pipeline.sheet import Sheet
 from workbench.profile.unit_costs import borrowed_bytes, host_weights
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, Kind

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from workbench.methods.pipeline.draft import Draft, Sheet
+from workbench.methods.pipeline.draft import Draft
 from workbench.methods.pipeline.orders import B, F, W
+from workbench.methods.pipeline.sheet import Sheet
 from workbench.schedule import buffers as name
 from workbench.schedule.action import HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from workbench.elastic.worker import Worker
@@ -25,19 +26,28 @@ class Lifeline:
     def __init__(self) -> None:
         """Take part in a launcher's job, where this process is in one. In the main thread."""
         self._own: Handler | None = None
+        self.worker: Worker | None
         self._signalled, self.worker = False, None
-        self._take_over()
+        if threading.current_thread() is threading.main_thread():
+            self._take_over()
         self.worker = Worker.join()
-        self.logs = self.worker and self.worker.folder
-        """Where logs go, if a script names no folder."""
-        self.folder = self.logs and self.logs / FOLDER
-        """Where checkpoints go, if a script names no folder."""
         if self.worker is not None and self._own is not None:
             signal.signal(signal.SIGUSR1, self._on_signal)
 
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints go, if a script names no folder."""
+        return self.worker.folder / FOLDER if self.worker is not None else None
+
+    @property
+    def logs(self) -> Path | None:
+        """Where logs go, if a script names no folder."""
+        return self.worker.folder if self.worker is not None else None
+
     def wanted(self) -> bool:
         """Whether this process has heard that a checkpoint is wanted."""
-        self._take_over()
+        if threading.current_thread() is threading.main_thread():
+            self._take_over()
         told = self.worker is not None and self.worker.save_wanted()
         return told or self._signalled
 
@@ -74,9 +84,7 @@ class Lifeline:
             self.worker.committed(step)
 
     def _take_over(self) -> None:
-        """Call a handler that the script has set, at the right point only. In the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return
+        """Call a handler that the script has set, at the right point only."""
         set_now = signal.getsignal(signal.SIGUSR1)
         ours = [self._on_signal, *([self.worker.on_signal] if self.worker is not None else [])]
         if callable(set_now) and set_now not in ours:

@@ -23,7 +23,6 @@ from workbench.methods.varuna.stage import Stage
 from workbench.methods.varuna.weights import Held, copies
 from workbench.methods.varuna.written import check_written
 from workbench.model.keyed import norms_in
-from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
 Made = TypeVar("Made")
@@ -102,13 +101,19 @@ def in_turn(make: Callable[[], Made], turn: int, everybody: dist.ProcessGroup) -
     ValueError on all processes where one refuses."""
     last = torch.tensor(turn)
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
-    threads, own = torch.get_num_threads(), []
-
-    def mine() -> None:
-        torch.set_num_threads(available_cores())
-        own.append(make())
-        torch.set_num_threads(threads)
-
+    refused: ValueError | None = None
+    threads = torch.get_num_threads()
     for now in range(int(last) + 1):
-        as_one(mine if now == turn else lambda: None, everybody)
-    return own[0]
+        if now == turn:
+            torch.set_num_threads(available_cores())
+            try:
+                own = make()
+            except ValueError as error:
+                refused = error
+            torch.set_num_threads(threads)
+        dist.barrier(group=everybody)
+    faults = torch.tensor(float(refused is not None))
+    dist.all_reduce(faults, group=everybody)
+    if faults:
+        raise refused or ValueError("another process has refused the module, and says why")
+    return own
