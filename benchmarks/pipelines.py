@@ -31,8 +31,10 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import quotient
 from workbench.methods.evaluate import STEPS
-from workbench.methods.pipeline.proofs import Ground
+from workbench.model import make_model
 from workbench.profile.profile import Profile
+from workbench.profile.server import ServerCosts, server_of
+from workbench.profile.unit_costs import profiled_sizes
 from workbench.published.pipelines import (
     COLUMNS,
     ORDERS,
@@ -93,8 +95,10 @@ def _foreseen(plan: Plan, record: RunRecord, spec: RunSpec, store: Store) -> dic
 def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile]) -> float:
     """Mean over the stages of the share of a step in which none of a stage's passes runs, under the
     costs that the plan was made from: profiles by samples in a micro-batch."""
-    costs, stages = Ground.of(spec, profiles).costs, plan.schedule.num_ranks
-    simulated = simulate(plan.schedule, costs, steps=STEPS)
+    schedule, server = plan.schedule, server_of(profiles[min(profiles)], spec)
+    sizes = profiled_sizes(make_model(spec.model), spec, profiles)
+    costs = ServerCosts(sizes, server, shared_updates=False)
+    simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
     busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
     return 1 - busy / (stages * simulated.step_seconds)
 
