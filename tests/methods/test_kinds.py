@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from baselines.plain_training import Training
 from tests.methods import kinds, torchs
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.methods.compared import ensure
@@ -58,9 +58,7 @@ def assert_equal(trained, losses, parameters, statistics) -> None:
     expected, net = trained
     assert losses == pytest.approx(expected, rel=10 * LOSS_TOLERANCE)
     wanted = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers())
-    for name, value in {**parameters, **statistics}.items():
-        worst = float((value - wanted[name].detach()).abs().max())
-        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+    assert_near(wanted, {**parameters, **statistics})
     assert len(parameters) == len([*net.parameters()])
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from baselines.plain_training import Training
 from tests.methods import chain, torchs
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
@@ -91,18 +91,14 @@ def assert_equals_original(spec, crew: RankTraining, micro: int) -> None:
     ):
         expected = dict(expected)
         assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= PARAMETER_TOLERANCE, (name, worst)
+        assert_near(found, expected)
 
 
 def assert_follows(whole: Training, crew: RankTraining) -> None:
     """Losses and parameters of a crew that trains now are those of torch's training before."""
     crew.run(Silent())
     assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
-    found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-    for name, value in whole.parameters().items():
-        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_near(checkpoint.parameters(crew.model, crew.states, crew.flats), whole.parameters())
 
 
 def crew_for(packs: Packs, spec, folder, measured: int = 1):
@@ -200,9 +196,7 @@ def test_the_first_step_is_of_what_the_function_makes(made, tmp_path):
         crew.run(Silent())
         assert crew.history.losses == pytest.approx([float(expected.detach())], rel=LOSS_TOLERANCE)
         found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-        for name, value in net.named_parameters():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= 10 * spec.lr, name
+        assert_near(found, dict(net.named_parameters()), 10 * spec.lr)
 
 
 @pytest.mark.parametrize("mode", ["pp", pytest.param("dp", marks=pytest.mark.thorough)])
@@ -220,9 +214,8 @@ def test_what_asks_for_no_gradient_stays_and_the_rest_trains_as_beside_it(mode, 
         crew.run(Silent())
         assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
         found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        assert_near(found, dict(net.named_parameters()))
         for name, value in net.named_parameters():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= PARAMETER_TOLERANCE, name
             assert torch.equal(found[name], first[name]) != value.requires_grad, name
 
 
