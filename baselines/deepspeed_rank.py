@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from workbench.runtime.manifest import Saved
 
 
 def make_operators(
-    report: Reporter, device: torch.device, wanted: Sequence[str], label: str
+    report: Reporter, device: torch.device, label: str, *, disk: bool = False, offload: bool = True
 ) -> None:
     """Build those native operators that are missing, before the clock starts, and say so. Raises
     ValueError where one cannot be built; `label` names who wants it."""
-    absent = deepspeed_ops.missing(wanted, device.type)
-    if absent:
+    wanted = deepspeed_ops.required(disk=disk, offload=offload, device=device.type)
+    if absent := deepspeed_ops.missing(wanted, device.type):
         report.phase(f"building DeepSpeed operators: {', '.join(absent)}")
         failed = deepspeed_ops.build(absent, echo=report.phase, device=device.type)
         if failed:

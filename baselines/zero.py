@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import deepspeed_ops, ranks
+from baselines import ranks
 from baselines.blocks import compile_blocks, why_eager
 from baselines.common import (
     cap_device,
@@ -83,7 +83,8 @@ def train(
             f"{adapter.label} gives every rank as many samples: a micro-batch of {spec.microbatch} "
             f"does not divide among {spec.ranks} ranks"
         )
-    _operators(report, resolve_device(spec.device), adapter)  # before two ranks build the same
+    # Before two ranks build the same.
+    make_operators(report, resolve_device(spec.device), adapter.label, disk=bool(adapter.scratch))
     with _scratch(adapter):
         return ranks.train(work, spec, report, folder)
 
@@ -98,7 +99,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     _refuse(spec, adapter)
     device = resolve_device(spec.device)
     use_rank_threads(device.type, spec.ranks)
-    _operators(report, device, adapter)
+    make_operators(report, device, adapter.label, disk=bool(adapter.scratch))
     be_a_rank(device)
     # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
@@ -261,11 +262,6 @@ def _refuse(spec: RunSpec, adapter: Adapter) -> None:
             f"(DeepSpeed refuses the second one); save_every is {spec.save_every}, use 0, or "
             "optimizer_tier 'host'"
         )
-
-
-def _operators(report: Reporter, device: torch.device, adapter: Adapter) -> None:
-    wanted = deepspeed_ops.required(disk=adapter.scratch is not None, device=device.type)
-    make_operators(report, device, wanted, adapter.label)
 
 
 @contextmanager

@@ -18,15 +18,18 @@ are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks import offload, pipeline_cases
 from benchmarks.offload_sheet import replicas_of
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.figures.rows import quotient
 from workbench.methods.evaluate import STEPS
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.profile import Profile
@@ -34,14 +37,9 @@ from workbench.published.pipelines import (
     COLUMNS,
     ORDERS,
     PEERS,
-    Errors,
     PipelineRun,
-    bubble_errors,
-    choice,
     latest,
-    peak_errors,
     read_pipelines,
-    step_errors,
 )
 from workbench.runs.planning import answer, choose_profiles
 from workbench.runs.store import Store
@@ -52,6 +50,18 @@ from workbench.schedule.schedule import DEVICE
 from workbench.schedule.simulate import Event, simulate
 
 GIB = 1 << 30
+Error = Callable[[PipelineRun], float | None]
+ERRORS: dict[str, Error] = {
+    "step": lambda run: run.error,
+    "peak memory": lambda run: less(quotient(run.predicted_peak_device_gib, run.peak_device_gib)),
+    "bubble (of a step)": lambda run: less(run.predicted_bubble, run.bubble),
+}
+"""What was predicted, and how far it was from what was measured; None where either is lacking."""
+
+
+def less(value: float | None, other: float | None = 1.0) -> float | None:
+    """The difference, where both are there."""
+    return None if value is None or other is None else value - other
 
 
 def more(record: RunRecord, store: Store) -> dict[str, Any]:
@@ -103,55 +113,43 @@ def measured_bubble(events: Sequence[Event], step_seconds: Sequence[float], stag
 def summary(path: Path) -> list[str]:
     """Lines on the rows of a file: errors, what predictions choose, ours beside peers."""
     runs = latest(read_pipelines(path))
-    ours = [run for run in runs if run.method in ORDERS]
-    lines = [
-        *_told("step, ours", step_errors(ours)),
-        *_told("step, peers", step_errors(run for run in runs if run.method in PEERS)),
-        *_told("peak memory, ours", peak_errors(ours)),
-        *_told("peak memory, peers", peak_errors(run for run in runs if run.method in PEERS)),
-        *_told("bubble, ours, of a step", bubble_errors(ours)),
-    ]
+    ours, peers = ([run for run in runs if run.method in names] for names in (ORDERS, PEERS))
+    lines = []
+    for what, error in ERRORS.items():
+        for who, some in (("ours", ours), ("peers", peers)):
+            lines += _told(f"{what}, {who}", some, error)
     for ranks in sorted({run.ranks for run in ours}):
         there = [run for run in ours if run.ranks == ranks]
         varuna = [run for run in there if run.method == "varuna"]
         for name, among in (("varuna", varuna), ("all orders", there)):
-            lines += _chosen(f"choice on {ranks} GPUs, {name}", among)
-    return lines + _beside_peers(runs)
-
-
-def _told(what: str, errors: Errors | None) -> list[str]:
-    if errors is None:
-        return []
-    worst = f"{errors.worst:.1%} ({errors.at.method} {errors.at.shape})"
-    return [f"error of the {what}: mean {errors.mean:.1%}, worst {worst}, {errors.runs} runs"]
-
-
-def _chosen(what: str, runs: list[PipelineRun]) -> list[str]:
-    found = choice(runs)
-    if found is None:
-        return []
-    (chosen, best), names = found, [f"{run.method} {run.shape}" for run in found]
-    over = chosen.step_seconds_median / best.step_seconds_median - 1
-    return [f"{what}: {names[0]}, {over:.1%} over the best, {names[1]}"]
-
-
-def _beside_peers(runs: list[PipelineRun]) -> list[str]:
-    """The fastest of ours over the fastest peer, of each shape that both have."""
-    lines = []
+            chosen, best = _fastest(among, "predicted_step_seconds"), _fastest(among)
+            if chosen is not None:
+                over = chosen.step_seconds_median / best.step_seconds_median - 1
+                lines.append(
+                    f"choice on {ranks} GPUs, {name}: {chosen.method} {chosen.shape}, {over:.1%} "
+                    f"over the best, {best.method} {best.shape}"
+                )
     for shape in dict.fromkeys(run.shape for run in runs):
-        ours, theirs = (_fastest(runs, shape, names) for names in (ORDERS, PEERS))
-        if ours and theirs:
-            times = theirs.step_seconds_median / ours.step_seconds_median
-            lines.append(f"{shape}: {ours.method} {times:.3f} times as fast as {theirs.method}")
+        own, their = (_fastest(r for r in some if r.shape == shape) for some in (ours, peers))
+        if own and their:
+            times = their.step_seconds_median / own.step_seconds_median
+            lines.append(f"{shape}: {own.method} {times:.3f} times as fast as {their.method}")
     return lines
 
 
-def _fastest(runs: list[PipelineRun], shape: str, methods: Iterable[str]) -> PipelineRun | None:
-    ended = [
-        run for run in runs
-        if run.shape == shape and run.method in methods and run.step_seconds_median is not None
-    ]  # fmt: skip
-    return min(ended, key=lambda run: run.step_seconds_median, default=None)
+def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
+    found = [(abs(value), run) for run in runs if (value := error(run)) is not None]
+    if not found:
+        return []
+    mean, (worst, at) = fmean(value for value, _ in found), max(found, key=itemgetter(0))
+    worst = f"{worst:.1%} ({at.method} {at.shape})"
+    return [f"error of the {what}: mean {mean:.1%}, worst {worst}, {len(found)} runs"]
+
+
+def _fastest(runs: Iterable[PipelineRun], by: str = "step_seconds_median") -> PipelineRun | None:
+    """Of the runs that have ended and have such a time."""
+    ended = [run for run in runs if None not in (run.step_seconds_median, getattr(run, by))]
+    return min(ended, key=attrgetter(by), default=None)
 
 
 PIPELINES = offload.Suite(

@@ -15,11 +15,6 @@ class Options(options.Options):
 
     checkpointed: ClassVar[bool] = False
 
-    @property
-    def copies(self) -> int:
-        """Pipelines side by side; one unless the user says more."""
-        return 1 if self.replicas == "auto" else self.replicas
-
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
         pieces = spec.microbatches * self.copies

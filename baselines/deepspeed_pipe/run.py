@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import deepspeed_ops, ranks, zero
 from baselines import plain_training as plain
+from baselines import ranks, zero
 from baselines.blocks import compile_blocks
 from baselines.common import decay_groups
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
@@ -47,16 +47,18 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     ranks.refuse_host_activations(spec, LABEL)
     _stages(make_model(spec.model, spec.seed), spec)
-    _operators(spec, report)  # before two ranks build the same
+    # Before two ranks build the same.
+    make_operators(report, resolve_device(spec.device), LABEL, offload=False)
     return ranks.train(__name__, spec, report, folder)
 
 
 @contextmanager
 def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Training]:
     """In a rank's process: the training of its stage. DeepSpeed is left standing (zero.py)."""
-    use_rank_threads(resolve_device(spec.device).type, spec.ranks)
-    _operators(spec, report)
-    be_a_rank(resolve_device(spec.device))
+    device = resolve_device(spec.device)
+    use_rank_threads(device.type, spec.ranks)
+    make_operators(report, device, LABEL, offload=False)
+    be_a_rank(device)
     yield Training(spec, report, folder)
 
 
@@ -123,15 +125,14 @@ class Training(plain.Training):
         """The measured half of the record."""
         import deepspeed
 
-        spec, told, notes = self.spec, super().outcome(), []
-        if spec.dtype == "fp32":
-            notes.append("no gradient norms: DeepSpeed tells none in fp32")
+        spec, told = self.spec, super().outcome()
+        lacking = ["no gradient norms: DeepSpeed tells none in fp32"] * (spec.dtype == "fp32")
         units = ", ".join(f"{stage.start} to {stage.stop - 1}" for stage in self.stages)
         split = f"{spec.microbatches} micro-batches on each of {spec.options.copies} replicas"
         return replace(
             told,
             engine=f"PipelineEngine of deepspeed {deepspeed.__version__}, {self.blocks}",
-            notes=[*told.notes, f"stages of units {units}; {split}", *notes],
+            notes=[*told.notes, f"stages of units {units}; {split}", *lacking],
         )
 
     # -- a step ---------------------------------------------------------------------------------
@@ -190,9 +191,3 @@ def _stages(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     units, micro = range(model.num_units), spec.microbatch // spec.options.copies
     flops = [model.flops(unit, micro, spec.model.seq) for unit in units]
     return stages_of(spec, flops, [model.unit_parameters(unit) for unit in units])
-
-
-def _operators(spec: RunSpec, report: Reporter) -> None:
-    device = resolve_device(spec.device)
-    wanted = deepspeed_ops.required(offload=False, device=device.type)
-    make_operators(report, device, wanted, LABEL)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import wait_for
-from workbench.elastic.agent import CUT_OFF_S, STOPPED_S, Agent, Seat, is_stopped
+from workbench.core.parents import is_stopped
+from workbench.elastic.agent import CUT_OFF_S, STOPPED_S, Agent, Seat
 from workbench.elastic.messages import Message, Order
 from workbench.elastic.worker import Worker
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
-from torch.nn import functional as F
 
 from baselines.plain_training import Training
-from tests.methods import kinds
+from tests.methods import kinds, torchs
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.methods.compared import ensure
-from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, make_model
-from workbench.model.base import Context
-from workbench.model.drawn import Pass, drawing, generators
+from workbench.model.drawn import generators
 from workbench.model.keyed import make_keyed
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
@@ -53,29 +49,7 @@ def by_torch(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
     assert bool(draws) == spec.model.family.endswith(DRAW) or "drawn_now" in spec.model.family
     net = make_keyed(net) if draws else net
     net.train()
-    matrices, others = ([p for p in net.parameters() if (p.dim() > 1) == two] for two in (1, 0))
-    groups = [{"params": matrices, "weight_decay": spec.weight_decay}]
-    optimizer = torch.optim.AdamW(
-        [*groups, {"params": others, "weight_decay": 0.0}],
-        betas=(spec.beta1, spec.beta2), eps=spec.eps,
-    )  # fmt: skip
-    batches, losses = load_batches(spec, make_model(spec.model, spec.seed)), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        total, samples = 0.0, batches.samples(step)
-        for start in range(0, spec.batch, micro):
-            mine = samples[start : start + micro]
-            *inputs, targets = batches.rows(mine)
-            ctx = Context(seed=spec.seed, step=step, unit=0, samples=mine)
-            with drawing(Pass(ctx, draws)) if draws else nullcontext():
-                out = net(*inputs)
-            loss = F.cross_entropy(out.flatten(0, -2), targets.flatten()) * micro / spec.batch
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
+    losses, _ = torchs.train(spec, net, micro, draws)
     return losses, net
 
 
@@ -84,9 +58,7 @@ def assert_equal(trained, losses, parameters, statistics) -> None:
     expected, net = trained
     assert losses == pytest.approx(expected, rel=10 * LOSS_TOLERANCE)
     wanted = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers())
-    for name, value in {**parameters, **statistics}.items():
-        worst = float((value - wanted[name].detach()).abs().max())
-        assert worst <= PARAMETER_TOLERANCE, (name, worst)
+    assert_near(wanted, {**parameters, **statistics})
     assert len(parameters) == len([*net.parameters()])
 
 

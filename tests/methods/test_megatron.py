@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from baselines.megatron.run import why_not_core
+from tests.methods.harness import assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
-from tests.methods.test_zero import PARAMETER_TOLERANCE, Runs
+from tests.methods.test_zero import Runs
 from workbench.core.model_spec import ModelSpec
 
 TIED = replace(MODEL, dropout=0.0, vocab=257)
@@ -27,7 +28,6 @@ SPECS = {
     "killed": BASE.with_(steps=4, save_every=4, lr_decay_steps=8),
     "resumed": BASE.with_(steps=8, save_every=4, lr_decay_steps=8),
 }
-LOSS_TOLERANCE = 1e-6
 
 needs_core = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
@@ -45,12 +45,7 @@ def runs(tmp_path_factory) -> Runs:
 @pytest.mark.parametrize("name", ["all", "untied"])
 def test_megatron_core_trains_as_plain_training_does(runs, name):
     result, after = runs.result(name), runs.after(name)
-    losses, expected = judge(SPECS[name])
-    for ours, plain in zip(result["losses"], losses, strict=True):
-        assert abs(ours - plain) <= LOSS_TOLERANCE * plain
-    assert after.keys() == expected.keys()
-    for label, value in expected.items():
-        assert float((after[label] - value).abs().max()) <= PARAMETER_TOLERANCE, label
+    assert_judged(SPECS[name], result["losses"], after)
     assert result["engine"].startswith("megatron-core 0.")
 
 

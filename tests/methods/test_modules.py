@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from baselines.plain_training import Training
-from tests.methods import chain
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
+from tests.methods import chain, torchs
+from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
@@ -76,32 +76,8 @@ def original(model: ModelSpec, seed: int) -> torch.nn.Module:
 
 def train_original(spec, micro: int) -> tuple[list[float], torch.nn.Module]:
     net, model = original(spec.model, spec.seed), make_model(spec.model)
-    whole = make_whole(model, seed=spec.seed)
-    net.load_state_dict(whole.state_dict())
-    matrices = {name for name, p in net.named_parameters() if p.dim() > 1}
-    groups = [
-        {
-            "params": [p for n, p in net.named_parameters() if (n in matrices) == decays],
-            "weight_decay": spec.weight_decay if decays else 0.0,
-        }
-        for decays in (True, False)
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
-    batches, losses = load_batches(spec, model), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        *inputs, labels = batches.batch(step)
-        total = 0.0
-        for first in range(0, spec.batch, micro):
-            rows = slice(first, first + micro)
-            loss = F.cross_entropy(net(*(t[rows] for t in inputs)), labels[rows])
-            (loss * len(labels[rows]) / spec.batch).backward()
-            total += float(loss.detach()) * len(labels[rows]) / spec.batch
-        torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
-        optimizer.step()
-        losses.append(total)
+    net.load_state_dict(make_whole(model, seed=spec.seed).state_dict())
+    losses, _ = torchs.train(spec, net, micro)
     return losses, net
 
 
@@ -115,18 +91,14 @@ def assert_equals_original(spec, crew: RankTraining, micro: int) -> None:
     ):
         expected = dict(expected)
         assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= PARAMETER_TOLERANCE, (name, worst)
+        assert_near(found, expected)
 
 
 def assert_follows(whole: Training, crew: RankTraining) -> None:
     """Losses and parameters of a crew that trains now are those of torch's training before."""
     crew.run(Silent())
     assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
-    found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-    for name, value in whole.parameters().items():
-        assert float((found[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_near(checkpoint.parameters(crew.model, crew.states, crew.flats), whole.parameters())
 
 
 def crew_for(packs: Packs, spec, folder, measured: int = 1):
@@ -224,9 +196,7 @@ def test_the_first_step_is_of_what_the_function_makes(made, tmp_path):
         crew.run(Silent())
         assert crew.history.losses == pytest.approx([float(expected.detach())], rel=LOSS_TOLERANCE)
         found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-        for name, value in net.named_parameters():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= 10 * spec.lr, name
+        assert_near(found, dict(net.named_parameters()), 10 * spec.lr)
 
 
 @pytest.mark.parametrize("mode", ["pp", pytest.param("dp", marks=pytest.mark.thorough)])
@@ -238,30 +208,14 @@ def test_what_asks_for_no_gradient_stays_and_the_rest_trains_as_beside_it(mode, 
     torch.manual_seed(spec.seed)
     net = chain.frozen(model)
     first = {name: value.clone() for name, value in net.named_parameters()}
-    trained = [value for value in net.parameters() if value.requires_grad]
-    groups = [
-        {"params": [p for p in trained if (p.dim() > 1) == decays], "weight_decay": decay}
-        for decays, decay in ((True, spec.weight_decay), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
-    batches, losses = load_batches(spec, make_model(model)), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        ids, targets = batches.batch(step)
-        loss = F.cross_entropy(net(ids).flatten(0, -2), targets.flatten())
-        loss.backward()
-        losses.append(float(loss.detach()))
-        assert float(torch.nn.utils.clip_grad_norm_(trained, spec.clip)) > spec.clip
-        optimizer.step()
+    losses, norms = torchs.train(spec, net)
+    assert min(norms) > spec.clip
     with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
         crew.run(Silent())
         assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
         found = checkpoint.parameters(crew.model, crew.states, crew.flats)
+        assert_near(found, dict(net.named_parameters()))
         for name, value in net.named_parameters():
-            worst = float((found[name] - value.detach()).abs().max())
-            assert worst <= PARAMETER_TOLERANCE, name
             assert torch.equal(found[name], first[name]) != value.requires_grad, name
 
 

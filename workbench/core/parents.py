@@ -1,10 +1,12 @@
-"""Processes that end with the process that started them."""
+"""Processes of the system: ones that end with their parent, and ones that stand still."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,3 +26,10 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel knew
         os.kill(os.getpid(), number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; False where the system does not tell."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    return False

@@ -28,9 +28,7 @@ class StageMap:
                 f"stage_to_rank_map is {text!r}; give the ranks of each stage, joined by a comma, "
                 "and end each stage with a semicolon, as in 0,2;1,3;"
             )
-        ranks = tuple(
-            tuple(int(rank) for rank in stage.split(",")) for stage in text[:-1].split(";")
-        )
+        ranks = tuple(tuple(map(int, stage.split(","))) for stage in text[:-1].split(";"))
         if len({*map(len, ranks)}) > 1:
             raise ValueError(
                 f"stage_to_rank_map {text!r} has stages of {sorted({*map(len, ranks)})} ranks; "
@@ -47,12 +45,8 @@ class StageMap:
     def of(cls, stages: int, replicas: int) -> StageMap:
         """Neighbours in a pipeline are neighbours among the ranks: replica d has the ranks from
         d * stages on."""
-        return cls(
-            tuple(
-                tuple(replica * stages + stage for replica in range(replicas))
-                for stage in range(stages)
-            )
-        )
+        ranks = range(stages * replicas)
+        return cls(tuple(tuple(ranks[stage::stages]) for stage in range(stages)))
 
     @property
     def stages(self) -> int:

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
-from pathlib import Path
 from statistics import median
 
 import psutil
 
+from workbench.core.parents import is_stopped
 from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
@@ -302,13 +302,6 @@ def end_group(leader: int, number: int) -> None:
     """Send a signal to a process group of ours."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped, as by SIGSTOP."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    return False
 
 
 def interface_of(address: str) -> str | None:

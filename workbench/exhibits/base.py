@@ -87,6 +87,8 @@ class Exhibit(ABC):
     """Said in the report where nobody ran the notebook."""
     judgement: ClassVar[str] = "Verdict"
     """Heading of the verdicts in the report."""
+    columns: ClassVar[dict[str, str]]
+    """Columns of the rows, as the report names them."""
     counted: ClassVar[str] = "values"
     """Name of rows in the plural."""
 
@@ -206,9 +208,9 @@ class Exhibit(ABC):
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """The verdicts as people read them."""
 
-    @abstractmethod
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows with the columns that a reader of the report needs, by their names there."""
+        return rows.reindex(columns=[*self.columns]).rename(columns=self.columns)
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Where the numbers come from: machine, code, packages, dates."""

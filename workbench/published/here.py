@@ -8,11 +8,10 @@ slip of a hand looks like any other. These rows are `measured`; published values
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workbench.core.jsonfile import read_object
 from workbench.published import sheet
@@ -36,8 +35,6 @@ LABELS = {
     "stronghold-disk": "STRONGHOLD, disk",
 }
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
-SETTINGS = COLUMNS[:10]
-"""Columns that two runs must have in common to be one run that was repeated."""
 PAUSE = timedelta(minutes=15)
 """After so long a pause another machine may have been at work, though it bears the same name."""
 
@@ -64,26 +61,7 @@ class OffloadRun(sheet.Run):
         return int(found[1]) if found else None
 
 
-def offload_runs(roots: Iterable[Path]) -> list[OffloadRun]:
-    """The runs in ``<root>/published-here/*/offload.csv`` of every root.
-
-    Empty where there is no such file. Raises ValueError as `read_offload` does.
-    """
-    return [run for file in sheet.files(roots, FILE) for run in read_offload(file)]
-
-
-def latest(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
-    """The last one of each set of equal runs (`sheet.latest`)."""
-    return sheet.latest(runs, SETTINGS)
-
-
-def read_offload(path: Path) -> list[OffloadRun]:
-    """All rows of a file, in order. Lines that begin with ``#`` are comments.
-
-    Raises ValueError for a file without the columns `COLUMNS` and for a row that cannot be right,
-    naming file, line, column and value.
-    """
-    runs = sheet.read(path, COLUMNS, _READERS, OffloadRun, sheet.contradiction)
+def _with_provenance(path: Path, runs: list[OffloadRun]) -> list[OffloadRun]:
     told = _provenance(path.with_suffix(".json"))
     return [replace(run, **told[_place(run)]._asdict()) if _place(run) in told else run
             for run in runs]  # fmt: skip
@@ -127,8 +105,13 @@ def _provenance(path: Path) -> dict[tuple[str, str, float | None, float | None],
     return told
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
-    **sheet.READERS,
-    "method": sheet.method_of(LABELS),
-    "disk_gib": sheet.or_none(sheet.amount),
-}
+_SHEET = sheet.Sheet(
+    file=FILE,
+    columns=COLUMNS,
+    settings=COLUMNS[:10],
+    kind=OffloadRun,
+    readers={"disk_gib": sheet.or_none(sheet.amount)},
+    told=_with_provenance,
+)
+offload_runs, latest, read_offload = _SHEET.runs, _SHEET.latest, _SHEET.read
+"""The runs of some roots; the last one of each set of equal runs; the rows of a file."""

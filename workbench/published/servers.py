@@ -8,11 +8,9 @@ peaks of device memory, which are those of one GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 from workbench.core.methods import RENAMED
 from workbench.published import sheet
@@ -47,8 +45,6 @@ LABELS = {
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
 RENAMED_ON = date(2026, 11, 27)
 """Rows measured before call torch's pipelines as our own are called since."""
-SETTINGS = COLUMNS[:11]
-"""Columns that two runs must have in common to be one run that was repeated."""
 MOVED = ("load_gib", "store_gib", "planned_load_gib", "planned_store_gib")
 
 
@@ -70,26 +66,7 @@ class ServerRun(sheet.Run):
     planned_store_gib: float | None
 
 
-def server_runs(roots: Iterable[Path]) -> list[ServerRun]:
-    """The runs in ``<root>/published-here/*/servers.csv`` of every root.
-
-    Empty where there is no such file. Raises ValueError as `read_servers` does.
-    """
-    return [run for file in sheet.files(roots, FILE) for run in read_servers(file)]
-
-
-def latest(runs: Iterable[ServerRun]) -> list[ServerRun]:
-    """The last one of each set of equal runs (`sheet.latest`)."""
-    return sheet.latest(runs, SETTINGS)
-
-
-def read_servers(path: Path) -> list[ServerRun]:
-    """All rows of a file, in order. Lines that begin with ``#`` are comments.
-
-    Raises ValueError for a file without the columns `COLUMNS` and for a row that cannot be right,
-    naming file, line, column and value.
-    """
-    runs = sheet.read(path, COLUMNS, _READERS, ServerRun, _contradiction)
+def _renamed(path: Path, runs: list[ServerRun]) -> list[ServerRun]:
     return [
         replace(run, method=RENAMED.get(run.method, run.method)) if run.date < RENAMED_ON else run
         for run in runs
@@ -103,9 +80,14 @@ def _contradiction(run: ServerRun, texts: dict[str, str]) -> str:
     return sheet.contradiction(run, texts)
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
-    **sheet.READERS,
-    "method": sheet.method_of(LABELS),
-    "ranks": sheet.count,
-    **dict.fromkeys(MOVED, sheet.or_none(sheet.amount)),
-}
+_SHEET = sheet.Sheet(
+    file=FILE,
+    columns=COLUMNS,
+    settings=COLUMNS[:11],
+    kind=ServerRun,
+    readers={"ranks": sheet.count, **dict.fromkeys(MOVED, sheet.or_none(sheet.amount))},
+    wrong=_contradiction,
+    told=_renamed,
+)
+server_runs, latest, read_servers = _SHEET.runs, _SHEET.latest, _SHEET.read
+"""The runs of some roots; the last one of each set of equal runs; the rows of a file."""

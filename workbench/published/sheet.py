@@ -1,7 +1,7 @@
 """Sheets of measured runs: a row is read field by field, and a wrong one refused in one sentence.
 
-What the files of all benchmarks share. Each brings its columns, how to read those that are its own,
-and a `Run` with those as fields.
+What the files of all benchmarks share. Each is a `Sheet`: its columns, how to read those that are
+its own, and a `Run` with those as fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from workbench.core.record import STATUSES
 
@@ -90,63 +90,97 @@ def files(roots: Iterable[Path], name: str) -> list[Path]:
     return list(dict.fromkeys(file.resolve() for file in found))
 
 
-def latest(runs: Iterable[AnyRun], settings: tuple[str, ...]) -> list[AnyRun]:
-    """The last one of the runs with equal settings on one device, which counts them all.
-
-    A run that was repeated was repeated for a reason; the best of them is not picked.
-    """
-    kept: dict[tuple[Any, ...], AnyRun] = {}
-    times: Counter[tuple[Any, ...]] = Counter()
-    for run in runs:
-        same = tuple(getattr(run, name) for name in ("device", "variant", *settings))
-        times[same] += 1
-        kept[same] = run
-    return [replace(run, runs=times[same]) for same, run in kept.items()]
-
-
 def days(dates: Iterable[date]) -> str:
     """``2026-11-20 to 2026-11-22``, or the one day of all; of at least one date."""
     ordered = sorted(dates)
     return " to ".join(dict.fromkeys(map(str, (ordered[0], ordered[-1]))))
 
 
-def read(
-    path: Path,
-    columns: tuple[str, ...],
-    readers: dict[str, Callable[[str], Any]],
-    kind: type[AnyRun],
-    wrong: Callable[[AnyRun, dict[str, str]], str],
-) -> list[AnyRun]:
-    """All rows of a file, in order. Lines that begin with ``#`` are comments.
-
-    `readers`: text to value, by column. `wrong`: what a run and its texts say against each other,
-    empty where they agree. Raises ValueError for a file without the columns and for a row that
-    cannot be right, naming file, line, column and value.
-    """
-    lines = path.read_text().splitlines()
-    told = [(n, text) for n, text in enumerate(lines, 1) if text.strip() and text[0] != "#"]
-    if not told:
-        raise ValueError(f"{_name(path)} is empty; its first line names the columns")
-    header, *rows = [(n, next(csv.reader([text]))) for n, text in told]
-    names = [name.strip() for name in header[1]]
-    if sorted(names) != sorted(columns):
-        odd = sorted(set(names) ^ set(columns)) or sorted(n for n in names if names.count(n) > 1)
-        raise ValueError(
-            f"{_name(path)}, line {header[0]}: the columns are not those of the benchmark; "
-            f"missing, unknown or twice there: {', '.join(odd)}"
+def contradiction(run: Run, texts: dict[str, str]) -> str:
+    """Contradiction among speed, step and batch of a row; empty where they agree."""
+    if run.status != "ok":
+        return ""
+    for name in ("samples_per_second", "step_seconds_median", "parameters"):
+        if getattr(run, name) is None:
+            return f"{name} is {texts[name]!r}, and a run that ended ok has one"
+    samples = run.samples_per_second * run.step_seconds_median
+    if not abs(samples / run.batch - 1) <= AGREE:
+        return (
+            f"samples_per_second is {texts['samples_per_second']!r}, which makes {samples:.4g} "
+            f"samples in a step of {run.step_seconds_median} s, and the batch is {run.batch}"
         )
-    out = []
-    for line, values in rows:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet(Generic[AnyRun]):
+    """The file of a benchmark."""
+
+    file: str
+    """Its name: ``results/published-here/<device>/<file>``."""
+    columns: tuple[str, ...]
+    settings: tuple[str, ...]
+    """Columns that two runs must have in common to be one run that was repeated."""
+    kind: type[AnyRun]
+    readers: dict[str, Callable[[str], Any]]
+    """Text to value, by those columns that not all sheets have."""
+    wrong: Callable[[AnyRun, dict[str, str]], str] = contradiction
+    """What a run and its texts say against each other; empty where they agree."""
+    told: Callable[[Path, list[AnyRun]], list[AnyRun]] = lambda path, runs: runs
+    """The runs of a file with what is known of them beside their rows."""
+
+    def runs(self, roots: Iterable[Path]) -> list[AnyRun]:
+        """The runs in ``<root>/published-here/*/<file>`` of every root.
+
+        Empty where there is no such file. Raises ValueError as `read` does.
+        """
+        return [run for path in files(roots, self.file) for run in self.read(path)]
+
+    def latest(self, runs: Iterable[AnyRun]) -> list[AnyRun]:
+        """The last one of the runs with equal settings on one device, which counts them all.
+
+        A run that was repeated was repeated for a reason; the best of them is not picked.
+        """
+        kept: dict[tuple[Any, ...], AnyRun] = {}
+        times: Counter[tuple[Any, ...]] = Counter()
+        for run in runs:
+            same = tuple(getattr(run, name) for name in ("device", "variant", *self.settings))
+            times[same] += 1
+            kept[same] = run
+        return [replace(run, runs=times[same]) for same, run in kept.items()]
+
+    def read(self, path: Path) -> list[AnyRun]:
+        """All rows of a file, in order. Lines that begin with ``#`` are comments.
+
+        Raises ValueError for a file without the columns and for a row that cannot be right, naming
+        file, line, column and value.
+        """
+        lines = path.read_text().splitlines()
+        full = [(n, text) for n, text in enumerate(lines, 1) if text.strip() and text[0] != "#"]
+        if not full:
+            raise ValueError(f"{_name(path)} is empty; its first line names the columns")
+        header, *rows = [(n, next(csv.reader([text]))) for n, text in full]
+        names = [name.strip() for name in header[1]]
+        if sorted(names) != sorted(self.columns):
+            odd = sorted({*names} ^ {*self.columns}) or sorted(
+                n for n in names if names.count(n) > 1
+            )
+            raise ValueError(
+                f"{_name(path)}, line {header[0]}: the columns are not those of the benchmark; "
+                f"missing, unknown or twice there: {', '.join(odd)}"
+            )
+        return self.told(path, [self._run(path, line, names, row) for line, row in rows])
+
+    def _run(self, path: Path, line: int, names: list[str], values: list[str]) -> AnyRun:
         where = f"{_name(path)}, line {line}"
+        readers = READERS | {"method": method_of(self.kind.LABELS)} | self.readers
         texts, fields = cells(where, names, values, readers)
         (method, variant), (day, hardware) = fields.pop("method"), fields.pop("measured_on")
         fields |= {"method": method, "variant": variant, "date": day, "hardware": hardware}
-        run = kind(**fields, device=path.parent.name, line=line)
-        said = wrong(run, texts)
-        if said:
+        run = self.kind(**fields, device=path.parent.name, line=line)
+        if said := self.wrong(run, texts):
             raise ValueError(f"{where}: {said}")
-        out.append(run)
-    return out
+        return run
 
 
 def cells(
@@ -166,22 +200,6 @@ def cells(
         except ValueError as error:
             raise ValueError(f"{where}: {name} is {text!r}; {error}") from None
     return texts, found
-
-
-def contradiction(run: Run, texts: dict[str, str]) -> str:
-    """Contradiction among speed, step and batch of a row; empty where they agree."""
-    if run.status != "ok":
-        return ""
-    for name in ("samples_per_second", "step_seconds_median", "parameters"):
-        if getattr(run, name) is None:
-            return f"{name} is {texts[name]!r}, and a run that ended ok has one"
-    samples = run.samples_per_second * run.step_seconds_median
-    if not abs(samples / run.batch - 1) <= AGREE:
-        return (
-            f"samples_per_second is {texts['samples_per_second']!r}, which makes {samples:.4g} "
-            f"samples in a step of {run.step_seconds_median} s, and the batch is {run.batch}"
-        )
-    return ""
 
 
 def _name(path: Path) -> str:

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import Popen
 
+from workbench.core.parents import is_stopped
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
 from workbench.schedule.action import MEETING
@@ -158,13 +157,6 @@ class Watchdog:
         if not running or now - self._done_s < self._end_s:
             return None
         return f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last action"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process; False where the system does not tell."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    return False
 
 
 def _ranks(ranks: Collection[int], one: str, several: str) -> str:

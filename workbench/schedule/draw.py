@@ -186,7 +186,7 @@ class _Page:
                 _label(axes, event, left + (width - gap) / 2, row, (width - gap) / point, look.ink)
         for (row, look), spans in bars.items():
             # Unsnapped, bars thinner than a dot blend instead of hiding one another.
-            axes.broken_barh(spans, (row - 0.42, 0.84), snap=False, **_fill(look.color, source))
+            axes.broken_barh(spans, (row - 0.42, 0.84), snap=False, **fill(look.color, source))
         self._step_marks(axes, events, origin, point)
 
     def _step_marks(self, axes: Axes, events: list[Event], origin: float, point: float) -> None:
@@ -206,7 +206,7 @@ class _Page:
                     text, (x, 1), xycoords=("data", "axes fraction"), xytext=(1, 1),
                     textcoords="offset points", fontsize=LABEL_PT, va="bottom",
                 )  # fmt: skip
-                free_from = x + _width_pt(text) * point
+                free_from = x + letters_pt(text) * point
 
     def memory(
         self, schedule: Schedule, events: list[Event], source: Source, tier: str, rank: int
@@ -221,7 +221,7 @@ class _Page:
             (end - origin) * self.per_s
         ]
         heights = [nbytes * per_byte for _, nbytes in line] + [line[-1][1] * per_byte]
-        axes.fill_between(times, heights, step="post", **_fill("#B0B0B0", source))
+        axes.fill_between(times, heights, step="post", **fill("#B0B0B0", source))
         axes.step(times, heights, where="post", color="black", lw=0.6)
         whose = f"rank {rank} " if schedule.num_ranks > 1 else ""
         words = f"{whose}{tier} memory, peak {peak * per_byte:.4g} {unit}"
@@ -285,7 +285,7 @@ def _rows(events: list[Event]) -> dict[tuple[int, str], float]:
     return {key: i + 0.5 * ranks.index(key[0]) for i, key in enumerate(keys)}
 
 
-def _fill(color: str, source: Source) -> dict[str, Any]:
+def fill(color: str, source: Source) -> dict[str, Any]:
     """Simulated bars are hatched, measured ones filled."""
     look: dict[str, Any] = {"facecolor": color, "linewidth": 0}
     if source == "simulated":
@@ -296,12 +296,13 @@ def _fill(color: str, source: Source) -> dict[str, Any]:
 def _label(axes: Axes, event: Event, x: float, row: float, width_pt: float, ink: str) -> None:
     """The action's name in its box, or its unit, or nothing, as it fits."""
     for text in (event.name.partition(":")[2] or event.name, str(event.unit)):
-        if _width_pt(text) <= width_pt:
+        if letters_pt(text) <= width_pt:
             axes.text(x, row, text, color=ink, fontsize=LABEL_PT, ha="center", va="center_baseline")
             return
 
 
-def _width_pt(text: str) -> float:
+def letters_pt(text: str) -> float:
+    """Width of a text in a box, in points."""
     return 0.62 * LABEL_PT * len(text) + 1
 
 

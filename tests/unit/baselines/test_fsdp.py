@@ -15,7 +15,7 @@ from baselines.blocks import body_of, install
 from baselines.fsdp import run as fsdp_run
 from baselines.fsdp.planner import kept_blocks
 from baselines.plain_training import Training as PlainTraining
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
 from tests.unit.baselines.test_zero_plan import profile
 from workbench.core.model_spec import ModelSpec
@@ -44,12 +44,7 @@ def test_it_trains_as_plain_training_does(tmp_path, changes):
     """With dropout, accumulation, clipping, decay groups, a schedule and tied embeddings."""
     spec = BASE.with_(**changes)
     training = trained(spec, tmp_path)
-    losses, expected = judge(spec)
-    for step, (ours, plain) in enumerate(zip(training.history.losses, losses, strict=True)):
-        assert abs(ours - plain) <= LOSS_TOLERANCE * abs(plain), (step, ours, plain)
-    assert training.final.keys() == expected.keys()
-    for name, value in expected.items():
-        assert float((training.final[name] - value).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_judged(spec, training.history.losses, training.final)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

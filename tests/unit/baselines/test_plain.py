@@ -14,7 +14,7 @@ from baselines import plain, plain_training
 from baselines.adamw import ClippedAdamW, clip_coefficient, global_norm
 from baselines.blocks import body_of, compile_blocks, install
 from baselines.plain_training import Training, parts_of
-from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, run
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged, run
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
@@ -49,10 +49,7 @@ def test_it_trains_as_the_textbook_does(tmp_path, changes):
     """With dropout, accumulation, clipping, decay groups, a schedule and tied embeddings."""
     spec = BASE.with_(**changes)
     training = trained(spec, tmp_path)
-    losses, expected = judge(spec)
-    assert_equal_losses(training.history.losses, losses)
-    for name, value in training.parameters().items():
-        assert float((value - expected[name]).abs().max()) <= PARAMETER_TOLERANCE, name
+    assert_judged(spec, training.history.losses, training.parameters())
 
 
 def test_it_equals_our_own_runtime(tmp_path):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-
+import pandas as pd
 import pytest
 
 from workbench.exhibits import find, open_exhibit
@@ -22,16 +21,10 @@ def test_all_published_points_are_there(bubbles, reference):
     file = reference / "varuna" / "bubbles.csv"
     if not file.exists():
         pytest.skip(f"the published points are not there: {file}")
-    with file.open(newline="") as text:
-        told = {
-            (float(row["pipeline_depth"]), float(row["microbatches_over_depth"])): float(
-                row["published_bubble_pct"]
-            )
-            for row in csv.DictReader(text)
-        }
-    shown = pick(bubbles[1], source=PUBLISHED)
-    assert len(shown) == len(told) == 54
-    assert {(row.layers, row.x): row.value for row in shown.itertuples()} == told
+    told, keys = pd.read_csv(file), ["pipeline_depth", "microbatches_over_depth"]
+    shown = pick(bubbles[1], source=PUBLISHED).set_index(["layers", "x"])["value"]
+    assert len(shown) == 54
+    assert dict(shown) == dict(told.set_index(keys)["published_bubble_pct"])
 
 
 def test_lists_give_all_points_but_the_one_that_was_cut_short(bubbles):

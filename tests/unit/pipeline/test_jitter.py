@@ -82,20 +82,3 @@ def test_sums_begin_when_the_last_copy_has_drained_and_lie_beside_passes():
     assert step([quickly], {}, {}, norm_s=0.25, updates_s=[0.5, 1.25]) == 9.0 + 0.25 + 0.5
     loan = Loan(unit=1, owner=0, stages=(1, 0), seconds=3.0)
     assert step([quickly], {}, {}, loans=[loan]) == 9.0 + 3.0 + 2.0
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--jitter", "1,2"], "--jitter is '1,2'; it must be COMPUTE,NETWORK in microseconds"),
-        (["--us", "1,2,1,1", "--jitter", "1"], "--jitter is '1'; it must be COMPUTE,NETWORK"),
-        (["--us", "1,2,1,1", "--jitter", "1,-1"], "NETWORK of --jitter is '-1'; it must be one"),
-        (["--us", "1,2,1,1", "--jitter", "1,1", "--seed", "-1"], "seed is -1; it must not be"),
-        (["--us", "1,2,1,1", "--jitter", "1,1", "--seeds", "0"], "seeds is 0; it must be 1 to"),
-    ],
-)
-def test_jitter_that_has_no_meaning_is_one_sentence(words, sentence, capsys):
-    assert cli.main(["schedule", "varuna", *words]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1

@@ -34,6 +34,7 @@ COLUMNS = {
     "one_f_one_b_no_recompute_us": ["1f1b"],
 }
 """Golden column -> what asks for it."""
+TIMED = ("varuna", "--us", "1,2,1,1")
 
 
 @pytest.fixture
@@ -287,10 +288,7 @@ def test_a_late_gradient_lets_a_forward_pass_go_first():
     ("words", "sentence"),
     [
         (["varuna", "--us", "1,2"], "--us is '1,2'; it must be four numbers: FWD,"),
-        (
-            ["varuna", "--us", "1/2,1,1,1"],
-            "FWD of --us is '1/2'; it must be one number",
-        ),
+        (["varuna", "--us", "1/2,1,1,1"], "FWD of --us is '1/2'; it must be one number"),
         (["varuna", "--us", "1,nan,1,1"], "BWD of --us is 'nan'"),
         (["gpipe", "--us", "1e308,1,1,1"], "it must be one number of microseconds, or 4 with"),
         (["gpipe", "--us", "0,0,0,0"], "passes must take longer than 0 microseconds"),
@@ -303,6 +301,11 @@ def test_a_late_gradient_lets_a_forward_pass_go_first():
         (["1f1b", "--order", "list"], "--order list is for varuna; 1f1b is never left"),
         (["1f1b", "--keep"], "--keep is for varuna"),
         (["1f1b", "--drain", "early"], "give --recompute, too"),
+        (["varuna", "--jitter", "1,2"], "must be COMPUTE,NETWORK in microseconds, beside --us"),
+        ([*TIMED, "--jitter", "1"], "--jitter is '1'; it must be COMPUTE,NETWORK"),
+        ([*TIMED, "--jitter", "1,-1"], "NETWORK of --jitter is '-1'; it must be one"),
+        ([*TIMED, "--jitter", "1,1", "--seed", "-1"], "seed is -1; it must not be"),
+        ([*TIMED, "--jitter", "1,1", "--seeds", "0"], "seeds is 0; it must be 1 to"),
     ],
 )
 def test_what_has_no_meaning_is_one_sentence(words, sentence, capsys):

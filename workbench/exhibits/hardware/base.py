@@ -30,8 +30,6 @@ class HardwareExhibit(Exhibit):
     about: ClassVar[str] = (
         "Rows of this project's benchmark, measured and committed: nothing runs for them"
     )
-    columns: ClassVar[dict[str, str]]
-    """Columns of the rows, as the report names them."""
 
     @property
     def absent(self) -> str:
@@ -85,9 +83,6 @@ class HardwareExhibit(Exhibit):
         if rows.empty:
             return rows
         return rows[rows["device"] == (at.machine or rows["device"].value_counts().idxmax())]
-
-    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.reindex(columns=list(self.columns)).rename(columns=self.columns)
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Device, files, dates and code behind the rows."""

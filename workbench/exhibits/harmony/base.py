@@ -48,12 +48,6 @@ PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "hos
 NOT_RUN = "nothing has been run at this size yet"
 TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"), strict=True))
 """Names of the columns of verdicts: the reference is an estimate, nothing that was published."""
-LISTED = {
-    "model": "model", "label": "method", "ranks": "devices", "minibatch": "minibatch",
-    "setting": "setting", "quantity": "quantity", "value": "value", "unit": "unit",
-    "source": "source", "variant": "of", "status": "status", "how": "how", "note": "note",
-}  # fmt: skip
-"""Columns of the rows, as the report names them."""
 
 
 class HarmonyExhibit(Exhibit):
@@ -66,6 +60,11 @@ class HarmonyExhibit(Exhibit):
         f"{ESTIMATES} Dotted edges are reference estimates, hatched (in lines: half filled) "
         "is simulated, filled is measured.",
     )
+    columns = {
+        "model": "model", "label": "method", "ranks": "devices", "minibatch": "minibatch",
+        "setting": "setting", "quantity": "quantity", "value": "value", "unit": "unit",
+        "source": "source", "variant": "of", "status": "status", "how": "how", "note": "note",
+    }  # fmt: skip
     stored = "Shown from stored results and kept plans."
     plans: ClassVar[tuple[str, ...]] = ()
     """Keys of the kept plans (`harmony_plans.questions`), by their figure: what can be planned
@@ -146,9 +145,6 @@ class HarmonyExhibit(Exhibit):
             own = table([])
         own = own.assign(size=size)
         return join(self.known(at.size, plans_of(at.store)), kept, own).assign(figure=figure)
-
-    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.reindex(columns=list(LISTED)).rename(columns=LISTED)
 
     @abstractmethod
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:

@@ -27,11 +27,8 @@ class VarunaExhibit(Exhibit):
         "simulator of the same rules gives; hatched (in lines: half filled) is simulated, filled "
         "is measured.",
     )
-    words_form, place_form = "exhibit {figure}", "{section}"
     about: ClassVar[str]
     """Where its numbers are from, if nothing runs."""
-    columns: ClassVar[dict[str, str]]
-    """Columns of the rows, as the report names them."""
 
     def sized(self, size: str, text: str = STDLIB) -> Any:
         return sizes.named(size)
@@ -48,6 +45,3 @@ class VarunaExhibit(Exhibit):
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         return as_table([*self.claims(rows)])
-
-    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.reindex(columns=list(self.columns)).rename(columns=self.columns)

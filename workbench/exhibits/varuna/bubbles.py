@@ -28,11 +28,6 @@ WHY_WRONG = (
 )
 ENOUGH, SMALL = 9, 10.0
 """Micro-batches over the depth from which bubbles are small, and how small, in percent."""
-LISTED = {
-    "label": "pipeline", "x": "micro-batches over depth", "value": "bubbles (%)",
-    "source": "source", "how": "how",
-}  # fmt: skip
-"""Columns of the rows, as the report names them."""
 
 
 def bubble_percent(depth: int, micros: int) -> float:
@@ -53,7 +48,10 @@ class Bubbles(VarunaExhibit):
     )
     runs = False
     about = "Published values beside what the lists give: nothing runs for them"
-    columns = LISTED
+    columns = {
+        "label": "pipeline", "x": "micro-batches over depth", "value": "bubbles (%)",
+        "source": "source", "how": "how",
+    }  # fmt: skip
 
     def published(self) -> pd.DataFrame:
         """Depth, micro-batches over it, and the published bubbles in percent."""
@@ -83,8 +81,7 @@ class Bubbles(VarunaExhibit):
         for number, depth in enumerate(depths):
             tone = lighter(LOOKS["varuna"].color, 0.35 + 0.65 * number / max(1, len(depths) - 1))
             ours, theirs = (
-                pick(rows, source=source)[lambda part, depth=depth: part["layers"] == depth]
-                for source in (SIMULATED, PUBLISHED)
+                pick(rows, source=source, layers=depth) for source in (SIMULATED, PUBLISHED)
             )
             axes.plot(ours["x"], ours["value"], "--", color=tone, lw=1.0, label=f"{depth:g} stages")
             axes.plot(

@@ -25,6 +25,7 @@ from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
+from workbench.schedule.draw import LABEL_PT, fill, letters_pt
 from workbench.schedule.looks import LOOKS
 from workbench.schedule.simulate import Event, simulate
 
@@ -32,7 +33,7 @@ RANKS, MICROS = 4, 5
 THEORY = ("varuna", "varuna-list", "gpipe")
 """Policies of the charts in quanta."""
 KINDS = (F, R, B)
-CHART_IN, LETTERS_PT = 0.95, 5.0
+CHART_IN = 0.95
 LIST, STEP, PASS = "list", "step", "pass"
 """Quantities: a published list, a step of a chart, a pass in it."""
 Span = tuple[int, str, int, float, float]
@@ -204,15 +205,14 @@ def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
     point = until / (PAGE_IN - 0.6) / 72
     for each in passes.itertuples():
         look, width = LOOKS[each.kind], each.end - each.start
-        hatched = {"hatch": "//////", "edgecolor": (1, 1, 1, 0.55)}
         axes.barh(
             each.rank, width - min(0.5 * point, width / 3), left=each.start, height=0.84,
-            color=look.color, linewidth=0, **(hatched if each.source == SIMULATED else {}),
+            **fill(look.color, each.source),
         )  # fmt: skip
         words = f"{each.kind.lower()}{each.micro:g}"
-        if 0.62 * LETTERS_PT * len(words) + 1 <= width / point:
+        if letters_pt(words) <= width / point:
             axes.text(
-                each.start + width / 2, each.rank, words, color=look.ink, fontsize=LETTERS_PT,
+                each.start + width / 2, each.rank, words, color=look.ink, fontsize=LABEL_PT,
                 ha="center", va="center", bbox={"fc": look.color, "lw": 0, "pad": 0.4},
             )  # fmt: skip
     ranks = 1 + int(passes["rank"].max())

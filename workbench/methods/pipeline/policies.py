@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.jitter import Jitter
@@ -30,10 +31,6 @@ class Policy:
     rule: Rule = STRICT
 
 
-def _varuna(ranks: int, micros: int) -> list[list[Pass]]:
-    return lists("varuna", ranks, micros)
-
-
 def _gpipe(ranks: int, micros: int) -> list[list[Pass]]:
     return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
 
@@ -42,10 +39,10 @@ def _one_f_one_b(ranks: int, micros: int) -> list[list[Pass]]:
     return ideal.with_recomputation(lists("1f1b", ranks, micros))
 
 
-EARLY = Rule(early=True)
+VARUNA, EARLY = partial(lists, "varuna"), Rule(early=True)
 POLICIES = {
-    "varuna": Policy("Varuna", "varuna", _varuna, Rule(turns=True, early=True)),
-    "varuna-list": Policy("Varuna, as listed", "varuna", _varuna),
+    "varuna": Policy("Varuna", "varuna", VARUNA, Rule(turns=True, early=True)),
+    "varuna-list": Policy("Varuna, as listed", "varuna", VARUNA),
     "gpipe": Policy("GPipe", "gpipe", _gpipe, EARLY),
     "1f1b-late": Policy("1F1B", "1f1b", _one_f_one_b),
     "1f1b-early": Policy("1F1B, early", "1f1b", _one_f_one_b, EARLY),

@@ -104,15 +104,12 @@ class Checkpoints:
         if self._saving is not None:
             self._saving.wait()
         units, numbers = optimizer_tensors(self.optimizer, self._owned)
-        done = self.progress
+        done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
-            next_step=len(done.losses),
-            updates_done=len(done.losses) - len(done.skipped),
-            losses=done.losses,
-            step_seconds=done.step_seconds,
-            grad_norms=done.grad_norms,
-            skipped=done.skipped,
+            next_step=steps,
+            updates_done=steps - len(done.skipped),
             continues=self._continues,
+            **asdict(done),
         )
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(
@@ -149,12 +146,8 @@ class Checkpoints:
             one.load_state_dict(decoded(state))
         for name, value in loaded.data.get("scale", {}).items():
             setattr(self._scale, name, value)
-        self.progress = Progress(
-            losses=[float(loss) for loss in manifest.losses],
-            step_seconds=[*manifest.step_seconds],
-            grad_norms=[*manifest.grad_norms],
-            skipped=[*manifest.skipped],
-        )
+        known = {name: getattr(manifest, name) for name in vars(self.progress)}
+        self.progress = Progress(**known)
         return manifest.next_step
 
     def _check(self, saved: Saved) -> None:

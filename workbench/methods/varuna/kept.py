@@ -29,11 +29,10 @@ def encoded(value: Any, place: str) -> Any:
         told = base64.b64encode(data.flatten().view(torch.uint8).numpy().tobytes()).decode()
         return {TENSOR: [str(data.dtype).removeprefix("torch."), [*data.shape], told]}
     if isinstance(value, Mapping):
-        plain = all(isinstance(key, str) for key in value) and not TAGS & value.keys()
-        if plain:
+        if all(isinstance(key, str) for key in value) and not TAGS & value.keys():
             return {key: encoded(each, f"{place}.{key}") for key, each in value.items()}
-        pairs = ((key, each) for key, each in value.items())
-        return {ITEMS: [[encoded(k, place), encoded(v, f"{place}.{k}")] for k, v in pairs]}
+        pairs = [[encoded(k, place), encoded(v, f"{place}.{k}")] for k, v in value.items()]
+        return {ITEMS: pairs}
     if isinstance(value, list):
         return [encoded(each, place) for each in value]
     if isinstance(value, tuple):
@@ -59,7 +58,6 @@ def decoded(value: Any) -> Any:
         return {decoded(key): decoded(each) for key, each in value[ITEMS]}
     if tag == TENSOR:
         dtype, shape, told = value[TENSOR]
-        kind = getattr(torch, dtype)
         flat = torch.frombuffer(bytearray(base64.b64decode(told)), dtype=torch.uint8)
-        return flat.view(kind).reshape(shape)
+        return flat.view(getattr(torch, dtype)).reshape(shape)
     return {key: decoded(each) for key, each in value.items()}

@@ -88,26 +88,14 @@ def gather(layers: Sequence[Layer]) -> dict[str, Tensor]:
 
 
 def scatter(state_dict: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
-    """Write a state dict with the model's own names into the layers, or some of them.
-
-    Values are copied into tensors that have memory. Those on the meta device are replaced by the
-    values, in the dtype they had, and so are all that share them in these layers. Names of other
-    layers are passed over. Raises ValueError for a name that is missing or a shape that differs.
-    """
+    """Write a state dict with the model's own names into the layers. Tensors on the meta device
+    are replaced by its values, in the dtype they had, and so are all that share them."""
     wanted = [
         (name, tensor)
         for layer in layers
         for local, tensor in local_tensors(layer.module).items()
         if (name := layer.state.get(local)) is not None
     ]
-    for name, tensor in wanted:
-        if name not in state_dict:
-            raise ValueError(f"the state dict has no {name!r}, which a layer needs")
-        if state_dict[name].shape != tensor.shape:
-            raise ValueError(
-                f"{name!r} has shape {tuple(state_dict[name].shape)} in the state dict and "
-                f"{tuple(tensor.shape)} in its layer"
-            )
     new: dict[int, Tensor] = {}
     for name, tensor in wanted:
         value = state_dict[name].detach()

@@ -66,21 +66,3 @@ def test_layers_without_memory_run_after_scatter(name):
         for local, (owner, name_there) in layer.shared.items():
             if local in tensor_of:
                 assert tensor_of[local] is layers[owner].module.get_parameter(name_there)
-
-
-def test_some_layers_take_their_part_of_a_state_dict():
-    model, layers = chain_of("tied")
-    state = {key: torch.full_like(tensor, 7) for key, tensor in model.state_dict().items()}
-    scatter(state, layers[1:3])
-    sevens = {key for key, tensor in gather(layers).items() if (tensor == 7).all()}
-    assert sevens == {key for key in state if key.startswith(("blocks.0", "blocks.1"))}
-
-
-def test_state_dicts_that_do_not_fit():
-    model, layers = chain_of("tied")
-    state = model.state_dict()
-    with pytest.raises(ValueError, match=r"\(2, 2\) in the state dict and \(12,\) in its layer"):
-        scatter({**state, "blocks.1.up.bias": torch.zeros(2, 2)}, layers)
-    del state["blocks.1.up.bias"]
-    with pytest.raises(ValueError, match="no 'blocks.1.up.bias'"):
-        scatter(state, layers)
