@@ -222,6 +222,14 @@ UNLISTED = {
             summary="a job of Varuna's launcher whose machine list changes as a trace says",
             parallel=True,
         ),
+        Method(
+            name="varuna-paced",
+            label="policies, paced",
+            module="workbench.methods.varuna.paced",
+            options="workbench.methods.varuna.paced:Options",
+            summary="steps of policies whose passes and messages sleep",
+            parallel=True,
+        ),
     )
 }
 """Runs of exhibits, which nobody chooses among methods: found by name, and in no list."""

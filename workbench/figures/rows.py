@@ -31,7 +31,7 @@ simulation."""
 
 NUMBERS = {
     "value", "low", "high", "x", "layers", "window", "parameters", "ranks", "minibatch",
-    "rank", "micro", "start", "end", "step", "seconds",
+    "rank", "micro", "start", "end", "step", "seconds", "error",
 }  # fmt: skip
 """Columns of numbers; `TRUTHS` are of truths and gaps, all others of texts."""
 TRUTHS = {"sound", "calibrated"}

@@ -6,25 +6,30 @@ import json
 import re
 import shutil
 from dataclasses import asdict, replace
+from itertools import product
 
 import pandas as pd
 import pytest
 
 from tests.unit.figures import servers
 from tests.unit.figures.records import out_of_memory, record
+from tests.unit.schedule.made_up import Table
 from workbench import cli
 from workbench.core.model_spec import ModelSpec
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.varuna import jitter, scaling, schedules
-from workbench.exhibits.varuna.policies import POLICIES, stashed
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R, in_flight
+from workbench.methods.pipeline.policies import POLICIES, simulated, stashed
+from workbench.methods.varuna import paced
+from workbench.methods.varuna.paced import Options
 from workbench.published.hardware import machine
 from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer
-from workbench.schedule.simulate import Event
+from workbench.schedule import validate
+from workbench.schedule.simulate import Event, simulate
 
 ASKED = {
     "varuna": "varuna --drain early", "varuna-list": "varuna --order list",
@@ -149,12 +154,20 @@ def test_a_run_is_shown_beside_its_simulation(tmp_path, measured):
 @pytest.fixture(scope="module")
 def under_jitter(tmp_path_factory):
     session = open_exhibit("varuna_jitter", "smoke", tmp_path_factory.mktemp("jitter"))
-    return session, session.run()
+    return session, session.rows([paced_run(session, 1.01)])
+
+
+def paced_run(session, longer):
+    """A made-up run whose steps take so many times as long as they are simulated."""
+    (spec,) = session.exhibit.specs(session.size)
+    (draws,), scale = spec.options.draws(1), spec.options.scale
+    steps = [longer * simulated(policy, draws, scale) for policy in POLICIES.values()]
+    return record(spec, step_seconds=steps)
 
 
 def test_policies_keep_the_references_order_under_jitter(under_jitter, capsys):
     session, rows = under_jitter
-    assert judged(session, rows) == [HOLDS] * 7
+    assert judged(session, rows) == [HOLDS] * 8
     told = pick(rows, quantity=jitter.EFFICIENCY)
     ours = pick(told, source=SIMULATED, pair="5/40").set_index("label")["value"]
     for name, words in ASKED.items():
@@ -168,7 +181,33 @@ def test_another_order_than_the_references_fails(under_jitter):
     session, rows = under_jitter
     loud = pick(rows, pair="5/40", source=SIMULATED, label="Varuna", quantity=jitter.EFFICIENCY)
     wrong = rows.assign(value=rows["value"].mask(rows.index.isin(loud.index), 0.6))
-    assert judged(session, wrong) == [*[HOLDS] * 3, *[FAILS] * 3, HOLDS]
+    assert judged(session, wrong) == [*[HOLDS] * 3, *[FAILS] * 3, HOLDS, HOLDS]
+
+
+def test_paced_steps_that_are_off_fail_and_those_that_are_missing_say_why(under_jitter):
+    session, _ = under_jitter
+    assert judged(session, session.rows([paced_run(session, 1.03)]))[-1] == FAILS
+    assert judged(session, rows := session.rows([]))[-1] == MISSING
+    assert "not run yet" in words_in(session.draw(rows))
+    assert session.preview()["state"].tolist() == ["to run"]
+
+
+def test_a_paced_schedule_is_simulated_as_its_policy():
+    for draws, policy in product(Options(jitter="5/40").draws(2), POLICIES.values()):
+        made, pace = paced.schedule(policy), paced.Pace(draws, 1.0)
+        validate(made)
+        costs = Table({action.name: pace.seconds(action) for action in made.actions})
+        ran = simulate(made, costs, steps=1, in_flight=quick.IN_FLIGHT)
+        assert max(event.end_s for event in ran.events) == pytest.approx(
+            simulated(policy, draws, 1.0)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_policies_are_paced(tmp_path):
+    rows = pick(open_exhibit("varuna_jitter", "smoke", tmp_path).run(), source=MEASURED)
+    assert rows["status"].tolist() == ["ok"] * len(POLICIES)
 
 
 def test_a_sample_takes_as_many_operations_as_are_told():

@@ -1,5 +1,5 @@
 """Varuna under jitter: how efficient each policy is where passes and messages vary, and what it
-stashes for that."""
+stashes for that; simulated, and in steps that are paced."""
 
 from __future__ import annotations
 
@@ -10,36 +10,44 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
-from workbench.exhibits.varuna.policies import POLICIES, stashed
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, REFERENCE, SIMULATED, pick, table
+from workbench.figures.rows import COLUMNS, MEASURED, REFERENCE, SIMULATED, pick, table
 from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.jitter import Jitter
-from workbench.methods.pipeline.orders import B, F, R
+from workbench.methods.pipeline.policies import (
+    MICROS,
+    POLICIES,
+    RANKS,
+    SECONDS,
+    SEND_S,
+    SETTINGS,
+    simulated,
+    stashed,
+)
 from workbench.published.tables import FOLDER
 
-RANKS, MICROS, SEEDS = 4, 16, 8
-FORWARD_S, BACKWARD_S, SEND_S = 0.050, 0.100, 0.005
-"""Of a pass, and of a message; all ranks are on one host, as in the reference."""
-SETTINGS = {"0/0": (0.0, 0.0), "2/10": (0.002, 0.010), "5/40": (0.005, 0.040)}
-"""Standard deviations of passes and messages in ms, and in seconds."""
-ROUNDED = 0.0005
+SEEDS = 8
+ROUNDED, NEAR = 0.0005, 0.02
+"""Of efficiencies; share by which a paced step may be off."""
 CLEAR = 0.02
 """Gap of two efficiencies from which their order must be the reference's."""
 ABSTRACT = 1.26
 """Of the paper's abstract: over other pipelines on commodity machines, at most."""
 PIPELINES = ("gpipe", "1f1b-late", "1f1b-early")
 EFFICIENCY, STASH = "efficiency", "stash"
-IDEAL_S = MICROS * (2 * FORWARD_S + BACKWARD_S)
+IDEAL_S = MICROS * sum(SECONDS.values())
 """A step in which no rank waits."""
 
 
 class UnderJitter(VarunaExhibit):
-    """Efficiencies beside those of an independent simulator, and stashed inputs."""
+    """Efficiencies beside those of an independent simulator, paced steps, and stashed inputs."""
 
     figure, title = "varuna_jitter", "Policies under jitter"
     section = "EuroSys'22; the rules of the released simulator"
@@ -47,17 +55,42 @@ class UnderJitter(VarunaExhibit):
         "Varuna's rule at run time, which lets forward passes go first where a gradient is late, "
         "loses the least to jitter; it pays in stashed inputs."
     )
-    runs = False
-    about = "Simulated beside an independent simulator of the same rules: nothing runs for them"
+    about = "the size paper is simulated without a GPU; paced steps are in size smoke"
     columns = {
         "label": "policy", "pair": "jitter (ms)", "quantity": "quantity", "value": "value",
         "low": "least", "high": "most", "source": "source", "how": "how",
     }  # fmt: skip
 
+    def specs(self, size: Any) -> list[RunSpec]:
+        """Smoke: a step of each policy, shorter; else one of each seed and setting."""
+        small = size.name in ("tiny", "smoke")
+        model = ModelSpec(layers=1, hidden=4, heads=1, seq=4, vocab=4)
+        about = {"method": "varuna-paced", "model": model, "batch": MICROS, "microbatches": MICROS}
+        about |= {"device": "cpu", "ranks": RANKS, "steps": 1 if small else SEEDS}
+        return [
+            RunSpec.of(**about, jitter=setting, scale=0.4 if small else 1.0)
+            for setting in [*SETTINGS][-1 if small else 0 :]
+        ]
+
+    def preview(self, at: Opened) -> pd.DataFrame:
+        """Steps take as long as they are simulated, and no more is known."""
+        if at.simulated:
+            return super().preview(at)
+        points = next(self.stages(at)).points
+        told = {"run": f"paced steps of {len(POLICIES)} policies"}
+        return pd.DataFrame([
+            told | {"jitter (ms)": p.spec.options.jitter, "steps": len(POLICIES) * p.spec.steps,
+                    "state": cached(p.record) if p.record is not None else "to run"}
+            for p in points
+        ])  # fmt: skip
+
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        rows = [*_reference(), *_simulated()]
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name, status="ok")
+        why = self.about if at.simulated else "not run yet"
+        told = [(RunSpec.from_dict(one.spec), one) for one in records]
+        told = told or [(spec, None) for spec in self.specs(at.size)]
+        rows = [*_reference(), *_simulated(), *(row for one in told for row in _paced(*one, why))]
+        columns = (*COLUMNS, "quantity", "error")
+        return table(rows, columns, figure=self.figure, size=at.size.name)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A panel for each jitter, and one of what the policies stash."""
@@ -81,7 +114,8 @@ class UnderJitter(VarunaExhibit):
             "least and most. Every policy meets the same draws.",
             "Reference: an independent simulator of the released rules, its own draws. As listed: "
             "Varuna's lists without the rule. 1F1B recomputes when the gradient has come; early: "
-            "before. GPipe as Varuna's simulator has it. No run is paced for this figure.",
+            "before. GPipe as Varuna's simulator has it. Measured: steps of four processes on one "
+            "machine, whose passes and messages are paced by sleeping; they compute nothing.",
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
@@ -114,6 +148,11 @@ class UnderJitter(VarunaExhibit):
         stash = pick(rows, quantity=STASH, pair=pair).set_index("label")["value"]
         words = f"jitter {pair}: Varuna stashes more inputs than 1F1B (times as many)"
         yield at_least(words, None, stash[varuna] / stash["1F1B"], 1.0, series)
+        far = pick(told, source=MEASURED)["error"]
+        words = f"paced steps are within {NEAR:.0%} of those simulated with equal draws (share)"
+        share = None if far.isna().any() else float((far <= NEAR).mean())
+        why = f"the worst is {far.max():.1%} off"
+        yield at_least(words, None, share, 1.0, (MEASURED, ""), why=why)
 
 
 def _reference() -> Iterator[dict[str, Any]]:
@@ -123,12 +162,13 @@ def _reference() -> Iterator[dict[str, Any]]:
             "method": policy.method, "label": policy.label, "value": row.efficiency,
             "pair": f"{row.pass_sd_ms}/{row.message_sd_ms}", "quantity": EFFICIENCY,
             "unit": "share", "source": REFERENCE, "how": "independent simulator, 8 seeds",
+            "status": "ok",
         }  # fmt: skip
 
 
 def _simulated() -> Iterator[dict[str, Any]]:
     """Mean, least and most over the seeds, of each policy under each jitter."""
-    seconds = [{F: FORWARD_S, R: FORWARD_S, B: BACKWARD_S}] * RANKS
+    seconds = [SECONDS] * RANKS
     links = quick.Links(seconds=[SEND_S] * (RANKS - 1))
     for setting, (passes_s, messages_s) in SETTINGS.items():
         sizes = {"compute_s": passes_s, "network_s": messages_s}
@@ -141,14 +181,34 @@ def _simulated() -> Iterator[dict[str, Any]]:
                 STASH: [stashed(step) for step in ran],
             }
             for quantity, values in found.items():
-                least, most = min(values), max(values)
-                yield {
+                yield _spread(values) | {
                     "method": policy.method, "label": policy.label, "pair": setting,
                     "quantity": quantity, "unit": "share" if quantity == EFFICIENCY else "inputs",
-                    "value": mean(values), "low": least if least < most else None,
-                    "high": most if least < most else None, "source": SIMULATED,
-                    "how": f"{SEEDS} seeds",
+                    "source": SIMULATED, "how": f"{SEEDS} seeds", "status": "ok",
                 }  # fmt: skip
+
+
+def _paced(spec: RunSpec, record: RunRecord | None, why: str) -> Iterator[dict[str, Any]]:
+    """Of each policy of a run, or why there is none; and by how much its worst step is off."""
+    scale, draws = spec.options.scale, spec.options.draws(spec.steps)
+    ran = iter(record.step_seconds if record is not None else ())
+    status = why if record is None else record.status
+    for policy in POLICIES.values():
+        steps = [*zip(draws, ran, strict=False)]
+        off = [abs(s / simulated(policy, each, scale) - 1) for each, s in steps]
+        yield _spread([scale * IDEAL_S / seconds for _, seconds in steps]) | {
+            "method": policy.method, "label": policy.label, "pair": spec.options.jitter,
+            "quantity": EFFICIENCY, "unit": "share", "source": MEASURED, "status": status,
+            "how": f"{spec.steps} seeds, paced by sleeping", "error": max(off, default=None),
+        }  # fmt: skip
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    if not values:
+        return {"value": None}
+    least, most = min(values), max(values)
+    ends = (least, most) if least < most else (None, None)
+    return {"value": mean(values), "low": ends[0], "high": ends[1]}
 
 
 EXHIBIT = UnderJitter()

@@ -14,13 +14,13 @@ from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.offload_table import framed, of_run
 from workbench.exhibits.hardware.server_table import table as server_rows
 from workbench.exhibits.varuna.base import VarunaExhibit
-from workbench.exhibits.varuna.policies import POLICIES
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, one, pick, quotient, table
 from workbench.figures.style import LOOKS, bar_look
 from workbench.figures.verdict import UNTESTED, Verdict, at_least
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R
+from workbench.methods.pipeline.policies import POLICIES
 from workbench.partition.stages import min_max_stages
 from workbench.published import hardware
 from workbench.published.pipelines import FILE, LABELS, latest, pipeline_runs

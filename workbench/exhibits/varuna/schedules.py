@@ -12,7 +12,6 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
-from workbench.exhibits.varuna.policies import POLICIES
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import HERE, MEASURED, SIMULATED, one, pick, quotient
@@ -20,6 +19,7 @@ from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import ideal, quick
 from workbench.methods.pipeline.orders import B, F, R
+from workbench.methods.pipeline.policies import POLICIES
 from workbench.methods.pipeline.proofs import STEPS, Ground
 from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer, choose_profile

@@ -34,10 +34,15 @@ def stage_schedule(order: str, stages: int, micros: int, replicas: int) -> Sched
         passes = [[Pass(F, micro) for micro in range(micros)] for _ in range(stages)]
     else:
         passes = lists(order, stages, micros)
+    return schedule_of(order, passes, replicas)
+
+
+def schedule_of(method: str, passes: list[list[Pass]], replicas: int = 1) -> Schedule:
+    """One step of any lists of passes, a unit a stage."""
     line = Pipeline(
-        method=order,
+        method=method,
         passes=passes,
-        stages=[range(stage, stage + 1) for stage in range(stages)],
+        stages=[range(stage, stage + 1) for stage in range(len(passes))],
         micro=1,
         replicas=replicas,
         clipped=False,

@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.methods.pipeline import ideal
-from workbench.methods.pipeline.orders import B, F, Pass, gpipe_as_varuna_has_it, lists
-from workbench.methods.pipeline.quick import STRICT, Rule, Timed
+from workbench.methods.pipeline.jitter import Jitter
+from workbench.methods.pipeline.orders import B, F, Pass, R, gpipe_as_varuna_has_it, lists
+from workbench.methods.pipeline.quick import STRICT, Links, Rule, Timed, step_seconds
+
+RANKS, MICROS = 4, 16
+SECONDS, SEND_S = {F: 0.050, R: 0.050, B: 0.100}, 0.005
+"""Of a pass, and of a message; all ranks are on one host, as in the reference."""
+SETTINGS = {"0/0": (0.0, 0.0), "2/10": (0.002, 0.010), "5/40": (0.005, 0.040)}
+"""Standard deviations of passes and messages in ms, and in seconds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,15 @@ POLICIES = {
 """Varuna's rule at run time, as this project's ranks have it: recomputations wait for no gradient
 once no forward pass is left. Its list without the rule. GPipe as Varuna's simulator has it. 1F1B
 that recomputes when the gradient has come, and one that recomputes before."""
+
+
+def simulated(policy: Policy, jitter: Jitter, scale: float) -> float:
+    """A step of ranks with as many places for messages as schedules have; `scale` of all but the
+    jitter."""
+    seconds = {kind: value * scale for kind, value in SECONDS.items()}
+    links = Links(seconds=[SEND_S * scale] * (RANKS - 1), places=True)
+    draws = jitter.draws(RANKS, MICROS)
+    return step_seconds(policy.passes(RANKS, MICROS), [seconds] * RANKS, links, policy.rule, draws)
 
 
 def stashed(ran: Sequence[Timed]) -> int:
