@@ -26,7 +26,7 @@ from workbench.schedule.event_loop import Contention, times
 from workbench.schedule.turns import NEVER, Turns
 
 IN_FLIGHT = 4
-"""Messages that a stage may have on their way in one direction; Varuna's simulator has as many."""
+"""Messages that may be on their way to a rank in one direction; Varuna's simulator has as many."""
 
 
 class Undisturbed:
@@ -200,15 +200,11 @@ class _Step:
                 edges.append(np.stack([made.ravel(), used.ravel()], axis=1))
                 continue
             numbered = [(send, link, micro) for link, micro in np.ndindex(made.shape)]
-            if links is not None and not links.places:
-                self.messages += numbered
-                arrived, new = self._linked(send, made, used, links.in_flight)
-            else:
-                wired = [(None, *one[1:]) for one in numbered] if links else numbered
-                self.messages += wired + numbered
-                freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
-                ends = made.ravel(), used.ravel(), freed.ravel()
-                arrived, new = self._placed(send, receive, *ends, links and links.in_flight)
+            wired = [(None, *one[1:]) for one in numbered] if links else numbered
+            self.messages += wired + numbered
+            freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
+            ends = made.ravel(), used.ravel(), freed.ravel()
+            arrived, new = self._messages(send, receive, *ends, links)
             edges += new
             if send is Kind.SEND_GRAD:
                 self.arrivals[:-1] = arrived.reshape(made.shape)
@@ -226,36 +222,17 @@ class _Step:
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self.last[:, :-stash].ravel(), self.at[F][:, stash:].ravel()], axis=1)
 
-    def _linked(
-        self, send: Kind, made: np.ndarray, used: np.ndarray, in_flight: int
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Messages of a latency: a node each, on one of so many lanes of its link."""
-        at, links = len(self.lane_of), len(made)
-        messages = at + np.arange(made.size).reshape(made.shape)
-        edges = [np.stack([made.ravel(), messages.ravel()], axis=1)]
-        edges.append(np.stack([messages.ravel(), used.ravel()], axis=1))
-        lane_of = np.empty(made.shape, dtype=np.int64)
-        for link in range(links):
-            rank = (link if send is Kind.SEND else link + 1) % self.ranks
-            order = np.argsort(made[link])
-            for place in range(in_flight):
-                lane_of[link, order[place::in_flight]] = len(self.lanes)
-                self.lanes.append((rank, f"{LANES[send]}.{link}.{place}"))
-                edges.append(_in_turn(messages[link, order[place::in_flight]]))
-        self.lane_of = np.concatenate([self.lane_of, lane_of.ravel()])
-        return messages, edges
-
-    def _placed(
+    def _messages(
         self, send: Kind, receive: Kind, made: np.ndarray, used: np.ndarray, freed: np.ndarray,
-        in_flight: int | None,
+        links: Links | None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:  # fmt: skip
-        """Messages of two nodes, to receivers that have few places. Both meet; or, where so many
-        may be in flight, the second is a latency after the first."""
+        """Messages of two nodes, which meet; or, where there are links, the second is a latency
+        that follows the first."""
         at, count = len(self.lane_of), len(made)
         sends, receives = at + np.arange(count), at + count + np.arange(count)
         ranks = np.searchsorted(self.bounds, np.stack([made, used]), side="right") - 1
-        lanes = in_flight or 1
-        first = len(self.lanes)
+        lanes, first = links.in_flight if links else 1, len(self.lanes)
+        placed = links is None or links.places
         taken = first + self.ranks + ranks[1] * lanes
         self.lanes += [(rank, LANES[send]) for rank in range(self.ranks)]
         self.lanes += [
@@ -271,11 +248,12 @@ class _Step:
             into = into[np.argsort(used[into])]
             taken[into] += np.arange(len(into)) % lanes
             waits.append((receives[into[:-lanes]], receives[into[lanes:]]))
-            most = (len(into), room(rank, self.ranks)) if stashes else (AHEAD,)
-            places = taken_from(used[into].tolist(), freed[into].tolist(), *most)
-            leaves[into] = np.where(np.array(places) < 0, NEVER, freed[into][places])
+            if placed:
+                most = (len(into), room(rank, self.ranks)) if stashes else (AHEAD,)
+                places = taken_from(used[into].tolist(), freed[into].tolist(), *most)
+                leaves[into] = np.where(np.array(places) < 0, NEVER, freed[into][places])
         known = leaves >= 0
-        waits.append((leaves[known], (sends if in_flight else receives)[known]))
+        waits.append((leaves[known], (sends if links else receives)[known]))
         if send is Kind.SEND:
             for reader, leaver in zip(used[known].tolist(), leaves[known].tolist(), strict=True):
                 self.held.setdefault(reader, []).append(leaver)
@@ -283,14 +261,15 @@ class _Step:
             out = np.flatnonzero(ranks[0] == rank)
             out = out[np.argsort(made[out])]
             waits.append((sends[out[:-1]], sends[out[1:]]))
-            waits.append((sends[out[:-AHEAD]], made[out[AHEAD:]]))
+            if placed:
+                waits.append((sends[out[:-AHEAD]], made[out[AHEAD:]]))
             maker, sent = made[out[AHEAD:]].tolist(), leaves[out[:-AHEAD]].tolist()
             self.behind |= {one: left for one, left in zip(maker, sent, strict=True) if left >= 0}
         self.lane_of = np.concatenate([self.lane_of, first + ranks[0], taken])
-        if in_flight:
-            waits.append((sends, receives))
         edges = [np.stack(pair, axis=1) for pair in (*waits, (receives, used))]
-        if not in_flight:  # each waits for what the other waits for
+        if links:
+            edges.append(np.stack([sends, receives], axis=1))
+        else:  # each waits for what the other waits for
             partner = np.arange(at + 2 * count)
             partner[sends], partner[receives] = receives, sends
             met = np.concatenate([np.stack(pair, axis=1) for pair in waits])
