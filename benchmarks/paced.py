@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import product
 from statistics import fmean
 
 from workbench.methods.pipeline.policies import POLICIES, SETTINGS, simulated
@@ -24,23 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.paced", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of all seconds")
-    parser.add_argument("--policy", choices=[*POLICIES], action="append")
-    given = parser.parse_args(argv)
-    names, errors = given.policy or [*POLICIES], []
+    given, errors = parser.parse_args(argv), []
     print("policy       jitter ms  seed  measured s  simulated s  error")
     for setting in SETTINGS:
         draws = Options(jitter=setting, scale=given.scale).draws(given.seeds)
-        with tempfile.TemporaryDirectory() as folder:
-            took = iter(paced(Path(folder), names, draws, given.scale))
-        for name in names:
-            for jitter in draws:
-                seconds, wanted = next(took), simulated(POLICIES[name], jitter, given.scale)
-                errors.append(seconds / wanted - 1)
-                print(
-                    f"{name:12} {setting:9} {jitter.seed:5} {seconds:11.3f} {wanted:12.3f} "
-                    f"{errors[-1]:+7.1%}",
-                    flush=True,
-                )
+        steps = product(POLICIES.items(), draws)
+        for ((name, policy), jitter), took in zip(steps, paced(draws, given.scale), strict=True):
+            wanted = simulated(policy, jitter, given.scale)
+            errors.append(took / wanted - 1)
+            told = f"{name:12} {setting:9} {jitter.seed:5} {took:11.3f} {wanted:12.3f}"
+            print(f"{told} {errors[-1]:+7.1%}", flush=True)
     print(f"mean {fmean(map(abs, errors)):.1%}, worst {max(map(abs, errors)):.1%}")
     return 0
 

@@ -76,13 +76,11 @@ class UnderJitter(VarunaExhibit):
         """Steps take as long as they are simulated, and no more is known."""
         if at.simulated:
             return super().preview(at)
-        points = next(self.stages(at)).points
-        told = {"run": f"paced steps of {len(POLICIES)} policies"}
-        return pd.DataFrame([
-            told | {"jitter (ms)": p.spec.options.jitter, "steps": len(POLICIES) * p.spec.steps,
-                    "state": cached(p.record) if p.record is not None else "to run"}
-            for p in points
-        ])  # fmt: skip
+        told = [
+            (f"paced steps, jitter {p.spec.options.jitter} ms", p.record and cached(p.record))
+            for p in next(self.stages(at)).points
+        ]
+        return pd.DataFrame([{"run": run, "state": state or "to run"} for run, state in told])
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         why = self.about if at.simulated else "not run yet"
@@ -204,11 +202,8 @@ def _paced(spec: RunSpec, record: RunRecord | None, why: str) -> Iterator[dict[s
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
-    if not values:
-        return {"value": None}
-    least, most = min(values), max(values)
-    ends = (least, most) if least < most else (None, None)
-    return {"value": mean(values), "low": ends[0], "high": ends[1]}
+    ends = (min(values), max(values)) if len({*values}) > 1 else (None, None)
+    return {"value": mean(values) if values else None, "low": ends[0], "high": ends[1]}
 
 
 EXHIBIT = UnderJitter()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -61,20 +61,19 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Steps of every policy, seed by seed."""
     asked, draws = spec.options, spec.options.draws(spec.steps)
     report.phase(f"{spec.steps} steps a policy, of {', '.join(POLICIES)}")
-    steps = paced(folder / "paced", [*POLICIES], draws, asked.scale)
+    steps = paced(draws, asked.scale)
     return Outcome(
         losses=[], step_seconds=steps, peak_bytes={}, moved_bytes={}, parameters=None,
         engine="workbench",
     )  # fmt: skip
 
 
-def paced(folder: Path, policies: Sequence[str], draws: list[Jitter], scale: float) -> list[float]:
+def paced(draws: list[Jitter], scale: float) -> list[float]:
     """Seconds of a step of each policy under each jitter, in processes of their own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "ranks").unlink(missing_ok=True)
-    job = folder, policies, draws, scale
-    mp.start_processes(_rank, job, nprocs=RANKS, daemon=True, start_method="fork")
-    return json.loads((folder / FOUND).read_text())
+    with TemporaryDirectory() as folder:
+        job = Path(folder), draws, scale
+        mp.start_processes(_rank, job, nprocs=RANKS, daemon=True, start_method="fork")
+        return json.loads((Path(folder) / FOUND).read_text())
 
 
 def schedule(policy: Policy) -> Schedule:
@@ -118,15 +117,13 @@ class Pace:
             self.transport.receive(action, step)
 
 
-def _rank(
-    rank: int, folder: Path, policies: Sequence[str], draws: list[Jitter], scale: float
-) -> None:
+def _rank(rank: int, folder: Path, draws: list[Jitter], scale: float) -> None:
     torch.set_num_threads(1)
     loopback.join(torch.device("cpu"), file=folder / "ranks", rank=rank, ranks=RANKS)
     _step(rank, schedule(POLICIES["varuna"]), Pace(Jitter(), 0.0))  # connects all
     found = [
         _step(rank, made, Pace(jitter, scale))
-        for made in (schedule(POLICIES[name]) for name in policies)
+        for made in map(schedule, POLICIES.values())
         for jitter in draws
     ]
     if rank == 0:
