@@ -14,8 +14,9 @@ from typing import Any
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.profile import ProfileCosts
-from workbench.runs.planning import answer, choose_profile
+from workbench.runs.planning import answer, choose_profiles
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.schedule import Schedule
@@ -25,6 +26,7 @@ from workbench.ui.timeline_data import printable, timeline_data
 WARM_UP = 2
 """Steps simulated before those that are shown: the first ones find nothing left to wait for."""
 PINNED = {"pulled_layers": "pulled", "disk_layers": "disk_layers", "kept_layers": "kept"}
+PINNED |= {name: name for name in ("stages", "replicas", "micro")}
 """Settings of a plan and the options that ask for them."""
 
 
@@ -90,7 +92,10 @@ def predicted_for(record: RunRecord, store: Store, name: str, measured: list[Eve
         if schedule is None:
             note = f"The planner finds no schedule for this run: {planned.plan.binding}."
             return Prediction(events=[], schedule=None, note=note)
-        costs = ProfileCosts(choose_profile(spec, store, None))
+        profiles = choose_profiles(spec, store, None, lambda _: None)
+        costs = ProfileCosts(profiles[min(profiles)])
+        if schedule.mesh.processes > 1:
+            costs = Ground.of(spec, profiles).costs
         events = simulate(schedule, costs, steps=WARM_UP + len(steps)).events
     except ValueError as error:
         note = f"Nothing can be predicted for this run: {error}"
