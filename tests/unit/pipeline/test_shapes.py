@@ -122,9 +122,8 @@ def test_all_shapes_are_rows_and_those_that_are_refused_say_why():
         (stages, copies, micro)
         for stages in range(1, 5)
         for copies in range(1, 4 // stages + 1)
-        for micro in (1, 2)
+        for micro in (1, 2, 3)
     }
-    assert own >= {(1, 1, 3), (1, 1, 6), (1, 2, 6)}  # micro-batches of 8 at most
     reasons = "; ".join(row.reason for row in others)
     for part in (
         "of device memory are needed, ",

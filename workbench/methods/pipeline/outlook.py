@@ -147,7 +147,8 @@ class Outlook:
 
     @cached_property
     def _smaller(self) -> Balance:
-        line = replace(self._lines[-1], micro=self._row.micro - 1)
+        line = self._lines[-1]
+        line = replace(line, micro=line.micro - 1)
         return Balance(line, self._question.sizes, self._question.units)
 
     def _ending(self, line: Pipeline) -> Ending:
@@ -194,13 +195,13 @@ def line_of(
 ) -> Pipeline:
     """The pipeline of a shape, with as many micro-batches as it has, or fewer, full ones."""
     chunks = CHUNKS if ORDERS[row.order].chunked else 1
-    every = micros in (None, row.microbatches)
+    share, every = ceil(question.batch / row.replicas), micros in (None, row.microbatches)
     return Pipeline(
         method=row.order,
         passes=lists(row.order, row.stages, micros or row.microbatches, chunks),
         stages=stages,
-        micro=row.micro,
-        samples=ceil(question.batch / row.replicas) if every else 0,
+        micro=ceil(share / row.microbatches),
+        samples=share if every else 0,
         replicas=row.replicas,
         activations=row.activations,
         clipped=question.clipped,

@@ -140,13 +140,12 @@ def _rows(question: Question) -> Iterator[Candidate]:
 
 def _micro_sizes(question: Question, replicas: int) -> list[int]:
     """Samples of the micro-batches to try with so many copies: 1, 2, 4, ... and what was profiled,
-    up to the largest of these, or to the share of a copy. As many micro-batches of fewer samples
-    are those, where they hold the share, too: they differ by at most one sample."""
-    share = ceil(question.batch / replicas)
-    most = min(max(question.micros), share)
-    powers = (1 << k for k in range(most.bit_length())) if question.chosen else ()
-    sizes = {each for each in (*powers, *question.micros, most) if each <= most}
-    return sorted({ceil(share / ceil(share / each)) for each in sizes})
+    up to the largest of these, or to the share of a copy."""
+    if not question.chosen:
+        return [*question.micros]
+    most = min(max(question.micros), ceil(question.batch / replicas))
+    powers = (1 << k for k in range(most.bit_length()))
+    return sorted({each for each in (*powers, *question.micros, most) if each <= most})
 
 
 def _fates(question: Question, order: str, stages: int) -> list[str]:
