@@ -24,7 +24,6 @@ from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R, in_flight
 from workbench.methods.pipeline.policies import POLICIES, simulated, stashed
 from workbench.methods.varuna import paced
-from workbench.methods.varuna.paced import Options
 from workbench.published.hardware import machine
 from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer
@@ -169,11 +168,8 @@ def test_policies_keep_the_references_order_under_jitter(under_jitter, capsys):
     session, rows = under_jitter
     assert judged(session, rows) == [HOLDS] * 8
     told = pick(rows, quantity=jitter.EFFICIENCY)
-    theirs, all_ours = (
-        pick(told, source=each).set_index(["label", "pair"])["value"].sort_index()
-        for each in (REFERENCE, SIMULATED)
-    )
-    assert [*all_ours] == pytest.approx([*theirs], abs=0.02)
+    both = told.pivot(index=["label", "pair"], columns="source", values="value")
+    assert [*both[SIMULATED]] == pytest.approx([*both[REFERENCE]], abs=0.02)
     ours = pick(told, source=SIMULATED, pair="5/40").set_index("label")["value"]
     for name, words in ASKED.items():
         us = "--us 50000,100000,5000,20000 --jitter 5000,40000"
@@ -198,14 +194,13 @@ def test_paced_steps_that_are_off_fail_and_those_that_are_missing_say_why(under_
 
 
 def test_a_paced_schedule_is_simulated_as_its_policy():
-    for draws, policy in product(Options(jitter="5/40").draws(2), POLICIES.values()):
+    for draws, policy in product(paced.Options(jitter="5/40").draws(2), POLICIES.values()):
         made, pace = paced.schedule(policy), paced.Pace(draws, 1.0)
         validate(made)
         costs = Table({action.name: pace.seconds(action) for action in made.actions})
         ran = simulate(made, costs, steps=1, in_flight=quick.IN_FLIGHT)
-        assert max(event.end_s for event in ran.events) == pytest.approx(
-            simulated(policy, draws, 1.0)
-        )
+        step = max(event.end_s for event in ran.events)
+        assert step == pytest.approx(simulated(policy, draws, 1.0))
 
 
 def test_a_sample_takes_as_many_operations_as_are_told():

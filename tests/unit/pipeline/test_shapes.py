@@ -19,7 +19,7 @@ from workbench.methods.pipeline.choosing import ServerNetwork, chosen, question
 from workbench.methods.pipeline.outlook import Outlook, line_of
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.several import of_size
-from workbench.schedule.plan import Candidate, DoesNotFit
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 
 MODEL = replace(pipelines.MODEL, layers=4)
@@ -57,9 +57,7 @@ def ground_of(device: str = "cuda", **changes) -> Ground:
 
 
 @cache
-def every_shape(
-    device: str, order: str, batch: int = 8
-) -> list[tuple[Candidate, int, float, float]]:
+def every_shape(device: str, order: str, batch: int = 8) -> list[tuple]:
     """(shape, bytes that are proved, simulated seconds, foreseen seconds) of all shapes, each with
     several cuts, the slow way."""
     ground = ground_of(device, order=order, batch=batch)

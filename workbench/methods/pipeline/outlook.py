@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 from typing import Literal, Protocol
 
@@ -139,17 +138,13 @@ class Outlook:
         if not short.any():
             return draws
         found = draws or Jitter().draws(len(seconds), line.micros)
-        less = self._smaller.pass_seconds(line.stages, self._network.pass_seconds)
+        smaller = replace(line, micro=line.micro - 1)
+        balance = Balance(smaller, self._question.sizes, self._question.units)
+        less = balance.pass_seconds(line.stages, self._network.pass_seconds)
         for stage, (one, full) in enumerate(zip(less, seconds, strict=True)):
             for kind in full:
                 found[kind][stage, short] += one[kind] - full[kind]
         return found
-
-    @cached_property
-    def _smaller(self) -> Balance:
-        line = self._lines[-1]
-        line = replace(line, micro=line.micro - 1)
-        return Balance(line, self._question.sizes, self._question.units)
 
     def _ending(self, line: Pipeline) -> Ending:
         """Sums, norm and updates after the passes of a step."""
