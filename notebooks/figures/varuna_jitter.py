@@ -22,19 +22,19 @@
 # Varuna under its rule, its lists without the rule, GPipe, and 1F1B that recomputes once a
 # gradient has come or before. Passes and messages vary by draws of eight seeds, which are the
 # same for every policy. Efficiencies stand beside those of an independent simulator of the same
-# rules, and beside the inputs that each policy stashes. The paper's own values were not
-# available.
+# rules, beside steps of four processes whose passes and messages are paced by sleeping, and
+# beside the inputs that each policy stashes. The paper's own values were not available.
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
+# | smoke | a paced step of each policy, most jitter | 15 seconds |
+# | small | paced steps of eight seeds, each jitter | 9 minutes |
+# | paper | as small; nothing without a GPU | 9 minutes |
 
 # %% tags=["parameters"]
-size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
+size: str = "smoke"  # smoke, small or paper
 results: str = "results"  # folder of the run records; a relative one lies in the repository
-force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
+force: bool = False  # run again what has a record already
 
 # %%
 from IPython.display import display
