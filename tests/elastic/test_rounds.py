@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.elastic import hosts
 from tests.runs.helpers import ROOT, living, wait_for, workbench
 from workbench import cli_varuna
 
@@ -155,49 +155,24 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     assert len(resumed) == last
 
 
+@pytest.fixture
+def there() -> Iterator[hosts.Hosts]:
+    with hosts.some_hosts(3) as found:
+        yield found
+
+
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="networks of their own need root"
-)
-def test_a_host_whose_link_is_down_is_lost_and_comes_back(run: Run, networks: list[str]) -> None:
-    run.hosts(*networks)
-    run.start(
-        "--manager_ip", "10.77.9.254", "--connect", "ip netns exec {host} {command}",
-        inside=("ip", "netns", "exec", "wb-bridge"),
-    )  # fmt: skip
-    first = run.gets_on(*networks, after=0)
-    ip("-n wb-bridge link set wb-port1 down")
-    second = run.gets_on(networks[0], networks[2], after=first)
-    assert run.told(f"{networks[1]} is lost: silent")
-    ip("-n wb-bridge link set wb-port1 up")
-    run.gets_on(*networks, after=second)
+@pytest.mark.skipif(not hosts.ROOT, reason="networks of their own need root")
+def test_a_host_whose_link_is_down_is_lost_and_comes_back(there: hosts.Hosts, run: Run) -> None:
+    run.hosts(*there.names)
+    run.start(*there.flags, inside=there.inside)
+    first = run.gets_on(*there.names, after=0)
+    there.link(there.names[1], "down")
+    second = run.gets_on(there.names[0], there.names[2], after=first)
+    assert run.told(f"{there.names[1]} is lost: silent")
+    there.link(there.names[1], "up")
+    run.gets_on(*there.names, after=second)
     (run.to / "enough").touch()
     assert run.manager.wait(240) == 0
     counted = json.loads((run.to / "checkpoint.json").read_text())
     assert counted == [*range(len(counted))]
-
-
-@pytest.fixture
-def networks() -> Iterator[list[str]]:
-    """Three hosts with networks of their own, by name, and a bridge between them."""
-    hosts = [f"wb-host{n}" for n in range(3)]
-    try:
-        for name in ("wb-bridge", *hosts):
-            ip(f"netns add {name}")
-            ip(f"-n {name} link set lo up")
-        ip("-n wb-bridge link add bridge type bridge")
-        ip("-n wb-bridge addr add 10.77.9.254/24 dev bridge")
-        ip("-n wb-bridge link set bridge up")
-        for n, host in enumerate(hosts):
-            ip(f"link add wb-own{n} netns {host} type veth peer name wb-port{n} netns wb-bridge")
-            ip(f"-n wb-bridge link set wb-port{n} master bridge up")
-            ip(f"-n {host} addr add 10.77.9.{n + 1}/24 dev wb-own{n}")
-            ip(f"-n {host} link set wb-own{n} up")
-        yield hosts
-    finally:
-        for name in ("wb-bridge", *hosts):
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True)

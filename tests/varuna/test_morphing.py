@@ -12,32 +12,32 @@ import psutil
 import pytest
 import torch
 
+from tests.elastic.hosts import Hosts, some_hosts
 from tests.runs.helpers import ROOT, living, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
-from workbench import cli_varuna
 from workbench.methods.varuna.logs import read_losses, read_tasks
 
-HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 BATCH, STEPS, EVERY = 9, 17, 3
+VARUNA = [sys.executable, "-m", "workbench.cli", "varuna"]
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
 class Job:
     """A job of three hosts with two workers each."""
 
-    def __init__(self, to: Path) -> None:
-        self.to, self.list, self.folder = to, to / "list", to / "run"
+    def __init__(self, to: Path, there: Hosts) -> None:
+        self.there, self.to, self.list, self.folder = there, to, to / "list", to / "run"
         self.seen: dict[int, psutil.Process] = {}
-        self.hosts(*HOSTS)
+        self.hosts(*there.names)
         self.until(0)
         words = [
             "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
-            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", "--manager_ip",
-            "127.0.0.1", "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every",
-            EVERY, "--to", to,
+            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", *there.flags,
+            "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every", EVERY,
+            "--to", to,
         ]  # fmt: skip
-        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
+        command = [*there.inside, *VARUNA, *map(str, words)]
         with (to / "manager.log").open("ab") as log:
             self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
@@ -76,12 +76,13 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path):
-    job = Job(tmp_path)
-    yield job
-    if job.manager.poll() is None:
-        job.manager.send_signal(signal.SIGTERM)
-        job.manager.wait(60)
-    assert wait_for(lambda: not living(job.seen.values())), "a process is left"
+    with some_hosts(3) as there:
+        job = Job(tmp_path, there)
+        yield job
+        if job.manager.poll() is None:
+            job.manager.send_signal(signal.SIGTERM)
+            job.manager.wait(60)
+        assert wait_for(lambda: not living(job.seen.values())), "a process is left"
 
 
 def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
@@ -93,8 +94,8 @@ def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
     torn = job.saved()[-1] / "unit-00002.safetensors"
     torn.write_bytes(torn.read_bytes()[:-9])
     job.kill(0, after=8)  # from the checkpoint at 3 again, since that at 6 is torn
-    folder = ("--folder", str(job.folder))
-    assert cli_varuna.main(["notice", HOSTS[2], *folder]) == 0
+    notice = [*VARUNA, "notice", job.there.names[2], "--folder", str(job.folder)]
+    subprocess.run([*job.there.inside, *notice], cwd=ROOT, check=True)
     wait_for(lambda: json.loads((job.folder / "state.json").read_text())["phase"] != "running")
     before = len(job.lines())
     job.until(STEPS)
