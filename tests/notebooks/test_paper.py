@@ -62,6 +62,7 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
     assert starts[0] == f"[1/{len(figures)}] {find(figures[0]).words}: {find(figures[0]).title}"
+    assert starts[1].startswith("[2/"), "the next one starts while a figure is drawn"
     assert len(starts) == 2 * len(figures)
 
 
