@@ -194,7 +194,7 @@ def _of(family: str, layers: int, hidden: int, seq: int, vocab: int, heads: int 
 
 
 def smoke() -> HarmonySize:
-    """Models of at most 1.3 million parameters on up to three processes."""
+    """Models of at most 1.3 million parameters on up to two processes."""
     roomy = Trained(name="GPT", model=_gpt(6, 128, 4, 64, 256), minibatch=8, micro=2,
                     packs="2 2 2 2")  # fmt: skip
     # Packs of two layers fit; without packs two devices have to swap.
@@ -214,7 +214,7 @@ def smoke() -> HarmonySize:
         minibatches={},
         balance=_settings(roomy, (2, 2, 4), (2, 2, 2)),
         grown=(text,),
-        ranks=(1, 2, 3),
+        ranks=(1, 2),
         most=2,
         most_replicas=2,
         steps=6,
