@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ class Workers:
 
 
 def _serve() -> None:
-    from tests.varuna import cases  # imports torch
+    from tests.varuna import cases
+
+    import_module("torch._dynamo")  # else each rank that cuts a module would
 
     for line in sys.stdin:
         case = json.loads(line)
