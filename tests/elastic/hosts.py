@@ -6,14 +6,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
+
+from tests.runs.helpers import ROOT as CHECKOUT
+from tests.runs.helpers import living, wait_for
+
+VARUNA = (sys.executable, "-m", "workbench.cli", "varuna")
 ROOT = os.geteuid() == 0 and all(map(shutil.which, ("ip", "unshare")))
-ALONE = "unshare --pid --ipc --mount --fork --kill-child --mount-proc"
-ON = f"ip netns exec {{host}} {ALONE} sh -c 'mount -t tmpfs shm /dev/shm && \"$@\"' sh {{command}}"
+ON = (
+    "ip netns exec {host} unshare --pid --ipc --mount --fork --kill-child --mount-proc "
+    "sh -c 'mount -t tmpfs shm /dev/shm && \"$@\"' sh {command}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +65,37 @@ def some_hosts(count: int) -> Iterator[Hosts]:
     finally:
         for name in (bridge, *names):
             subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+class Launched:
+    """A job that a test starts on some hosts; its processes are known, so that none may be left."""
+
+    def __init__(self, to: Path) -> None:
+        self.to, self.folder, self.list = to, to / "run", to / "list"
+        self.seen: dict[int, psutil.Process] = {}
+        self.manager: subprocess.Popen | None = None
+
+    def launch(self, *words: object, inside: tuple[str, ...] = ()) -> None:
+        told = ["--machine_list", self.list, "--folder", self.folder, "--morph", "always", *words]
+        with (self.to / "manager.log").open("ab") as log:
+            command = [*inside, *VARUNA, *map(str, told)]
+            self.manager = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
+
+    def hosts(self, *names: str) -> None:
+        part = self.list.with_suffix(".part")
+        part.write_text("\n".join(names))
+        part.replace(self.list)
+
+    def remember(self) -> None:
+        if self.manager is not None and self.manager.poll() is None:
+            for process in psutil.Process(self.manager.pid).children(recursive=True):
+                self.seen.setdefault(process.pid, process)
+
+    def end(self) -> None:
+        if self.manager is not None and self.manager.poll() is None:
+            self.manager.terminate()
+            self.manager.wait(60)
+        assert wait_for(lambda: not living(self.seen.values())), "a process is left"
 
 
 def ip(words: str) -> None:

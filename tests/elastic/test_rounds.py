@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +13,7 @@ import psutil
 import pytest
 
 from tests.elastic import hosts
-from tests.runs.helpers import ROOT, living, wait_for, workbench
+from tests.runs.helpers import living, wait_for, workbench
 from workbench import cli_varuna
 
 TOY = Path(__file__).with_name("toy.py")
@@ -23,29 +21,16 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 """Agents of the first three are started here, that of the last one by a command."""
 
 
-class Run:
+class Run(hosts.Launched):
     """A job of the toy, as a user starts it."""
 
-    def __init__(self, to: Path) -> None:
-        self.to, self.folder, self.list = to, to / "run", to / "list"
-        self.seen: dict[int, psutil.Process] = {}
-        self.manager: subprocess.Popen | None = None
-
     def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
-        words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2,
-            "--preload", "", "--chunk_size", 1, "--folder", self.folder, "--morph", "always",
-            "--manager_ip", "127.0.0.1", "--connect", "env AT={host} {command}", *flags,
-            TOY, "--steps", 100_000, "--to", self.to,
-        ]  # fmt: skip
-        command = [*inside, sys.executable, "-m", "workbench.cli", "varuna", *map(str, words)]
-        with (self.to / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-
-    def hosts(self, *names: str) -> None:
-        part = self.list.with_suffix(".part")
-        part.write_text("\n".join(names))
-        part.replace(self.list)
+        self.launch(
+            "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2, "--preload", "",
+            "--chunk_size", 1, "--manager_ip", "127.0.0.1", "--connect",
+            "env AT={host} {command}", *flags, TOY, "--steps", 100_000, "--to", self.to,
+            inside=inside,
+        )  # fmt: skip
 
     def state(self) -> dict:
         path = self.folder / "state.json"
@@ -65,10 +50,6 @@ class Run:
 
         wait_for(counts)
         return self.state()["round"]
-
-    def remember(self) -> None:
-        for process in psutil.Process(self.manager.pid).children(recursive=True):
-            self.seen.setdefault(process.pid, process)
 
     def worker(self, round: int, rank: int) -> dict:
         return json.loads((self.to / f"{round}-{rank}.json").read_text())
@@ -91,10 +72,7 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    if run.manager is not None and run.manager.poll() is None:
-        run.manager.send_signal(signal.SIGTERM)
-        run.manager.wait(60)
-    assert wait_for(lambda: not living(run.seen.values())), "a process is left"
+    run.end()
 
 
 def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from tests.elastic.hosts import Hosts, some_hosts
-from tests.runs.helpers import ROOT, living, wait_for
+from tests.elastic.hosts import VARUNA, Hosts, Launched, some_hosts
+from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench.methods.varuna.logs import read_losses, read_tasks
 
 BATCH, STEPS, EVERY = 9, 17, 3
-VARUNA = [sys.executable, "-m", "workbench.cli", "varuna"]
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
-class Job:
+class Job(Launched):
     """A job of three hosts with two workers each."""
 
     def __init__(self, to: Path, there: Hosts) -> None:
-        self.there, self.to, self.list, self.folder = there, to, to / "list", to / "run"
-        self.seen: dict[int, psutil.Process] = {}
+        super().__init__(to)
+        self.there = there
         self.hosts(*there.names)
         self.until(0)
-        words = [
-            "--machine_list", self.list, "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages",
-            2, "--chunk_size", 2, "--folder", self.folder, "--morph", "always", *there.flags,
-            "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS, "--every", EVERY,
-            "--to", to,
-        ]  # fmt: skip
-        command = [*there.inside, *VARUNA, *map(str, words)]
-        with (to / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-
-    def hosts(self, *names: str) -> None:
-        part = self.list.with_suffix(".part")
-        part.write_text("\n".join(names))
-        part.replace(self.list)
+        self.launch(
+            "--gpus_per_node", 2, "--batch_size", BATCH, "--nstages", 2, "--chunk_size", 2,
+            *there.flags, "--code_dir", ROOT, WORKER, "--batch", BATCH, "--steps", STEPS,
+            "--every", EVERY, "--to", to, inside=there.inside,
+        )  # fmt: skip
 
     def until(self, step: int) -> None:
         """Let workers do so many steps, and wait until they have."""
@@ -52,11 +39,6 @@ class Job:
         part.write_text(str(step))
         part.replace(self.to / "until")
         wait_for(lambda: self.remember() or self.steps()[-1:] == [step] or not step)
-
-    def remember(self) -> None:
-        if getattr(self, "manager", None) is not None and self.manager.poll() is None:
-            for process in psutil.Process(self.manager.pid).children(recursive=True):
-                self.seen.setdefault(process.pid, process)
 
     def lines(self) -> list[dict]:
         path = self.to / "losses"
@@ -79,10 +61,7 @@ def job(tmp_path: Path):
     with some_hosts(3) as there:
         job = Job(tmp_path, there)
         yield job
-        if job.manager.poll() is None:
-            job.manager.send_signal(signal.SIGTERM)
-            job.manager.wait(60)
-        assert wait_for(lambda: not living(job.seen.values())), "a process is left"
+        job.end()
 
 
 def test_losses_are_those_of_an_undisturbed_run(job: Job) -> None:
